@@ -1,0 +1,109 @@
+// The seam: NCCL's C API as a table of function pointers.
+//
+// Everything above this table communicates through it and does not know who
+// filled it in: libnccl, the shared-memory library (shm/Api.hpp), or a test
+// that wraps either to inject errors and delays. The compiler checks every
+// entry against nccl.h. A null entry means "this library lacks it".
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+#include <vector>
+
+#if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE < NCCL_VERSION(2, 28, 7)
+#error \
+    "torchcomms_pg needs nccl.h of NCCL 2.28.7 or later to build (an older libnccl still works at run time)"
+#endif
+
+namespace torchcomms_pg {
+
+// X(field, function): in every NCCL since 2.18; a library without one of them
+// is refused.
+#define TORCHCOMMS_PG_NCCL_REQUIRED(X)              \
+  X(getVersion, ncclGetVersion)                     \
+  X(getUniqueId, ncclGetUniqueId)                   \
+  X(getErrorString, ncclGetErrorString)             \
+  X(getLastError, ncclGetLastError)                 \
+  X(commInitRankConfig, ncclCommInitRankConfig)     \
+  X(commFinalize, ncclCommFinalize)                 \
+  X(commDestroy, ncclCommDestroy)                   \
+  X(commAbort, ncclCommAbort)                       \
+  X(commSplit, ncclCommSplit)                       \
+  X(commGetAsyncError, ncclCommGetAsyncError)       \
+  X(commCount, ncclCommCount)                       \
+  X(commUserRank, ncclCommUserRank)                 \
+  X(redOpCreatePreMulSum, ncclRedOpCreatePreMulSum) \
+  X(redOpDestroy, ncclRedOpDestroy)                 \
+  X(allReduce, ncclAllReduce)                       \
+  X(allGather, ncclAllGather)                       \
+  X(reduceScatter, ncclReduceScatter)               \
+  X(broadcast, ncclBroadcast)                       \
+  X(reduce, ncclReduce)                             \
+  X(send, ncclSend)                                 \
+  X(recv, ncclRecv)                                 \
+  X(groupStart, ncclGroupStart)                     \
+  X(groupEnd, ncclGroupEnd)
+
+// X(field, function): came later; null where the loaded library lacks it.
+#define TORCHCOMMS_PG_NCCL_OPTIONAL(X)  \
+  X(memAlloc, ncclMemAlloc)             \
+  X(memFree, ncclMemFree)               \
+  X(commRegister, ncclCommRegister)     \
+  X(commDeregister, ncclCommDeregister) \
+  X(commShrink, ncclCommShrink)         \
+  X(allToAll, ncclAlltoAll)             \
+  X(gather, ncclGather)                 \
+  X(scatter, ncclScatter)               \
+  X(commRevoke, ncclCommRevoke)
+
+// One tagged point-to-point message, see NcclApi::sendTagged.
+struct Message {
+  void* buffer = nullptr;  // read only when sending
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
+  int tag = 0;
+  // Called once, from a thread of the library, when the message has been
+  // delivered or has failed. Null: the call orders the message on its stream.
+  void (*done)(void* context, ncclResult_t result, int peer) = nullptr;
+  void* context = nullptr;
+};
+
+inline constexpr int kAnyPeer = -1;
+
+struct NcclApi {
+#define TORCHCOMMS_PG_FIELD(field, function) decltype(&::function) field = nullptr;
+  TORCHCOMMS_PG_NCCL_REQUIRED(TORCHCOMMS_PG_FIELD)
+  TORCHCOMMS_PG_NCCL_OPTIONAL(TORCHCOMMS_PG_FIELD)
+#undef TORCHCOMMS_PG_FIELD
+
+  // Beyond NCCL: what a library in host memory can do and libnccl cannot.
+  // Null in a table filled from libnccl.
+
+  // Point-to-point with a tag. Messages of one pair and tag are matched in
+  // issue order; different tags and different peers do not wait for each
+  // other. With `done` the message is independent of every stream.
+  ncclResult_t (*sendTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
+      nullptr;
+  ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
+      nullptr;
+
+  // The ranks that the oldest unfinished operation of `comm` still waits for
+  // (during initialization: those that have not joined), ascending; after a
+  // failure the ranks at fault, where known. Callable from any thread at any
+  // time.
+  std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
+
+  // Declares the communicator failed on every rank, by the fault of `ranks`
+  // (may be empty): blocked and later calls return `result`, and getLastError
+  // gives `reason`. Callable from any thread at any time; the first failure of
+  // a communicator wins.
+  ncclResult_t (*fail)(
+      ncclComm_t comm,
+      ncclResult_t result,
+      const std::string& reason,
+      const std::vector<int>& ranks) = nullptr;
+};
+
+}  // namespace torchcomms_pg
