@@ -1,0 +1,71 @@
+#include "monitor/Monitor.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Leaked on purpose: at process exit communicators may still be watched, and
+// a destructor would have to wait for the thread.
+struct Instance {
+  Monitor monitor;
+  pid_t pid = getpid();
+};
+std::atomic<Instance*> instance{nullptr};
+
+}  // namespace
+
+Monitor& Monitor::get() {
+  Instance* current = instance.load(std::memory_order_acquire);
+  while (current == nullptr || current->pid != getpid()) {
+    auto* fresh = new Instance();
+    if (instance.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) {
+      return fresh->monitor;
+    }
+    delete fresh;
+  }
+  return current->monitor;
+}
+
+void Monitor::add(Watched* watched) {
+  std::lock_guard lifecycle(lifecycle_);
+  std::lock_guard lock(mutex_);
+  watched_.push_back(watched);
+  if (!thread_.joinable()) {
+    stop_ = false;
+    thread_ = std::thread([this] { run(); });
+  }
+}
+
+void Monitor::remove(Watched* watched) {
+  std::lock_guard lifecycle(lifecycle_);
+  {
+    std::lock_guard lock(mutex_);
+    watched_.erase(std::remove(watched_.begin(), watched_.end(), watched), watched_.end());
+    if (!watched_.empty() || !thread_.joinable()) {
+      return;
+    }
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Monitor::run() {
+  pthread_setname_np(pthread_self(), "tcpg_monitor");
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    const auto now = Clock::now();
+    for (Watched* watched : watched_) {
+      watched->check(now);
+    }
+    wake_.wait_for(lock, kTick);
+  }
+}
+
+}  // namespace torchcomms_pg

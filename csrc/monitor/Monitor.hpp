@@ -1,0 +1,52 @@
+// The process's one monitor thread.
+//
+// It asks every watched object, a few times a second, whether one of its
+// operations is overdue. It never takes the GIL, never calls into a library
+// that may block, and frees nothing. Knows nothing of torch.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace torchcomms_pg {
+
+class Monitor {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // How often operations are looked at, and so the resolution of deadlines.
+  static constexpr std::chrono::milliseconds kTick{50};
+
+  class Watched {
+   public:
+    virtual ~Watched() = default;
+    // Called from the monitor's thread; returns soon and does not throw.
+    virtual void check(Clock::time_point now) noexcept = 0;
+  };
+
+  // The monitor of this process. A forked child gets one of its own, since
+  // the parent's thread does not exist there.
+  static Monitor& get();
+
+  // Starts the thread with the first object, ends it with the last.
+  void add(Watched* watched);
+
+  // Returns when no check of `watched` is running. Not to be called from
+  // check().
+  void remove(Watched* watched);
+
+ private:
+  void run();
+
+  std::mutex lifecycle_;  // serializes add and remove, so that start and join do not race
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Watched*> watched_;
+  std::thread thread_;
+  bool stop_ = false;
+};
+
+}  // namespace torchcomms_pg
