@@ -1,0 +1,138 @@
+#include "device/WorkerStream.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace torchcomms_pg {
+
+struct WorkerStream::State : std::enable_shared_from_this<State> {
+  explicit State(std::string threadName) : name(std::move(threadName)) {}
+
+  const std::string name;
+  const pid_t pid = getpid();
+  std::mutex mutex;
+  std::condition_variable work;   // a task can be led, or the stream closes
+  std::condition_variable ended;  // a thread ended
+  std::deque<std::function<void()>> tasks;
+  std::vector<std::thread> threads;
+  size_t idle = 0;
+  size_t running = 0;
+  uint64_t lead = 0;  // changes when the lead changes hands
+  bool led = false;
+  std::thread::id leader;
+  bool closing = false;
+
+  // Both with `mutex` held.
+  void wakeOne() {
+    if (idle > 0) {
+      work.notify_one();
+      return;
+    }
+    ++running;
+    ++idle;  // from now on, so that the next task does not start another
+    threads.emplace_back([self = shared_from_this()] { self->run(); });
+    pthread_setname_np(threads.back().native_handle(), name.substr(0, 15).c_str());
+  }
+
+  // Runs tasks until none is left, `done` holds, or the lead was handed over.
+  void leadUntil(std::unique_lock<std::mutex>& lock, const std::function<bool()>* done) {
+    led = true;
+    leader = std::this_thread::get_id();
+    const uint64_t mine = ++lead;
+    while (!tasks.empty()) {
+      auto task = std::move(tasks.front());
+      tasks.pop_front();
+      lock.unlock();
+      task();
+      task = nullptr;  // what it holds may take locks when it goes
+      lock.lock();
+      if (lead != mine) {
+        return;
+      }
+      if (done != nullptr && (*done)()) {
+        break;
+      }
+    }
+    led = false;
+    if (!tasks.empty()) {
+      wakeOne();
+    }
+  }
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work.wait(lock, [&] { return (!led && !tasks.empty()) || (closing && tasks.empty()); });
+      --idle;
+      if (tasks.empty()) {
+        break;
+      }
+      leadUntil(lock, nullptr);
+      ++idle;
+    }
+    --running;
+    ended.notify_all();
+  }
+};
+
+WorkerStream::WorkerStream(std::string threadName)
+    : state_(std::make_shared<State>(std::move(threadName))) {}
+
+WorkerStream::~WorkerStream() {
+  if (state_->pid != getpid()) {
+    // A forked child has none of the threads; joining them would wait forever.
+    new std::shared_ptr<State>(std::move(state_));
+    return;
+  }
+  std::unique_lock lock(state_->mutex);
+  state_->closing = true;
+  state_->work.notify_all();
+  // A task may have held the last reference to this stream.
+  size_t own = 0;
+  for (const auto& thread : state_->threads) {
+    own += thread.get_id() == std::this_thread::get_id();
+  }
+  const bool over = state_->ended.wait_for(lock, kPatience, [&] { return state_->running == own; });
+  auto threads = std::move(state_->threads);
+  lock.unlock();
+  for (auto& thread : threads) {
+    if (over && thread.get_id() != std::this_thread::get_id()) {
+      thread.join();
+    } else {
+      thread.detach();
+    }
+  }
+}
+
+void WorkerStream::enqueue(std::function<void()> task) {
+  std::lock_guard lock(state_->mutex);
+  state_->tasks.push_back(std::move(task));
+  if (!state_->led) {
+    state_->wakeOne();
+  }
+}
+
+void WorkerStream::handOver() {
+  std::lock_guard lock(state_->mutex);
+  if (!state_->led || state_->leader != std::this_thread::get_id()) {
+    return;
+  }
+  state_->led = false;
+  ++state_->lead;
+  if (!state_->tasks.empty()) {
+    state_->wakeOne();
+  }
+}
+
+void WorkerStream::help(const std::function<bool()>& done) {
+  const auto state = state_;  // a task may drop the last reference to this stream
+  std::unique_lock lock(state->mutex);
+  if (!state->led && !state->tasks.empty() && !done()) {
+    state->leadUntil(lock, &done);
+  }
+}
+
+}  // namespace torchcomms_pg

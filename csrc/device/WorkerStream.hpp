@@ -1,0 +1,48 @@
+// A host stream: tasks run one after another, on threads of its own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/HostStream.hpp"
+
+namespace torchcomms_pg {
+
+// Owns a queue and the threads that run it: none until the first task, and
+// usually one. One thread at a time leads, that is runs tasks in order. A
+// leader that is about to run code which may wait for later tasks (a user's
+// callback) hands the lead over, and another thread is started if none is idle.
+class WorkerStream final : public shm::HostStream {
+ public:
+  explicit WorkerStream(std::string threadName);
+
+  // Runs what is queued, then ends the threads. A thread that does not end
+  // within `kPatience` is left behind rather than waited for.
+  ~WorkerStream() override;
+
+  WorkerStream(const WorkerStream&) = delete;
+  WorkerStream& operator=(const WorkerStream&) = delete;
+
+  void enqueue(std::function<void()> task) override;
+
+  // Called from a running task: following tasks may now run in other threads,
+  // also while this task goes on. Does nothing in any other thread.
+  void handOver();
+
+  // Runs queued tasks in the calling thread until `done`, as long as no other
+  // thread leads: a caller that would only wait saves the wake-up of a thread.
+  void help(const std::function<bool()>& done);
+
+ private:
+  static constexpr std::chrono::seconds kPatience{5};
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the threads, which may outlive this object
+};
+
+}  // namespace torchcomms_pg
