@@ -1,0 +1,17 @@
+// How each collective is made of exchange steps.
+#pragma once
+
+#include "shm/Collective.hpp"
+#include "shm/Exchange.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Executes one collective in the calling thread, as `rank` of `ranks`; blocks
+// until this rank's part is done. Throws Failure.
+void execute(Exchange& exchange, const Collective& collective, int rank, int ranks);
+
+// All-reduces and reduces up to this size take one step, in which every rank
+// that wants the result reduces everything; larger ones share the work.
+size_t oneShotBytes(int ranks);
+
+}  // namespace torchcomms_pg::shm

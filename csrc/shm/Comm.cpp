@@ -1,0 +1,336 @@
+#include "shm/Comm.hpp"
+
+#include <chrono>
+#include <thread>
+
+#include "shm/Algorithms.hpp"
+#include "shm/Names.hpp"
+#include "shm/Process.hpp"
+#include "shm/Reduce.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long abort waits for threads to leave the user's buffers. They notice
+// between two chunks, so this is ample unless a thread is starved.
+constexpr auto kQuietLimit = milliseconds(1000);
+
+int64_t nowInMilliseconds() {
+  return std::chrono::duration_cast<milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      blocking_(blocking),
+      forkGeneration_(shm::forkGeneration()),
+      waiter_(*segment_, rank),
+      exchange_(*segment_, waiter_, rank),
+      pointToPoint_(*this) {}
+
+Comm::~Comm() = default;
+
+std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bool blocking) {
+  noteRanksOnHost(ranks);
+  std::shared_ptr<Segment> segment = Segment::open(id, ranks);
+  RankState& state = segment->state(rank);
+  uint32_t claimant = 0;
+  const uint32_t pid = processId();
+  if (!state.pid.compare_exchange_strong(claimant, pid)) {
+    throw Failure(
+        ncclInvalidUsage,
+        "commInitRank: rank " + std::to_string(rank) + " has already joined (pid " +
+            std::to_string(claimant) + ")");
+  }
+  state.startTime.store(processStartTime(pid), std::memory_order_release);
+  std::shared_ptr<Comm> comm(new Comm(segment, rank, blocking));
+  state.phase.store(Phase::joined, std::memory_order_release);
+  segment->header().joined.fetch_add(1);
+  segment->ringAll();
+  return comm;
+}
+
+bool Comm::allJoined() const {
+  if (ready_.load(std::memory_order_acquire)) return true;
+  if (segment_->header().joined.load(std::memory_order_acquire) < size()) return false;
+  ready_.store(true, std::memory_order_release);
+  closeCompletedIds();
+  return true;
+}
+
+void Comm::awaitJoined() {
+  waiter_.wait([this] { return allJoined(); }, [](int) { return true; });
+}
+
+void Comm::checkProcess() const {
+  if (forkGeneration_ != shm::forkGeneration()) {
+    throw Failure(
+        ncclInvalidUsage,
+        "this communicator belongs to the process that this one was forked from; create "
+        "communicators after the fork");
+  }
+}
+
+void Comm::checkUsable() const {
+  checkProcess();
+  if (revoked()) throw Failure(ncclInvalidUsage, "this rank has revoked the communicator");
+  if (segment_->failed()) throw segment_->failure();
+  if (finalized_.load(std::memory_order_relaxed)) {
+    throw Failure(ncclInvalidUsage, "the communicator is finalized");
+  }
+  if (!allJoined()) {
+    throw Failure(
+        ncclInvalidArgument,
+        "the communicator is not ready: commGetAsyncError still reports ncclInProgress");
+  }
+}
+
+ncclResult_t Comm::asyncError() const {
+  checkProcess();
+  if (revoked()) return active_.load() != 0 ? ncclInProgress : ncclSuccess;
+  if (segment_->failed()) return segment_->failure().result;
+  if (allJoined()) return ncclSuccess;
+  // Nobody waits, so nobody else would notice that a rank died.
+  const int64_t now = nowInMilliseconds();
+  int64_t due = nextLifeCheck_.load(std::memory_order_relaxed);
+  if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
+    try {
+      waiter_.checkPeers([](int) { return true; });
+    } catch (const Failure& failure) {
+      if (allJoined()) return ncclSuccess;
+      segment_->fail(failure);
+      return segment_->failure().result;
+    }
+  }
+  return ncclInProgress;
+}
+
+std::string Comm::lastError() const {
+  const bool failed = segment_->failed();
+  std::lock_guard lock(mutex_);
+  return failed && !lastErrorIsLater_ ? segment_->failure().what() : lastError_;
+}
+
+void Comm::setLastError(const std::string& text) {
+  const bool failed = segment_->failed();
+  std::lock_guard lock(mutex_);
+  lastError_ = text;
+  lastErrorIsLater_ = failed;
+}
+
+std::string Comm::whoAmI() const {
+  return "rank " + std::to_string(rank_) + " (pid " + std::to_string(processId()) + ")";
+}
+
+void Comm::fail(const Failure& failure) {
+  segment_->fail(failure);
+}
+
+void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
+  struct Turn {
+    Comm& comm;
+    const uint64_t ticket;
+    ~Turn() {
+      comm.exchanging_.store(false, std::memory_order_relaxed);
+      comm.exit();
+      comm.turnstile_.pass(ticket);
+    }
+  };
+  turnstile_.await(ticket, *segment_);
+  enter();
+  exchanging_.store(true, std::memory_order_relaxed);
+  const Turn turn{*this, ticket};
+  body();
+}
+
+void Comm::run(const Collective& collective) {
+  inTurn(turnstile_.take(), [&] { execute(exchange_, collective, rank_, size()); });
+}
+
+void Comm::planEnded() {
+  if (pending_.fetch_sub(1) != 1) return;
+  std::lock_guard lock(mutex_);
+  planEnded_.notify_all();
+}
+
+void Comm::awaitPlans() {
+  {
+    std::unique_lock lock(mutex_);
+    while (pending_.load() != 0 && !segment_->failed()) {
+      planEnded_.wait_for(lock, std::chrono::milliseconds(50));
+    }
+  }
+  // After a failure a plan may sit in a stream that never comes to it; it will
+  // not touch a buffer any more, unless it is doing so now.
+  if (segment_->failed()) awaitQuiet();
+}
+
+std::vector<int> Comm::absentRanks() {
+  if (segment_->failed()) {
+    return segment_->failure().ranks;
+  }
+  if (!allJoined()) {
+    std::vector<int> absent;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (segment_->state(rank).phase.load(std::memory_order_acquire) == Phase::absent) {
+        absent.push_back(rank);
+      }
+    }
+    return absent;
+  }
+  if (exchanging_.load(std::memory_order_relaxed)) {
+    std::vector<int> absent = exchange_.absentRanks();
+    if (!absent.empty()) return absent;
+  }
+  return pointToPoint_.absentRanks();
+}
+
+void Comm::finalize() {
+  if (revoked()) throw Failure(ncclInvalidArgument, "commFinalize: the communicator is revoked");
+  if (finalized_.exchange(true)) {
+    throw Failure(ncclInvalidArgument, "commFinalize: the communicator is already finalized");
+  }
+  awaitPlans();
+  if (segment_->failed()) throw segment_->failure();
+}
+
+void Comm::leave(Phase phase) {
+  segment_->state(rank_).phase.store(phase, std::memory_order_release);
+  segment_->ringAll();
+}
+
+void Comm::destroy() {
+  finalized_.store(true);
+  awaitPlans();
+  if (!segment_->failed() && allJoined()) {
+    try {
+      exchange_.checkLastSteps();
+    } catch (const Failure&) {
+      // Recorded: the peers see it, and this rank has no more operations.
+    }
+  }
+  pointToPoint_.shutdown("the communicator was destroyed");
+  leave(Phase::departed);
+  closeCompletedIds();
+}
+
+void Comm::awaitQuiet() {
+  const auto end = std::chrono::steady_clock::now() + kQuietLimit;
+  while (active_.load() != 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void Comm::abort() {
+  const std::string text = whoAmI() + " aborted the communicator";
+  fail(Failure(ncclRemoteError, text, {rank_}));
+  pointToPoint_.shutdown(text);
+  leave(Phase::aborted);
+  awaitQuiet();
+  closeCompletedIds();
+}
+
+void Comm::revoke() {
+  if (finalized_.load()) {
+    throw Failure(ncclInvalidArgument, "commRevoke: the communicator is finalized");
+  }
+  if (revoked_.exchange(true)) {
+    throw Failure(ncclInvalidArgument, "commRevoke: the communicator is already revoked");
+  }
+  const std::string text = whoAmI() + " revoked the communicator";
+  fail(Failure(ncclRemoteError, text, {rank_}));
+  pointToPoint_.shutdown(text);
+  awaitQuiet();
+}
+
+ncclRedOp_t Comm::createOperator(ncclDataType_t type, const Operator& op) {
+  std::lock_guard lock(mutex_);
+  operators_[nextOperator_] = {type, op};
+  return static_cast<ncclRedOp_t>(nextOperator_++);
+}
+
+void Comm::destroyOperator(ncclRedOp_t op) {
+  std::lock_guard lock(mutex_);
+  if (operators_.erase(op) == 0) {
+    throw Failure(
+        ncclInvalidArgument,
+        "redOpDestroy: op is " + std::to_string(op) +
+            ", wanted one that redOpCreatePreMulSum made for this "
+            "communicator");
+  }
+}
+
+Operator Comm::resolveOperator(ncclRedOp_t op, ncclDataType_t type) const {
+  if (op >= ncclSum && op < ncclNumOps) return {.reduction = op};
+  std::lock_guard lock(mutex_);
+  const auto found = operators_.find(op);
+  if (found == operators_.end()) {
+    throw Failure(
+        ncclInvalidArgument,
+        "op is " + std::to_string(op) +
+            ", wanted a ncclRedOp_t or one created for this communicator");
+  }
+  if (found->second.type != type) {
+    throw Failure(
+        ncclInvalidArgument,
+        std::string("op was created for ") + typeName(found->second.type) + ", the data is " +
+            typeName(type));
+  }
+  return found->second.op;
+}
+
+void* Comm::registerBuffer() {
+  std::lock_guard lock(mutex_);
+  const uintptr_t handle = nextRegistration_++;
+  registrations_.insert(handle);
+  return reinterpret_cast<void*>(handle);
+}
+
+void Comm::deregisterBuffer(void* handle) {
+  std::lock_guard lock(mutex_);
+  if (registrations_.erase(reinterpret_cast<uintptr_t>(handle)) == 0) {
+    throw Failure(
+        ncclInvalidArgument,
+        "commDeregister: handle was not returned by commRegister of this communicator, or "
+        "is already deregistered");
+  }
+}
+
+void Comm::offerShrink(uint64_t excluded, const ncclUniqueId& id) {
+  ShrinkOffer& offer = segment_->state(rank_).offer;
+  offer.generation.fetch_add(1);
+  offer.excluded = excluded;
+  offer.id = id;
+  offer.generation.fetch_add(1);
+  segment_->ringAll();
+}
+
+ncclUniqueId Comm::takeShrinkOffer(int leader, uint64_t excluded) {
+  uint32_t taken;
+  {
+    std::lock_guard lock(mutex_);
+    taken = takenOffers_[leader];
+  }
+  const ShrinkOffer& offer = segment_->state(leader).offer;
+  ncclUniqueId id;
+  uint32_t generation = 0;
+  waiter_.waitDespiteFailure(
+      [&] {
+        generation = offer.generation.load(std::memory_order_acquire);
+        if (generation % 2 != 0 || generation == taken || offer.excluded != excluded) return false;
+        id = offer.id;
+        return offer.generation.load() == generation;
+      },
+      [leader](int rank) { return rank == leader; });
+  std::lock_guard lock(mutex_);
+  takenOffers_[leader] = generation;
+  return id;
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,133 @@
+// A communicator as one rank holds it: what an ncclComm_t points to.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "shm/Collective.hpp"
+#include "shm/Exchange.hpp"
+#include "shm/PointToPoint.hpp"
+#include "shm/Segment.hpp"
+#include "shm/Turnstile.hpp"
+#include "shm/Wait.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Owned by the table of handles (Handles.hpp) until it is destroyed or aborted,
+// and by every operation that is still running, so that memory is not unmapped
+// under a blocked thread. Functions may be called from any thread; those that
+// can block say so.
+class Comm : public std::enable_shared_from_this<Comm> {
+ public:
+  // Claims `rank` in the memory that `id` names. Does not wait for the others.
+  static std::shared_ptr<Comm> join(const ncclUniqueId& id, int ranks, int rank, bool blocking);
+  ~Comm();
+
+  int rank() const { return rank_; }
+  int size() const { return segment_->size(); }
+  bool blocking() const { return blocking_; }
+  Segment& segment() const { return *segment_; }
+  const Waiter& waiter() const { return waiter_; }
+  PointToPoint& pointToPoint() { return pointToPoint_; }
+  Exchange& exchange() { return exchange_; }
+  Turnstile& turnstile() { return turnstile_; }
+
+  bool allJoined() const;
+  void awaitJoined();  // blocks
+
+  // Throws Failure unless operations may be issued.
+  void checkUsable() const;
+  // Throws Failure if this process is a fork of the one that joined.
+  void checkProcess() const;
+
+  // ncclSuccess, ncclInProgress, or why the communicator has failed.
+  ncclResult_t asyncError() const;
+  std::string lastError() const;
+  void setLastError(const std::string& text);
+
+  // Declares the communicator failed on every rank; the first failure wins.
+  void fail(const Failure& failure);
+
+  // Calls `body` when `ticket` of turnstile() may pass; blocks. Throws Failure.
+  void inTurn(uint64_t ticket, FunctionRef<void()> body);
+
+  // Executes one collective in the calling thread; blocks. Throws Failure.
+  void run(const Collective& collective);
+
+  // Plans count from their issue to their end.
+  void planIssued() { pending_.fetch_add(1, std::memory_order_relaxed); }
+  void planEnded();
+  void awaitPlans();  // blocks
+
+  // The ranks that the oldest unfinished operation waits for; after a failure
+  // the ranks at fault, where known.
+  std::vector<int> absentRanks();
+
+  // Brackets what touches the user's buffers.
+  void enter() { active_.fetch_add(1); }
+  void exit() { active_.fetch_sub(1); }
+
+  void finalize();  // blocks until this rank's plans have ended
+  void destroy();   // likewise
+  void abort();     // blocks a bounded time, while threads leave the user's buffers
+  void revoke();    // likewise
+  bool revoked() const { return revoked_.load(); }
+  std::string whoAmI() const;  // "rank 1 (pid 4711)"
+
+  // Created reduction operators.
+  ncclRedOp_t createOperator(ncclDataType_t type, const Operator& op);
+  void destroyOperator(ncclRedOp_t op);
+  Operator resolveOperator(ncclRedOp_t op, ncclDataType_t type) const;
+
+  // Registered buffers: handles that are checked, nothing more.
+  void* registerBuffer();
+  void deregisterBuffer(void* handle);
+
+  // The id that the leader of a shrink has published and the others take.
+  void offerShrink(uint64_t excluded, const ncclUniqueId& id);
+  ncclUniqueId takeShrinkOffer(int leader, uint64_t excluded);  // blocks
+
+ private:
+  Comm(std::shared_ptr<Segment> segment, int rank, bool blocking);
+  void leave(Phase phase);  // tells the peers that this rank is gone
+  void awaitQuiet();
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  const bool blocking_;
+  const uint32_t forkGeneration_;
+  const Waiter waiter_;
+  Turnstile turnstile_;
+  Exchange exchange_;
+  PointToPoint pointToPoint_;
+
+  std::atomic<bool> exchanging_{false};
+  std::atomic<int> active_{0};
+  std::atomic<int64_t> pending_{0};
+  mutable std::atomic<bool> ready_{false};         // all ranks have joined
+  mutable std::atomic<int64_t> nextLifeCheck_{0};  // in milliseconds, while ranks are joining
+  std::atomic<bool> finalized_{false};
+  std::atomic<bool> revoked_{false};
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable planEnded_;
+  std::string lastError_;
+  bool lastErrorIsLater_ = false;  // than the failure of the communicator
+  struct CreatedOperator {
+    ncclDataType_t type;
+    Operator op;
+  };
+  std::map<int, CreatedOperator> operators_;
+  int nextOperator_ = ncclNumOps;
+  std::set<uintptr_t> registrations_;
+  uintptr_t nextRegistration_ = 1;
+  std::map<int, uint32_t> takenOffers_;
+};
+
+}  // namespace torchcomms_pg::shm

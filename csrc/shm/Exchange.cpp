@@ -1,0 +1,85 @@
+#include "shm/Exchange.hpp"
+
+#include <algorithm>
+
+#include "shm/Collective.hpp"
+
+namespace torchcomms_pg::shm {
+
+std::byte* Exchange::open() {
+  const uint64_t step = opened_++;
+  if (step >= kDepth) {
+    const uint64_t reused = step - kDepth;
+    for (int peer = 0; peer < segment_.size(); ++peer) {
+      if (peer == self_) continue;
+      const auto& departed = segment_.state(peer).progress.departed;
+      waiter_.waitForPeer(peer, [&] { return departed.load(std::memory_order_acquire) > reused; });
+      // Not every collective makes every rank read from every other, so this
+      // is where the remaining mismatches show.
+      check(peer, reused);
+    }
+  }
+  return segment_.staging(self_, step);
+}
+
+void Exchange::publish() {
+  Progress& mine = segment_.state(self_).progress;
+  mine.signatures[published_ % kHistory] = signature_;
+  mine.arrived.store(++published_, std::memory_order_release);
+  segment_.ringAll();
+}
+
+const std::byte* Exchange::read(int peer) {
+  const uint64_t step = closed_.load(std::memory_order_relaxed);
+  const auto& arrived = segment_.state(peer).progress.arrived;
+  waiter_.waitForPeer(peer, [&] { return arrived.load(std::memory_order_acquire) > step; });
+  check(peer, step);
+  return segment_.staging(peer, step);
+}
+
+void Exchange::close() {
+  const uint64_t closed = closed_.load(std::memory_order_relaxed) + 1;
+  closed_.store(closed, std::memory_order_relaxed);
+  segment_.state(self_).progress.departed.store(closed, std::memory_order_release);
+  segment_.ringAll();
+}
+
+void Exchange::check(int peer, uint64_t step) {
+  const Signature& mine = segment_.state(self_).progress.signatures[step % kHistory];
+  const Signature& theirs = segment_.state(peer).progress.signatures[step % kHistory];
+  if (mine == theirs) [[likely]]
+    return;
+  const bool first = self_ < peer;
+  segment_.fail(Failure(
+      ncclInvalidUsage,
+      "mismatched collectives on one communicator: rank " + std::to_string(std::min(self_, peer)) +
+          " calls " + describe(first ? mine : theirs) + ", rank " +
+          std::to_string(std::max(self_, peer)) + " calls " + describe(first ? theirs : mine)));
+  throw segment_.failure();
+}
+
+std::vector<int> Exchange::absentRanks() const {
+  const uint64_t step = closed_.load(std::memory_order_relaxed);
+  std::vector<int> absent;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    if (rank == self_) continue;
+    if (segment_.state(rank).progress.arrived.load(std::memory_order_acquire) <= step) {
+      absent.push_back(rank);
+    }
+  }
+  return absent;
+}
+
+void Exchange::checkLastSteps() {
+  for (uint64_t step = published_ - std::min<uint64_t>(published_, kDepth); step < published_;
+       ++step) {
+    for (int peer = 0; peer < segment_.size(); ++peer) {
+      // A peer cannot be kDepth steps ahead of this rank, so what it has
+      // published of these steps is still there.
+      const auto& arrived = segment_.state(peer).progress.arrived;
+      if (arrived.load(std::memory_order_acquire) > step) check(peer, step);
+    }
+  }
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,57 @@
+// Collectives move data in steps: every rank publishes one staging buffer and
+// reads those of its peers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "shm/Segment.hpp"
+#include "shm/Wait.hpp"
+
+namespace torchcomms_pg::shm {
+
+// This rank's side of the steps. All ranks execute the same steps in the same
+// order; a step may be opened and published before the one before it is closed.
+// Used by the one thread whose turn it is, except absentRanks().
+class Exchange {
+ public:
+  Exchange(Segment& segment, const Waiter& waiter, int self)
+      : segment_(segment), waiter_(waiter), self_(self) {}
+
+  // The collective that the next steps belong to.
+  void begin(const Signature& signature) { signature_ = signature; }
+
+  // The buffer of the next step, once the peers have read what it held before.
+  std::byte* open();
+  void publish();
+
+  // A peer's buffer of the oldest step that is not closed, once published.
+  const std::byte* read(int peer);
+
+  // This rank has read all it needs of the oldest step that is not closed.
+  void close();
+
+  size_t bytes() const { return segment_.stagingBytes(); }
+
+  // Ranks that have not published the oldest step that is not closed.
+  std::vector<int> absentRanks() const;
+
+  // Compares what can be compared without waiting: the steps that no later
+  // open() will look at.
+  void checkLastSteps();
+
+ private:
+  void check(int peer, uint64_t step);
+
+  Segment& segment_;
+  const Waiter& waiter_;
+  const int self_;
+  Signature signature_{};
+  uint64_t opened_ = 0;
+  uint64_t published_ = 0;
+  std::atomic<uint64_t> closed_{0};
+};
+
+}  // namespace torchcomms_pg::shm

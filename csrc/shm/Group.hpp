@@ -1,0 +1,45 @@
+// ncclGroupStart and ncclGroupEnd, and how operations get from the call to
+// their stream.
+#pragma once
+
+#include <nccl.h>
+
+#include <functional>
+#include <memory>
+#include <variant>
+
+#include "shm/Comm.hpp"
+
+namespace torchcomms_pg::shm {
+
+// One operation of one communicator.
+struct Operation {
+  std::shared_ptr<Comm> comm;
+  cudaStream_t stream;
+  std::variant<Collective, std::shared_ptr<Transfer>> what;
+};
+
+// Launches an operation, or, in a group, keeps it for the group's end. Throws
+// Failure; on the null stream outside a group it has then been executed.
+void issue(Operation operation);
+
+// Something that communicators do collectively while they are set up: jobs of
+// one group run concurrently, before its operations.
+struct Job {
+  std::function<void()> prepare;      // may be empty; called in issue order
+  std::function<ncclResult_t()> run;  // throws Failure
+  std::function<void()> cancel;       // the group failed: run() was not called
+};
+ncclResult_t issue(Job job);
+
+void groupStart();
+ncclResult_t groupEnd();
+
+// A call inside a group has failed: its end returns that, and launches nothing.
+void deferError(ncclResult_t result, const std::string& text);
+
+// The text of this thread's last error.
+const std::string& threadError();
+void setThreadError(const std::string& text);
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,25 @@
+// What a `cudaStream_t` points to when the communication happens in host
+// memory: an ordered queue of tasks.
+#pragma once
+
+#include <nccl.h>
+
+#include <functional>
+
+namespace torchcomms_pg::shm {
+
+class HostStream {
+ public:
+  virtual ~HostStream() = default;
+
+  // Runs `task` after all tasks enqueued before it. Tasks may block; they do
+  // not throw.
+  virtual void enqueue(std::function<void()> task) = 0;
+
+  cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
+  static HostStream* fromHandle(cudaStream_t handle) {
+    return reinterpret_cast<HostStream*>(handle);
+  }
+};
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,89 @@
+// What lies in the shared memory of a communicator. Freshly mapped memory is
+// zero, and zero is every field's initial value.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace torchcomms_pg::shm {
+
+inline constexpr int kMaxRanks = 1024;
+inline constexpr size_t kLine = 64;
+
+// Staging buffers per rank: a rank fills one while its peers read the other.
+inline constexpr int kDepth = 2;
+
+// Steps whose signatures stay readable. A rank compares the signatures of step
+// s - kDepth when it opens step s, and then a peer may already have published
+// step s + 1, so kDepth + 2 of them must coexist.
+inline constexpr int kHistory = kDepth + 2;
+
+// The identity of a collective: ranks whose signatures of one step differ have
+// called different collectives. 12 bytes, so that a rank's counters and its
+// history share one cache line.
+struct Signature {
+  uint8_t kind;   // CollectiveKind
+  uint8_t types;  // data type | reduction << 4
+  uint16_t root;
+  uint32_t countLow;
+  uint32_t countHigh;
+
+  bool operator==(const Signature&) const = default;
+};
+static_assert(sizeof(Signature) == 12);
+
+enum class Phase : uint32_t { absent, joined, departed, aborted };
+
+// A rank's progress through the steps of the communicator's collectives.
+struct alignas(kLine) Progress {
+  std::atomic<uint64_t> arrived;   // steps published
+  std::atomic<uint64_t> departed;  // steps in which it has read all it needs
+  Signature signatures[kHistory];
+};
+static_assert(sizeof(Progress) == kLine);
+
+// Where a rank sleeps, see Wait.hpp.
+struct alignas(kLine) Doorbell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
+};
+
+// Written by the lowest survivor of a shrink: the id of the new communicator.
+struct alignas(kLine) ShrinkOffer {
+  std::atomic<uint32_t> generation;  // odd while the offer is being written
+  uint64_t excluded;                 // hash of the excluded ranks
+  ncclUniqueId id;
+};
+
+struct alignas(kLine) RankState {
+  std::atomic<uint32_t> pid;  // the claim on this rank
+  std::atomic<Phase> phase;
+  std::atomic<uint64_t> startTime;  // of process `pid`, see Process.hpp
+  Progress progress;
+  Doorbell bell;
+  ShrinkOffer offer;
+};
+
+// The first failure of the communicator.
+struct FaultRecord {
+  static constexpr uint32_t kNone = 0, kBeingWritten = 1, kSet = 2;
+  std::atomic<uint32_t> state;
+  int32_t result;
+  uint64_t ranks[kMaxRanks / 64];  // at fault: one bit each
+  char text[480];
+};
+
+struct alignas(kLine) Header {
+  uint64_t magic;
+  uint64_t token[2];
+  std::atomic<int32_t> ranks;
+  alignas(kLine) std::atomic<int32_t> joined;
+  alignas(kLine) FaultRecord fault;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "the atomics are shared by processes");
+
+}  // namespace torchcomms_pg::shm

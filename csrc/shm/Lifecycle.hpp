@@ -1,0 +1,32 @@
+// How communicators come into being.
+#pragma once
+
+#include <nccl.h>
+
+#include <memory>
+#include <vector>
+
+#include "shm/Comm.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Each checks its arguments, throws Failure, and inside a group leaves the part
+// that blocks to the group's end. `*made` is set when the function returns,
+// for init even while it is still waiting for the other ranks, so that another
+// thread can abort it; it is null again after an error.
+ncclResult_t initRank(
+    ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
+ncclResult_t split(
+    const std::shared_ptr<Comm>& parent,
+    int color,
+    int key,
+    ncclComm_t* made,
+    const ncclConfig_t* config);
+ncclResult_t shrink(
+    const std::shared_ptr<Comm>& parent,
+    const std::vector<int>& excluded,
+    ncclComm_t* made,
+    const ncclConfig_t* config,
+    int flags);
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,311 @@
+#include "shm/PointToPoint.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+
+#include "nccl/NcclApi.hpp"
+#include "shm/Comm.hpp"
+#include "shm/Reduce.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+// How long shutdown waits for callbacks.
+constexpr auto kCallbackLimit = std::chrono::seconds(2);
+
+// What an independent transfer may move in the calling thread: less time than
+// waking another thread takes.
+constexpr size_t kAtOnce = 16 << 10;
+
+// All signals stay with the threads of the application.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::unique_lock<std::mutex> PointToPoint::lock() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    contenders_.fetch_add(1, std::memory_order_relaxed);
+    lock.lock();
+    contenders_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return lock;
+}
+
+MessageEngine& PointToPoint::engine() {
+  if (!engine_) engine_ = std::make_unique<MessageEngine>(comm_.segment(), comm_.rank());
+  return *engine_;
+}
+
+void PointToPoint::throwClosed() const {
+  throw *closedBy_;
+}
+
+void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
+  std::shared_ptr<const Failure> problem;
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    engine().add(transfer);
+    problem = engine().problem();
+  }
+  if (problem) {
+    comm_.fail(*problem);
+    close(problem->result, problem->what());
+    throw *problem;
+  }
+}
+
+// Moves whatever can be moved, until satisfied() or nothing moves any more.
+template <class Satisfied>
+void PointToPoint::progress(const Satisfied& satisfied) {
+  for (bool moved = true; moved && !satisfied() && !comm_.segment().failed();) {
+    std::shared_ptr<const Failure> problem;
+    bool wakeOthers = false;
+    {
+      const auto guard = lock();
+      if (closed_) return;
+      moved = engine().step();
+      if (!engine().ended().empty()) {
+        handleEnded();
+        wakeOthers = runners_.load(std::memory_order_relaxed) + serving_ > 1;
+      }
+      problem = engine().problem();
+    }
+    if (wakeOthers) comm_.segment().ring(comm_.rank());
+    if (problem) {
+      comm_.fail(*problem);
+      close(problem->result, problem->what());
+      return;
+    }
+    // A mutex is not fair: whoever was woken for it would find it locked again.
+    for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void PointToPoint::handleEnded() {
+  for (auto& transfer : engine().ended()) {
+    if (transfer->done == nullptr) continue;
+    independent_.erase(transfer);
+    completed_.push_back({std::move(transfer), ncclSuccess});
+  }
+  engine().ended().clear();
+}
+
+// Whether an unfinished transfer cannot end without `rank`.
+bool PointToPoint::needs(const Transfer& transfer, int rank) const {
+  const int partner = transfer.partner.load(std::memory_order_relaxed);
+  if (partner != kAnyPeer) return partner == rank;
+  // A rank that has left is missed only when nobody else is there to send.
+  const auto left = [this](int other) {
+    return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
+  };
+  if (!left(rank)) return true;
+  for (int other = 0; other < comm_.size(); ++other) {
+    if (other != comm_.rank() && !left(other)) return false;
+  }
+  return true;
+}
+
+// involved() says whether some transfer needs `rank`. If it does and the rank
+// has left, then what it sent before may be there and settle the matter.
+template <class Involved>
+bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
+  if (!involved()) return false;
+  const auto& phase = comm_.segment().state(rank).phase;
+  if (phase.load(std::memory_order_acquire) <= Phase::joined) return true;
+  progress([] { return false; });
+  return involved();
+}
+
+void PointToPoint::run(Transfers transfers) {
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    for (const auto& transfer : transfers) {
+      if (transfer->sending && transfer->peer == comm_.rank() && !transfer->matched) {
+        throw Failure(
+            ncclInvalidUsage,
+            "rank " + std::to_string(comm_.rank()) +
+                " sends to itself without a receive; post the receive first, or both in "
+                "one group");
+      }
+    }
+    for (const auto& transfer : transfers) engine().start(transfer);
+  }
+  struct Running {
+    std::atomic<int>& runners;
+    explicit Running(std::atomic<int>& runners) : runners(runners) { ++runners; }
+    ~Running() { --runners; }
+  } running(runners_);
+  size_t first = 0;  // that has not ended
+  const auto ended = [&] {
+    while (first < transfers.size() && transfers[first]->ended.load(std::memory_order_acquire)) {
+      ++first;
+    }
+    return first == transfers.size();
+  };
+  const auto ready = [&] {
+    progress(ended);
+    return ended() || closed_;
+  };
+  const auto needed = [&](int rank) {
+    return stillNeeds(rank, [&] {
+      return std::any_of(transfers.begin() + first, transfers.end(), [&](const auto& transfer) {
+        return !transfer->ended.load(std::memory_order_acquire) && needs(*transfer, rank);
+      });
+    });
+  };
+  try {
+    comm_.waiter().wait(ready, needed);
+  } catch (const Failure& failure) {
+    close(failure.result, failure.what());
+    throw;
+  }
+  if (ended()) return;
+  const auto guard = lock();
+  throwClosed();
+}
+
+void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    startServer();
+    engine().start(transfer);
+    independent_.insert(transfer);
+    handleEnded();
+    work_.notify_one();
+  }
+  if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
+    progress([&] { return transfer->ended.load(std::memory_order_acquire); });
+  }
+  comm_.segment().ring(comm_.rank());
+}
+
+void PointToPoint::startServer() {
+  if (serving_) return;
+  const SignalsBlocked blocked;
+  try {
+    std::thread([comm = comm_.shared_from_this()] { comm->pointToPoint().serve(); }).detach();
+  } catch (const std::system_error& error) {
+    throw Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what());
+  }
+  serving_ = true;
+}
+
+void PointToPoint::serve() {
+  {
+    const auto guard = lock();
+    server_ = std::this_thread::get_id();
+  }
+  const auto due = [this] {
+    const auto guard = lock();
+    return closed_ || !completed_.empty() || independent_.empty();
+  };
+  for (;;) {
+    {
+      auto guard = lock();
+      work_.wait(guard, [this] { return closed_ || !completed_.empty() || !independent_.empty(); });
+      if (closed_ && completed_.empty()) return;
+    }
+    callBack();
+    try {
+      comm_.waiter().wait(
+          [&] {
+            progress(due);
+            return due();
+          },
+          [this](int rank) { return independentNeeds(rank); });
+    } catch (const Failure& failure) {
+      close(failure.result, failure.what());
+    }
+  }
+}
+
+bool PointToPoint::independentNeeds(int rank) {
+  return stillNeeds(rank, [&] {
+    const auto guard = lock();
+    return std::any_of(independent_.begin(), independent_.end(), [&](const auto& transfer) {
+      return needs(*transfer, rank);
+    });
+  });
+}
+
+void PointToPoint::callBack() {
+  for (;;) {
+    Completion completion;
+    {
+      const auto guard = lock();
+      callingBack_ = !completed_.empty();
+      if (completed_.empty()) {
+        quiet_.notify_all();
+        return;
+      }
+      completion = std::move(completed_.front());
+      completed_.pop_front();
+    }
+    const Transfer& transfer = *completion.transfer;
+    transfer.done(
+        transfer.context, completion.result, transfer.partner.load(std::memory_order_relaxed));
+  }
+}
+
+void PointToPoint::close(ncclResult_t result, const std::string& why) {
+  {
+    const auto guard = lock();
+    if (closed_) return;
+    closedBy_.emplace(result, why);
+    closed_ = true;
+    for (const auto& transfer : independent_) completed_.push_back({transfer, result});
+    independent_.clear();
+    if (engine_) engine_->clear();
+    work_.notify_all();
+  }
+  comm_.segment().ring(comm_.rank());
+}
+
+void PointToPoint::shutdown(const std::string& why) {
+  if (comm_.segment().failed()) {
+    const Failure failure = comm_.segment().failure();
+    close(failure.result, failure.what());
+  } else {
+    close(ncclInvalidUsage, why);
+  }
+  auto guard = lock();
+  if (server_ == std::this_thread::get_id()) return;
+  quiet_.wait_for(guard, kCallbackLimit, [this] { return completed_.empty() && !callingBack_; });
+  completed_.clear();
+}
+
+std::vector<int> PointToPoint::absentRanks() {
+  const auto guard = lock();
+  const Transfer* oldest = engine_ ? engine_->oldestUnfinished() : nullptr;
+  if (oldest == nullptr) return {};
+  const int partner = oldest->partner.load(std::memory_order_relaxed);
+  if (partner != kAnyPeer) return {partner};
+  std::vector<int> everyone;
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    if (rank != comm_.rank()) everyone.push_back(rank);
+  }
+  return everyone;
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,99 @@
+// Sends and receives of one communicator.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "shm/MessageEngine.hpp"
+#include "shm/Transfer.hpp"
+
+namespace torchcomms_pg::shm {
+
+class Comm;
+
+// Whoever waits makes progress, for all transfers of the communicator. So no
+// transfer waits for another one, except that messages of one pair and tag keep
+// their order and that messages to one rank go through its channel one by one.
+//
+// A send has ended once its content has been copied. Functions may be called
+// from any thread.
+class PointToPoint {
+ public:
+  explicit PointToPoint(Comm& comm) : comm_(comm) {}
+
+  // Fixes the transfer's place in the order of its peer and tag. Does not touch
+  // the buffer and does not block. Throws Failure after shutdown.
+  void add(const std::shared_ptr<Transfer>& transfer);
+
+  // Blocks until all of the given transfers, which have been added, have ended.
+  // When it throws Failure, no buffer is touched any more.
+  void run(std::span<const std::shared_ptr<Transfer>> transfers);
+
+  // The added transfer proceeds by itself; `done` is called from a thread of
+  // the communicator, unless this throws Failure. That thread moves no messages
+  // while it is in a callback.
+  void runIndependently(const std::shared_ptr<Transfer>& transfer);
+
+  // Whom the oldest unfinished transfer waits for.
+  std::vector<int> absentRanks();
+
+  // Fails what is unfinished: with the communicator's failure if it has one, or
+  // else with `why`. Returns once `done` has been called for all, but waits only
+  // for so long: a stuck callback must not hang whoever destroys the
+  // communicator. The callbacks behind it are then never called.
+  void shutdown(const std::string& why);
+
+ private:
+  using Transfers = std::span<const std::shared_ptr<Transfer>>;
+
+  // With mutex_ held.
+  MessageEngine& engine();
+  void handleEnded();
+  void startServer();
+  [[noreturn]] void throwClosed() const;
+
+  // Without it.
+  std::unique_lock<std::mutex> lock();
+  template <class Satisfied>
+  void progress(const Satisfied& satisfied);
+  bool needs(const Transfer& transfer, int rank) const;
+  template <class Involved>
+  bool stillNeeds(int rank, const Involved& involved);
+  void close(ncclResult_t result, const std::string& why);
+  void serve();
+  void callBack();
+  bool independentNeeds(int rank);
+
+  Comm& comm_;
+  std::atomic<int> contenders_{0};   // threads that are blocked on mutex_
+  std::atomic<int> runners_{0};      // threads in run()
+  std::atomic<bool> closed_{false};  // changes under mutex_
+
+  std::mutex mutex_;  // of what follows; held while content is copied
+  std::unique_ptr<MessageEngine> engine_;
+  std::optional<Failure> closedBy_;
+
+  // The thread that serves transfers with `done`.
+  std::unordered_set<std::shared_ptr<Transfer>> independent_;  // started, not ended
+  struct Completion {
+    std::shared_ptr<Transfer> transfer;
+    ncclResult_t result;
+  };
+  std::deque<Completion> completed_;  // `done` is due
+  std::condition_variable work_;
+  std::condition_variable quiet_;
+  bool serving_ = false;
+  bool callingBack_ = false;
+  std::thread::id server_;
+};
+
+}  // namespace torchcomms_pg::shm

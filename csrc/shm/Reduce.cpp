@@ -1,0 +1,70 @@
+#include "shm/Reduce.hpp"
+
+#include <cstring>
+
+#include "shm/ReduceKernels.hpp"
+
+namespace torchcomms_pg::shm {
+
+namespace {
+
+const ReduceKernels& choose() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    return kAvx2Kernels;
+  }
+#endif
+  return kBaselineKernels;
+}
+
+const ReduceKernels& kernels() {
+  static const ReduceKernels& chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+size_t elementSize(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32: return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64: return 8;
+    case ncclNumTypes: break;
+  }
+  return 0;
+}
+
+void reduce(
+    ncclDataType_t type,
+    Reduction reduction,
+    void* out,
+    const void* const* in,
+    int n,
+    size_t count) {
+  if (n == 1) {
+    copy(out, in[0], count * elementSize(type));
+  } else if (n > 1) {
+    kernels().reduce(type, reduction, out, in, n, count);
+  }
+}
+
+void scale(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {
+  kernels().scale(type, out, in, scalar, count);
+}
+
+void copy(void* out, const void* in, size_t bytes) {
+  if (bytes > 0 && out != in) {
+    std::memcpy(out, in, bytes);
+  }
+}
+
+}  // namespace torchcomms_pg::shm

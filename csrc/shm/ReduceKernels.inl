@@ -1,0 +1,219 @@
+// The arithmetic itself. Included once per instruction set inside an anonymous
+// namespace, together with SmallFloat.inl, so that no two variants share a
+// symbol. `widen` and `narrow` may have faster overloads there.
+
+// Arithmetic that wraps around instead of overflowing.
+template <class T, bool integer = std::is_integral_v<T>>
+struct Wrapping {
+  using Type = T;
+};
+template <class T>
+struct Wrapping<T, true> {
+  using Type = std::conditional_t<(sizeof(T) < 8), uint32_t, uint64_t>;
+};
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    using W = typename Wrapping<T>::Type;
+    return static_cast<T>(W(a) + W(b));
+  }
+};
+
+struct Product {
+  template <class T>
+  static T apply(T a, T b) {
+    using W = typename Wrapping<T>::Type;
+    return static_cast<T>(W(a) * W(b));
+  }
+};
+
+// `a != a`: a NaN in `a` stays; one in `b` makes the comparison false.
+struct Maximum {
+  template <class T>
+  static T apply(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
+};
+
+struct Minimum {
+  template <class T>
+  static T apply(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
+
+// ivdep in the loops below: `out` may be exactly one of the inputs, which is
+// harmless, and which the compiler's own overlap test would send down its
+// scalar path.
+
+template <class Operation, class T>
+void combine(T* out, const T* a, const T* b, size_t count) {
+#pragma GCC ivdep
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = Operation::apply(a[i], b[i]);
+  }
+}
+
+template <class T>
+void divide(T* out, int n, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if constexpr (std::is_floating_point_v<T>) {
+      out[i] /= T(n);
+    } else {
+      using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+      out[i] = static_cast<T>(Wide(out[i]) / Wide(n));
+    }
+  }
+}
+
+// So many elements that the buffers of a block stay in the first-level cache.
+inline constexpr size_t kBlock = 1024;
+
+template <class Operation, class T>
+void reduceWide(bool average, T* out, const void* const* in, int n, size_t count) {
+  T buffer[kBlock];
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t size = count - start < kBlock ? count - start : kBlock;
+    const T* sum = static_cast<const T*>(in[0]) + start;
+    for (int r = 1; r < n; ++r) {
+      // `out` may be an input that is still to be read, so only the last
+      // step writes there.
+      T* target = r == n - 1 ? out + start : buffer;
+      combine<Operation>(target, sum, static_cast<const T*>(in[r]) + start, size);
+      sum = target;
+    }
+    if (average) {
+      divide(out + start, n, size);
+    }
+  }
+}
+
+// The same for pairs of bfloat16 in 32-bit words: without the shuffles that
+// widening a vector takes.
+template <class Operation>
+void combinePairs(Bfloat16* out, const Bfloat16* a, const Bfloat16* b, size_t count) {
+  const size_t pairs = count / 2;
+#pragma GCC ivdep
+  for (size_t i = 0; i < pairs; ++i) {
+    // Buffers may be aligned to two bytes only.
+    uint32_t x, y;
+    __builtin_memcpy(&x, a + 2 * i, sizeof x);
+    __builtin_memcpy(&y, b + 2 * i, sizeof y);
+    const float low =
+        Operation::apply(std::bit_cast<float>(x << 16), std::bit_cast<float>(y << 16));
+    const float high = Operation::apply(
+        std::bit_cast<float>(x & 0xffff0000u), std::bit_cast<float>(y & 0xffff0000u));
+    const uint32_t pair = Bfloat16::round(low) | Bfloat16::round(high) << 16;
+    __builtin_memcpy(out + 2 * i, &pair, sizeof pair);
+  }
+  if (count % 2 != 0) {
+    const size_t last = count - 1;
+    const float value = Operation::apply(Bfloat16::widen(a[last]), Bfloat16::widen(b[last]));
+    out[last] = Bfloat16::narrow(value);
+  }
+}
+
+template <class Operation, class Small>
+void reduceSmall(bool average, Small* out, const void* const* in, int n, size_t count) {
+  if constexpr (std::is_same_v<Small, Bfloat16>) {
+    if (n == 2 && !average) {
+      return combinePairs<Operation>(
+          out, static_cast<const Small*>(in[0]), static_cast<const Small*>(in[1]), count);
+    }
+  }
+  float sum[kBlock];
+  float next[kBlock];
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t size = count - start < kBlock ? count - start : kBlock;
+    widen(sum, static_cast<const Small*>(in[0]) + start, size);
+    for (int r = 1; r < n; ++r) {
+      widen(next, static_cast<const Small*>(in[r]) + start, size);
+      combine<Operation>(sum, sum, next, size);
+    }
+    if (average) {
+      divide(sum, n, size);
+    }
+    narrow(out + start, sum, size);
+  }
+}
+
+template <class Operation, class T>
+void reduceWith(bool average, T* out, const void* const* in, int n, size_t count) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    reduceWide<Operation>(average, out, in, n, count);
+  } else {
+    reduceSmall<Operation>(average, out, in, n, count);
+  }
+}
+
+template <class T>
+void reduceTyped(Reduction reduction, T* out, const void* const* in, int n, size_t count) {
+  switch (reduction) {
+    case Reduction::sum: return reduceWith<Sum>(false, out, in, n, count);
+    case Reduction::avg: return reduceWith<Sum>(true, out, in, n, count);
+    case Reduction::prod: return reduceWith<Product>(false, out, in, n, count);
+    case Reduction::max: return reduceWith<Maximum>(false, out, in, n, count);
+    case Reduction::min: return reduceWith<Minimum>(false, out, in, n, count);
+  }
+}
+
+template <class T>
+void scaleTyped(T* out, const T* in, const T* scalar, size_t count) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    const T factor = *scalar;
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+      out[i] = Product::apply(in[i], factor);
+    }
+  } else {
+    float factor = 0;
+    widen(&factor, scalar, 1);
+    float buffer[kBlock];
+    for (size_t start = 0; start < count; start += kBlock) {
+      const size_t size = count - start < kBlock ? count - start : kBlock;
+      widen(buffer, in + start, size);
+      for (size_t i = 0; i < size; ++i) {
+        buffer[i] *= factor;
+      }
+      narrow(out + start, buffer, size);
+    }
+  }
+}
+
+// Calls use(T*) with the C++ type of `type`.
+template <class Use>
+void withType(ncclDataType_t type, Use use) {
+  switch (type) {
+    case ncclInt8: return use(static_cast<int8_t*>(nullptr));
+    case ncclUint8: return use(static_cast<uint8_t*>(nullptr));
+    case ncclInt32: return use(static_cast<int32_t*>(nullptr));
+    case ncclUint32: return use(static_cast<uint32_t*>(nullptr));
+    case ncclInt64: return use(static_cast<int64_t*>(nullptr));
+    case ncclUint64: return use(static_cast<uint64_t*>(nullptr));
+    case ncclFloat16: return use(static_cast<Float16*>(nullptr));
+    case ncclFloat32: return use(static_cast<float*>(nullptr));
+    case ncclFloat64: return use(static_cast<double*>(nullptr));
+    case ncclBfloat16: return use(static_cast<Bfloat16*>(nullptr));
+    case ncclFloat8e4m3: return use(static_cast<Float8e4m3*>(nullptr));
+    case ncclFloat8e5m2: return use(static_cast<Float8e5m2*>(nullptr));
+    case ncclNumTypes: return;
+  }
+}
+
+void reduceAny(
+    ncclDataType_t type,
+    Reduction reduction,
+    void* out,
+    const void* const* in,
+    int n,
+    size_t count) {
+  withType(type, [&]<class T>(T*) { reduceTyped(reduction, static_cast<T*>(out), in, n, count); });
+}
+
+void scaleAny(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {
+  withType(type, [&]<class T>(T*) {
+    scaleTyped(
+        static_cast<T*>(out), static_cast<const T*>(in), static_cast<const T*>(scalar), count);
+  });
+}

@@ -1,0 +1,82 @@
+// The shared memory of one communicator.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "shm/Failure.hpp"
+#include "shm/Layout.hpp"
+#include "shm/UniqueId.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Owns a mapping of the memory that a unique id names. Ranks in one process
+// share one Segment. All functions may be called from any thread, and none of
+// them blocks.
+//
+// Layout: Header, RankState per rank, kDepth staging buffers per rank, one
+// channel per ordered pair of ranks. Pages cost memory once they are touched.
+class Segment {
+ public:
+  // Throws Failure if `id` does not lead to memory for `ranks` ranks.
+  static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int size() const { return ranks_; }
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankState& state(int rank) const { return states_[rank]; }
+
+  size_t stagingBytes() const { return stagingBytes_; }
+  std::byte* staging(int rank, uint64_t step) const {
+    return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * stagingBytes_;
+  }
+
+  // Memory for messages from `source` to `destination`, aligned to a page and
+  // zero at first; source == destination exists too.
+  size_t channelBytes() const { return channelBytes_; }
+  std::byte* channel(int source, int destination) const {
+    return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
+  }
+
+  // Declares the communicator failed on every rank and wakes everyone. Only
+  // the first failure counts; returns whether this was it.
+  bool fail(const Failure& failure);
+  bool failed() const {
+    return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
+  }
+  Failure failure() const;  // what fail() recorded; only once failed()
+
+  // Wakes the sleeping threads of a rank. Call after publishing what they wait
+  // for. Cheap when nobody sleeps.
+  void ring(int rank) const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (state(rank).bell.sleepers.load(std::memory_order_relaxed) != 0) wake(rank);
+  }
+  void ringAll() const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (state(rank).bell.sleepers.load(std::memory_order_relaxed) != 0) wake(rank);
+    }
+  }
+
+  static size_t stagingBytes(int ranks);
+  static size_t channelBytes(int ranks);
+
+ private:
+  Segment(int file, int ranks);
+  void wake(int rank) const;
+
+  int ranks_;
+  size_t stagingBytes_;
+  size_t channelBytes_;
+  size_t bytes_;
+  std::byte* base_;
+  RankState* states_;
+  std::byte* staging_;
+  std::byte* channels_;
+};
+
+}  // namespace torchcomms_pg::shm

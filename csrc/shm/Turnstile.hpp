@@ -1,0 +1,49 @@
+// The order of a communicator's collectives within one process.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "shm/Segment.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Hands out tickets when operations are issued, and lets them execute in that
+// order, on whatever threads they execute. Used from any thread.
+class Turnstile {
+ public:
+  uint64_t take() { return issued_.fetch_add(1); }
+
+  // Blocks until all earlier tickets have passed. Throws Failure when the
+  // communicator fails: an earlier ticket may then never come.
+  void await(uint64_t ticket, const Segment& segment) {
+    if (passed_.load() != ticket) {
+      std::unique_lock lock(mutex_);
+      while (passed_.load() != ticket) {
+        if (segment.failed()) throw segment.failure();
+        changed_.wait_for(lock, std::chrono::milliseconds(50));
+      }
+    }
+    if (segment.failed()) throw segment.failure();
+  }
+
+  void pass(uint64_t ticket) {
+    uint64_t expected = ticket;
+    if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;
+    // Nobody waits unless more tickets are out.
+    if (issued_.load() == ticket + 1) return;
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+
+ private:
+  std::atomic<uint64_t> issued_{0};
+  std::atomic<uint64_t> passed_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+}  // namespace torchcomms_pg::shm

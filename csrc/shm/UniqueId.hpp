@@ -1,0 +1,41 @@
+// The rendezvous: a unique id names an anonymous memory file of the process
+// that made it. There is no name in any file system, so nothing is left behind
+// whoever is killed when, and a small /dev/shm is no limit.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+
+namespace torchcomms_pg::shm {
+
+// What the 128 bytes of an ncclUniqueId hold.
+struct IdContent {
+  uint64_t magic;
+  uint64_t token[2];  // random, repeated in the memory's header
+  uint64_t bootHash;  // which boot of which host
+  uint64_t startTime;
+  uint32_t pid;
+  int32_t file;
+  uint32_t user;
+  uint32_t pidSpace;  // pid namespace
+  char host[64];
+  uint64_t checksum;
+};
+static_assert(sizeof(IdContent) == sizeof(ncclUniqueId));
+
+inline constexpr uint64_t kMagic = 0x31304d4853475054;  // changes with the layout
+
+// The memory file stays open in this process until all ranks have joined.
+ncclUniqueId makeUniqueId();
+
+// Returns a descriptor of the memory file; throws Failure with the reason why
+// this process cannot reach it.
+int openUniqueId(const ncclUniqueId& id);
+
+// Closes the files made by this process whose communicators are complete.
+void closeCompletedIds();
+
+IdContent decode(const ncclUniqueId& id);
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,27 @@
+// Checks of arguments, before anything is enqueued. All throw Failure with the
+// operation, the argument, what it is and what was wanted.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+#include "shm/Comm.hpp"
+
+namespace torchcomms_pg::shm {
+
+[[noreturn]] void invalidArgument(const char* operation, const std::string& text);
+
+void checkPointer(const char* operation, const char* name, const void* pointer);
+void checkBuffer(const char* operation, const char* name, const void* buffer, size_t elements);
+void checkType(const char* operation, ncclDataType_t type);
+void checkRank(const char* operation, const char* name, int rank, int ranks);
+
+// Whether a configuration asks for a blocking communicator; `inherited` where
+// it does not say.
+bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherited);
+
+// Also checks that `count` elements per rank are addressable.
+void checkCollective(const Collective& collective, const Comm& comm);
+
+}  // namespace torchcomms_pg::shm
