@@ -1,0 +1,112 @@
+// Contiguous memory for tensors of any strides.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "comm/Types.hpp"
+
+namespace torchcomms_pg {
+
+// A tensor the library writes to: the caller's own memory where that is
+// contiguous, else a buffer that copyBack() writes to it.
+class Target {
+ public:
+  // `readFirst`: the operation also reads the tensor.
+  Target(const at::Tensor& tensor, bool readFirst)
+      : tensor_(tensor),
+        buffer_(
+            tensor.is_contiguous()
+                ? tensor
+                : (readFirst ? tensor.contiguous()
+                             : at::empty_like(tensor, at::MemoryFormat::Contiguous))) {}
+
+  void* data() const { return buffer_.data_ptr(); }
+  const at::Tensor& buffer() const { return buffer_; }
+  bool needsCopy() const { return !buffer_.is_same(tensor_); }
+  void copyBack() const {
+    if (needsCopy()) {
+      tensor_.copy_(buffer_);
+    }
+  }
+
+ private:
+  at::Tensor tensor_;
+  at::Tensor buffer_;
+};
+
+// Whether the tensors already lie one after another, as the chunks of one
+// tensor do.
+inline bool adjacent(const std::vector<at::Tensor>& tensors) {
+  const auto* next = static_cast<const char*>(tensors.front().data_ptr());
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_contiguous() || tensor.data_ptr() != next ||
+        !tensor.storage().is_alias_of(tensors.front().storage())) {
+      return false;
+    }
+    next += tensor.nbytes();
+  }
+  return true;
+}
+
+inline int64_t totalNumel(const std::vector<at::Tensor>& tensors) {
+  int64_t total = 0;
+  for (const auto& tensor : tensors) {
+    total += tensor.numel();
+  }
+  return total;
+}
+
+// Several tensors of equal size the library writes to one after another.
+class TargetList {
+ public:
+  explicit TargetList(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+    if (adjacent(tensors_)) {
+      data_ = tensors_.front().data_ptr();
+      return;
+    }
+    buffer_ = at::empty(
+        {static_cast<int64_t>(tensors_.size()), tensors_.front().numel()},
+        tensors_.front().options());
+    data_ = buffer_.data_ptr();
+  }
+
+  void* data() const { return data_; }
+  bool needsCopy() const { return buffer_.defined(); }
+  void copyBack() const {
+    for (size_t i = 0; needsCopy() && i < tensors_.size(); ++i) {
+      tensors_[i].copy_(buffer_[static_cast<int64_t>(i)].view_as(tensors_[i]));
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  at::Tensor buffer_;
+  void* data_ = nullptr;
+};
+
+// The tensors' elements one after another: their own memory where they lie so,
+// else a copy.
+inline at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
+  if (adjacent(tensors)) {
+    return tensors.front().as_strided({totalNumel(tensors)}, {1});
+  }
+  std::vector<at::Tensor> flat;
+  flat.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    flat.push_back(tensor.reshape({-1}));
+  }
+  return at::cat(flat);
+}
+
+inline bool sameNumel(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() != tensors.front().numel()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,136 @@
+#include "comm/Checks.hpp"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace torchcomms_pg {
+
+void checkTensor(
+    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device) {
+  TORCH_CHECK_VALUE(tensor.defined(), what, ": ", argument, " is an undefined tensor");
+  TORCH_CHECK_VALUE(
+      tensor.layout() == at::kStrided,
+      what,
+      ": ",
+      argument,
+      " has layout ",
+      tensor.layout(),
+      ", wanted a dense tensor; convert it with to_dense()");
+  TORCH_CHECK_VALUE(
+      tensor.device() == device,
+      what,
+      ": ",
+      argument,
+      " is on ",
+      tensor.device(),
+      ", wanted ",
+      device,
+      "; move it with tensor.to('",
+      device,
+      "')");
+}
+
+void checkWritable(const char* what, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(
+      at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+      what,
+      ": ",
+      argument,
+      " (shape ",
+      tensor.sizes(),
+      ", strides ",
+      tensor.strides(),
+      ") has elements that overlap in memory, as expand() makes; pass tensor.clone()");
+}
+
+void checkWritable(const char* what, const char* argument, const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    checkWritable(
+        what, (std::string(argument) + "[" + std::to_string(i) + "]").c_str(), tensors[i]);
+  }
+}
+
+void checkTensors(
+    const char* what,
+    const char* argument,
+    const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like,
+    const at::Device& device) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto name = std::string(argument) + "[" + std::to_string(i) + "]";
+    checkTensor(what, name.c_str(), tensors[i], device);
+    TORCH_CHECK_TYPE(
+        tensors[i].scalar_type() == like.scalar_type(),
+        what,
+        ": ",
+        name,
+        " has dtype ",
+        tensors[i].scalar_type(),
+        ", the other tensors have ",
+        like.scalar_type(),
+        "; all tensors of one call must share a dtype");
+  }
+}
+
+void checkSameType(
+    const char* what,
+    const char* argument,
+    const at::Tensor& tensor,
+    const char* otherArgument,
+    const at::Tensor& other) {
+  TORCH_CHECK_TYPE(
+      tensor.scalar_type() == other.scalar_type(),
+      what,
+      ": ",
+      argument,
+      " has dtype ",
+      tensor.scalar_type(),
+      ", ",
+      otherArgument,
+      " has ",
+      other.scalar_type(),
+      "; they must be the same");
+}
+
+void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel) {
+  TORCH_CHECK_VALUE(
+      tensor.numel() == numel,
+      what,
+      ": ",
+      argument,
+      " has ",
+      tensor.numel(),
+      " elements (shape ",
+      tensor.sizes(),
+      "), wanted ",
+      numel);
+}
+
+void checkRank(const char* what, const char* argument, int rank, int size) {
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < size,
+      what,
+      ": ",
+      argument,
+      " ",
+      rank,
+      " is not a rank of this group, wanted 0 to ",
+      size - 1);
+}
+
+void checkListLength(const char* what, const char* argument, size_t length, size_t wanted) {
+  TORCH_CHECK_VALUE(
+      length == wanted,
+      what,
+      ": ",
+      argument,
+      " has ",
+      length,
+      " tensors, wanted ",
+      wanted,
+      wanted > 1 ? " (one for each rank)" : "");
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,42 @@
+// What a caller may pass. Every check raises before anything is enqueued and
+// names the operation, the argument, what came and what was wanted.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torchcomms_pg {
+
+// `tensor` is defined, strided and on `device`.
+void checkTensor(
+    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
+
+// `tensor`, which is written to, has no two elements in one place, as an
+// expanded tensor has.
+void checkWritable(const char* what, const char* argument, const at::Tensor& tensor);
+void checkWritable(const char* what, const char* argument, const std::vector<at::Tensor>& tensors);
+
+// All of `tensors` pass checkTensor and have one dtype, that of `like`.
+void checkTensors(
+    const char* what,
+    const char* argument,
+    const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like,
+    const at::Device& device);
+
+void checkSameType(
+    const char* what,
+    const char* argument,
+    const at::Tensor& tensor,
+    const char* otherArgument,
+    const at::Tensor& other);
+
+void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel);
+
+// `rank` is one of the group's.
+void checkRank(const char* what, const char* argument, int rank, int size);
+
+void checkListLength(const char* what, const char* argument, size_t length, size_t wanted);
+
+}  // namespace torchcomms_pg

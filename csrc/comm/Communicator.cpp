@@ -1,0 +1,304 @@
+#include "comm/Communicator.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "comm/ParamComms.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// How long a failed library may take to let go of a blocked operation.
+constexpr std::chrono::seconds kReleasePatience{10};
+
+}  // namespace
+
+Communicator::Communicator(
+    const NcclApi& api,
+    ncclComm_t comm,
+    int rank,
+    int size,
+    Group group,
+    Milliseconds timeout,
+    std::unique_ptr<Device> device)
+    : api_(api),
+      rank_(rank),
+      size_(size),
+      group_(std::move(group)),
+      pid_(getpid()),
+      device_(std::move(device)),
+      timeoutMs_(timeout.count()),
+      comm_(comm) {
+  Monitor::get().add(this);
+}
+
+Communicator::~Communicator() {
+  // Nothing is in flight: every operation holds a reference to its communicator.
+  if (pid_ == getpid()) {
+    Monitor::get().remove(this);
+  }
+  if (auto* comm = comm_.exchange(nullptr)) {
+    std::atomic_load(&failure_) ? api_.commAbort(comm) : api_.commDestroy(comm);
+  }
+}
+
+std::vector<at::Device> Communicator::futureDevices() const {
+  return device().is_cpu() ? std::vector<at::Device>{} : std::vector<at::Device>{device()};
+}
+
+void Communicator::setTimeout(Milliseconds timeout) {
+  timeoutMs_.store(timeout.count(), std::memory_order_relaxed);
+}
+
+Milliseconds Communicator::timeout() const {
+  return Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+}
+
+void Communicator::addEphemeralTimeout(Milliseconds extra) {
+  extraMs_.fetch_add(extra.count(), std::memory_order_relaxed);
+}
+
+void Communicator::setFailureHook(FailureHook hook) {
+  std::lock_guard lock(hookMutex_);
+  failureHook_ = std::move(hook);
+}
+
+void Communicator::setEndHook(EndHook hook) {
+  std::atomic_store(&endHook_, hook ? std::make_shared<const EndHook>(std::move(hook)) : nullptr);
+}
+
+Communicator::Call Communicator::newCall(OpKind kind, const Options& options) const {
+  Call call;
+  call.op.kind = kind;
+  call.op.async = options.async;
+  call.op.extra = Milliseconds(extraMs_.load(std::memory_order_relaxed));
+  call.op.timeout = options.timeout.value_or(timeout()) + call.op.extra;
+  return call;
+}
+
+void Communicator::describeTensors(
+    Call& call,
+    std::vector<at::Tensor> inputs,
+    std::vector<at::Tensor> outputs,
+    const char* reduceOp) {
+  for (const auto& input : inputs) {
+    call.op.numelIn += input.numel();
+  }
+  for (const auto& output : outputs) {
+    call.op.numelOut += output.numel();
+  }
+  call.op.dtype = (inputs.empty() ? outputs : inputs).front().scalar_type();
+  call.op.reduceOp = reduceOp;
+  call.inputs = std::move(inputs);
+  call.outputs = std::move(outputs);
+}
+
+WorkPtr Communicator::newWork(const Call& call) {
+  auto work =
+      c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, call.outputs);
+  work->setTimed(timing_.load(std::memory_order_relaxed));
+  return work;
+}
+
+WorkPtr Communicator::finishedWork(OpKind kind, std::vector<at::Tensor> outputs) {
+  Call call;
+  call.op.kind = kind;
+  call.op.seq = sequenceNumber();
+  call.outputs = std::move(outputs);
+  auto work = newWork(call);
+  work->finish(nullptr);
+  return work;
+}
+
+WorkPtr Communicator::issue(Call call) {
+  if (C10_UNLIKELY(openBatches_.load(std::memory_order_relaxed) > 0)) {
+    if (auto* batch = openBatch()) {
+      batch->calls.push_back(std::move(call));
+      return batch->work;
+    }
+  }
+  return launch(std::move(call), nullptr);
+}
+
+WorkPtr Communicator::launch(Call call, WorkPtr work) {
+  usable();
+  if (C10_UNLIKELY(hooks_->any())) {
+    return launchHooked(std::move(call), std::move(work));
+  }
+  return start(call, std::move(work));
+}
+
+WorkPtr Communicator::start(Call& call, WorkPtr work) {
+  auto& op = call.op;
+  // Ranks that exchange no messages must still agree on the number of collectives.
+  auto& counter = call.message || !call.parts.empty() ? messages_ : collectives_;
+  op.seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
+  op.issued = Clock::now();
+  if (!work && (op.async || timing_.load(std::memory_order_relaxed))) {
+    work = newWork(call);
+  } else if (work) {
+    work->become(op, call.inputs, call.outputs);
+  }
+  withParamComms(*this, op, recordName(op.kind), call.inputs, call.outputs, [&] {
+    if (!op.async) {
+      runHere(call, work);
+    } else if (op.ordered) {
+      runOnStream(call, work);
+    } else {
+      runMessages(call, work);
+    }
+  });
+  return work;
+}
+
+void Communicator::runHere(Call& call, const WorkPtr& work) {
+  const auto entry = enter(call.op, nullptr);
+  std::exception_ptr error;
+  try {
+    awaitInitialization();
+    auto* const stream = device_->stream(/*async=*/false);
+    const auto result = call.launch(usable(), stream);
+    // A split or shrunk communicator may go on initializing by itself.
+    if (result != ncclSuccess && result != ncclInProgress) {
+      error = resultError(call.op, result);
+    } else if (call.after) {
+      at::AutoDispatchBelowAutograd guard;
+      call.after();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  leave(entry);
+  if (work) {
+    work->setStarted(call.op.issued);
+    work->finish(error);
+    work->announce();
+  }
+  if (const auto hook = std::atomic_load(&endHook_)) {
+    (*hook)(call.op, nullptr, call.op.issued, Clock::now());
+  }
+  tellEnd(call.op, error, call.op.issued, Clock::now());
+  if (error) {
+    awaitFailureHook();
+    std::rethrow_exception(error);
+  }
+}
+
+void Communicator::runOnStream(Call& call, const WorkPtr& work) {
+  const auto entry = enter(work->operation(), work);
+  try {
+    awaitInitialization();
+    // The library takes operations in the order of these calls, and the stream
+    // must have them in the same order, or the first would wait behind the
+    // second, which waits for the first.
+    std::lock_guard lock(issueMutex_);
+    auto* const stream = device_->stream(/*async=*/true);
+    auto* const comm = usable();
+    if (timing_.load(std::memory_order_relaxed)) {
+      device_->run(stream, [work] { work->setStarted(Clock::now()); });
+    }
+    const auto result = call.launch(comm, stream);
+    if (result != ncclSuccess) {
+      std::rethrow_exception(resultError(call.op, result));
+    }
+    // Holds the whole call: its launch owns the buffers that are in use.
+    const auto held = std::make_shared<const Call>(std::move(call));
+    device_->run(stream, [this, comm, work, entry, held] {
+      std::exception_ptr error;
+      try {
+        ncclResult_t state = ncclSuccess;
+        api_.commGetAsyncError(comm, &state);
+        if (state != ncclSuccess) {
+          error = resultError(work->operation(), state);
+        } else if (held->after) {
+          at::AutoDispatchBelowAutograd guard;
+          held->after();
+        }
+      } catch (...) {
+        error = std::current_exception();
+      }
+      finish(work, entry, error);
+    });
+  } catch (...) {
+    // The caller gets the exception and no Work.
+    finish(work, entry, std::current_exception());
+    throw;
+  }
+}
+
+void Communicator::finish(
+    const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error) {
+  const auto held = work;  // leaving may drop the last other reference
+  leave(entry);
+  held->finish(error);
+  if (const auto hook = std::atomic_load(&endHook_)) {
+    (*hook)(held->operation(), held.get(), held->started(), held->finished());
+  }
+  tellEnd(held->operation(), error, held->started(), held->finished());
+  if (!held->hasFuture()) {
+    return;
+  }
+  // Callbacks of a future may wait for operations that come after this one.
+  if (held->operation().ordered) {
+    device_->handOver();
+    held->announce();
+  } else {
+    device_->runApart([held] { held->announce(); });
+  }
+}
+
+Communicator::InFlightList::iterator Communicator::enter(const Operation& op, WorkPtr work) {
+  std::lock_guard lock(inFlightMutex_);
+  return inFlight_.insert(inFlight_.end(), InFlight{&op, std::move(work)});
+}
+
+void Communicator::leave(InFlightList::iterator entry) {
+  InFlightList gone;  // freed after the lock is released
+  {
+    std::lock_guard lock(inFlightMutex_);
+    gone.splice(gone.begin(), inFlight_, entry);
+    if (const auto extra = entry->op->extra.count(); extra > 0) {
+      // The first to finish ends what was added before it was issued.
+      auto current = extraMs_.load(std::memory_order_relaxed);
+      extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
+    }
+    if (!inFlight_.empty()) {
+      return;
+    }
+  }
+  drained_.notify_all();
+}
+
+void Communicator::await(Work& work, Milliseconds timeout) {
+  if (work.isCompleted()) {
+    return;
+  }
+  TORCH_CHECK(
+      pid_ == getpid(),
+      "wait: this work belongs to the parent process; a forked child cannot use its groups");
+  TORCH_CHECK(
+      work.launched(),
+      "wait: the operation is part of a batch that has not been launched; leave the coalescing "
+      "context first");
+  if (timeout <= kNoTimeout) {
+    // Not with a timeout: what is queued may take longer.
+    device_->help([&] { return work.isCompleted(); });
+    work.waitUntil(std::nullopt);
+  } else if (!work.waitUntil(Clock::now() + timeout)) {
+    timeOut(work.operation(), timeout);
+    if (!work.waitUntil(Clock::now() + kReleasePatience)) {
+      awaitFailureHook();
+      throw CommError(*failure());
+    }
+  }
+  if (!work.isSuccess()) {
+    awaitFailureHook();
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,362 @@
+// A group of ranks that communicate through one library's table, and the one
+// path that every operation of every front end takes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/CommError.hpp"
+#include "comm/Hooks.hpp"
+#include "comm/Operation.hpp"
+#include "comm/Work.hpp"
+#include "device/Device.hpp"
+#include "monitor/Monitor.hpp"
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+class Reduction;
+
+// Who takes part, for messages and records.
+struct Group {
+  std::string name;
+  std::string description;
+  std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
+  int globalRankStart = 0;
+  int globalRankStride = 1;
+};
+
+// Thread-safe. Owns the library's communicator, the device's streams, and the
+// list of operations in flight that the monitor looks at. One operation with
+// `async` false on CPU tensors runs in the calling thread; otherwise a Work
+// tells of its end. Where the caller gets no Work, it gets null.
+class Communicator final : public std::enable_shared_from_this<Communicator>,
+                           public Monitor::Watched {
+ public:
+  struct Options {
+    bool async = true;
+    std::optional<Milliseconds> timeout;  // none: the communicator's
+  };
+
+  // Takes over `comm`, which may still be initializing.
+  Communicator(
+      const NcclApi& api,
+      ncclComm_t comm,
+      int rank,
+      int size,
+      Group group,
+      Milliseconds timeout,
+      std::unique_ptr<Device> device);
+  ~Communicator() override;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const Group& group() const { return group_; }
+  const at::Device& device() const { return device_->device(); }
+  std::vector<at::Device> futureDevices() const;
+
+  // Collectives (Reductions.cpp, Gathering.cpp, Exchanges.cpp). All ranks call
+  // the same ones in the same order. Tensors may have any strides; shapes
+  // matter only where named.
+  //
+  // In place: tensor = op over ranks of tensor.
+  WorkPtr allReduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Options& options) {
+    return allReduce(tensor, tensor, op, options);
+  }
+  // output = op over ranks of input. They are the same tensor, or do not overlap.
+  WorkPtr allReduce(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const c10d::ReduceOp& op,
+      const Options& options);
+  // As allReduce, on `root` only; elsewhere `tensor` is unchanged.
+  WorkPtr reduce(
+      const at::Tensor& tensor, int root, const c10d::ReduceOp& op, const Options& options);
+  // output = op over ranks of part `rank` of input, which has size x output.numel elements.
+  WorkPtr reduceScatterSingle(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const c10d::ReduceOp& op,
+      const Options& options);
+  // The parts as a list; they may differ in size.
+  WorkPtr reduceScatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      const c10d::ReduceOp& op,
+      const Options& options);
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const Options& options);
+  // output = the ranks' inputs one after another.
+  WorkPtr allGatherSingle(
+      const at::Tensor& output, const at::Tensor& input, const Options& options);
+  // outputs[r] = input of rank r; sizes may differ from rank to rank.
+  WorkPtr allGather(
+      const std::vector<at::Tensor>& outputs, const at::Tensor& input, const Options& options);
+  WorkPtr gather(
+      const std::vector<at::Tensor>& outputs,
+      const at::Tensor& input,
+      int root,
+      const Options& options);
+  // `output`, on `root` only: the ranks' inputs one after another; contiguous.
+  WorkPtr gatherSingle(
+      const std::optional<at::Tensor>& output,
+      const at::Tensor& input,
+      int root,
+      const Options& options);
+  WorkPtr scatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      int root,
+      const Options& options);
+  // Splits count rows of the first dimension; empty: equal parts.
+  WorkPtr allToAllSingle(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const std::vector<int64_t>& outputSplits,
+      const std::vector<int64_t>& inputSplits,
+      const Options& options);
+  WorkPtr allToAll(
+      const std::vector<at::Tensor>& outputs,
+      const std::vector<at::Tensor>& inputs,
+      const Options& options);
+  WorkPtr barrier(const Options& options, OpKind kind = OpKind::barrier);
+
+  // Messages (Messages.cpp). `source` kAnyPeer takes the first that comes.
+  WorkPtr send(const at::Tensor& tensor, int destination, int tag, const Options& options);
+  WorkPtr recv(const at::Tensor& tensor, int source, int tag, const Options& options);
+
+  // From startBatch on, operations of the calling thread are collected;
+  // endBatch launches them together, inside one group of the library.
+  void startBatch();
+  WorkPtr endBatch();
+  void dropBatch();
+  bool inBatch() {
+    return openBatches_.load(std::memory_order_relaxed) > 0 && openBatch() != nullptr;
+  }
+
+  // A communicator of the listed ranks (of this one), in that order; null on
+  // ranks that are not listed. Collective over all ranks.
+  std::shared_ptr<Communicator> split(
+      const std::vector<int>& ranks, Group group, Milliseconds timeout);
+  // A communicator without the excluded ranks, which do not call this and may
+  // be dead. With `abort`, operations in flight fail first.
+  std::shared_ptr<Communicator> shrink(
+      const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
+
+  // A work of an operation that has finished already.
+  WorkPtr finishedWork(OpKind kind, std::vector<at::Tensor> outputs);
+
+  // Waits for the end of `work`, see Work::wait.
+  void await(Work& work, Milliseconds timeout);
+
+  // Fails every operation here and on the other ranks, now and later. Never
+  // blocks; has an effect once.
+  void abort(const std::string& why);
+
+  // Returns when nothing is in flight: what is ends with its peers, or at its
+  // deadline.
+  void drain();
+
+  // Ends what is in flight, then gives the library's communicator back.
+  // Idempotent; later operations raise.
+  void close();
+
+  void setTimeout(Milliseconds timeout);
+  Milliseconds timeout() const;
+
+  // Lengthens the timeout of the operations issued from now on, until the
+  // first of them has finished.
+  void addEphemeralTimeout(Milliseconds extra);
+
+  // Whether every rank has joined.
+  bool initialized();
+
+  // Number of collectives issued so far.
+  uint64_t sequenceNumber() const { return collectives_.load(std::memory_order_relaxed); }
+
+  // From now on every operation gives a Work that knows its duration, also a
+  // synchronous one.
+  void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
+
+  // Called when an operation has finished; from any thread. Set before use.
+  // `work` is null where the caller got none.
+  using EndHook = std::function<void(
+      const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished)>;
+  void setEndHook(EndHook hook);
+
+  // Called once, when the communicator fails, in a thread of its own. The
+  // failure is raised when it has returned, or after kHookPatience.
+  using FailureHook = std::function<void()>;
+  void setFailureHook(FailureHook hook);
+
+  // Hooks on every operation. Dropped when the communicator is closed. Shared,
+  // so that a hook can be removed after the communicator is gone.
+  const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
+
+  // Whether a failure, other than by abort() here, ends the process when the
+  // abort hooks have run.
+  void setEndsProcess(bool endsProcess) {
+    endsProcess_.store(endsProcess, std::memory_order_relaxed);
+  }
+  bool endsProcess() const { return endsProcess_.load(std::memory_order_relaxed); }
+
+  c10d::ErrorType error() const;
+  std::shared_ptr<const Failure> failure() const;  // null: none
+
+  void check(Clock::time_point now) noexcept override;
+
+ private:
+  using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+
+  // Everything one operation consists of.
+  struct Call {
+    Operation op;
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    Launch launch;
+    // Runs when the launch has finished, in the order of the stream: copies
+    // out of temporary buffers, local reductions.
+    std::function<void()> after;
+    std::optional<Message> message;
+    std::vector<Call> parts;                     // of a batch of messages
+    std::shared_ptr<std::vector<Call>> members;  // of another batch
+    std::vector<int64_t> ranks;                  // of a split, for hooks
+    std::string newName;
+  };
+
+  struct InFlight {
+    const Operation* op;
+    WorkPtr work;  // keeps `op`; null: `op` lives in a calling thread
+  };
+  using InFlightList = std::list<InFlight>;
+
+  struct Batch {
+    std::vector<Call> calls;
+    WorkPtr work;
+  };
+
+  // Elements for or from one peer.
+  struct Part {
+    void* data;
+    size_t count;
+  };
+
+  // Messages inside an all-to-all, apart from those of users, whose tags are
+  // not negative.
+  static constexpr int kExchangeTag = -1;
+
+  Call newCall(OpKind kind, const Options& options) const;
+  static void describeTensors(
+      Call& call,
+      std::vector<at::Tensor> inputs,
+      std::vector<at::Tensor> outputs,
+      const char* reduceOp = nullptr);
+  void launchReduceScatter(
+      Call& call, const at::Tensor& output, const at::Tensor& input, const Reduction& reduction);
+  ncclResult_t exchange(
+      const std::vector<Part>& sends,
+      const std::vector<Part>& receives,
+      ncclDataType_t type,
+      ncclComm_t comm,
+      cudaStream_t stream);
+  ncclResult_t message(bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
+
+  // Calls `body` between ncclGroupStart and ncclGroupEnd.
+  template <class Body>
+  ncclResult_t grouped(Body&& body) {
+    const auto started = api_.groupStart();
+    if (started != ncclSuccess) {
+      return started;
+    }
+    const auto result = body();
+    const auto ended = api_.groupEnd();  // also after an error: the group must not stay open
+    return result != ncclSuccess ? result : ended;
+  }
+
+  WorkPtr issue(Call call);
+  WorkPtr launch(Call call, WorkPtr work);
+  WorkPtr start(Call& call, WorkPtr work);
+  void runHere(Call& call, const WorkPtr& work);
+  void runOnStream(Call& call, const WorkPtr& work);
+  void runMessages(Call& call, const WorkPtr& work);
+  Call merge(std::vector<Call> calls);
+  Batch* openBatch();
+  WorkPtr newWork(const Call& call);
+
+  // With hooks (Hooked.cpp).
+  static OpName hookName(const Call& call);
+  static std::shared_ptr<PreHookArgs> hookArgs(const Call& call, uint64_t id);
+  WorkPtr launchHooked(Call call, WorkPtr work);
+  void tellEnd(
+      const Operation& op,
+      const std::exception_ptr& error,
+      Clock::time_point started,
+      Clock::time_point finished);
+  void closeHooked(const std::function<void()>& body);
+
+  InFlightList::iterator enter(const Operation& op, WorkPtr work);
+  void leave(InFlightList::iterator entry);
+  void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
+  void awaitInitialization();
+  ncclComm_t usable() const;
+
+  Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
+  std::exception_ptr resultError(const Operation& op, ncclResult_t result);
+  void timeOut(const Operation& op, Milliseconds timeout);
+  void failLibrary(const Failure& failure);
+  // `requested`: by abort() here.
+  std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
+  void closeNow();
+  void awaitFailureHook();
+  std::string rankNames(const std::vector<int>& ranks) const;
+
+  const NcclApi& api_;
+  const int rank_;
+  const int size_;
+  const Group group_;
+  const pid_t pid_;
+  const std::unique_ptr<Device> device_;
+  std::atomic<int64_t> timeoutMs_;
+  std::atomic<int64_t> extraMs_{0};
+  std::atomic<bool> timing_{false};
+  std::atomic<uint64_t> collectives_{0};
+  std::atomic<uint64_t> messages_{0};
+
+  mutable std::mutex
+      commMutex_;  // held to replace comm_ or to fail it, never across a blocking call
+  std::atomic<ncclComm_t> comm_;
+  std::atomic<bool> initialized_{false};
+  std::atomic<bool> closed_{false};
+  std::shared_ptr<const Failure> failure_;  // by std::atomic_load; set once
+  std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
+
+  std::atomic<bool> endsProcess_{false};
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+
+  std::mutex hookMutex_;
+  FailureHook failureHook_;
+  std::shared_future<void> failureHookDone_;
+
+  mutable std::mutex inFlightMutex_;
+  std::condition_variable drained_;
+  InFlightList inFlight_;
+
+  std::mutex issueMutex_;  // held while an operation goes into the communicator's stream
+
+  std::mutex batchMutex_;
+  std::atomic<int> openBatches_{0};
+  std::unordered_map<std::thread::id, Batch> batches_;
+};
+
+}  // namespace torchcomms_pg

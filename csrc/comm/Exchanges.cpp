@@ -1,0 +1,185 @@
+// The collectives in which every rank has something for every other: all-to-all
+// and the barrier, which is one without data.
+#include <numeric>
+#include <utility>
+
+#include "comm/Buffers.hpp"
+#include "comm/Checks.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/Types.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Checks `splits` of `tensor` and gives the elements for each rank.
+std::vector<int64_t> splitCounts(
+    const char* what,
+    const char* argument,
+    const std::vector<int64_t>& splits,
+    const at::Tensor& tensor,
+    int size) {
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(
+        rows % size == 0,
+        what,
+        ": the first dimension of ",
+        argument,
+        " (",
+        rows,
+        ") is not divisible by the group size ",
+        size,
+        "; pass split sizes");
+    return std::vector<int64_t>(size, tensor.numel() / size);
+  }
+  checkListLength(what, (std::string(argument) + "_split_sizes").c_str(), splits.size(), size);
+  int64_t sum = 0;
+  for (const auto split : splits) {
+    TORCH_CHECK_VALUE(
+        split >= 0, what, ": ", argument, "_split_sizes holds ", split, ", wanted 0 or more");
+    sum += split;
+  }
+  TORCH_CHECK_VALUE(
+      sum == rows,
+      what,
+      ": ",
+      argument,
+      "_split_sizes add up to ",
+      sum,
+      ", wanted the first dimension of ",
+      argument,
+      ", ",
+      rows);
+  const int64_t perRow = rows == 0 ? 0 : tensor.numel() / rows;
+  auto counts = splits;
+  for (auto& count : counts) {
+    count *= perRow;
+  }
+  return counts;
+}
+
+}  // namespace
+
+WorkPtr Communicator::allToAllSingle(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const std::vector<int64_t>& outputSplits,
+    const std::vector<int64_t>& inputSplits,
+    const Options& options) {
+  auto call = newCall(OpKind::allToAllSingle, options);
+  const char* const what = name(call.op.kind);
+  checkTensor(what, "output", output, device());
+  checkWritable(what, "output", output);
+  checkTensor(what, "input", input, device());
+  checkSameType(what, "output", output, "input", input);
+  const auto outputCounts = splitCounts(what, "output", outputSplits, output, size_);
+  const auto inputCounts = splitCounts(what, "input", inputSplits, input, size_);
+  describeTensors(call, {input}, {output});
+  call.op.inputSplits = inputSplits;
+  call.op.outputSplits = outputSplits;
+
+  const auto wire = wireType(input.scalar_type());
+  Target target(output, /*readFirst=*/false);
+  const auto source = input.contiguous();
+  if (outputSplits.empty() && inputSplits.empty()) {
+    checkNumel(what, "output", output, input.numel());
+    call.launch = [this, target, wire, source](ncclComm_t comm, cudaStream_t stream) {
+      return api_.allToAll(
+          source.data_ptr(),
+          target.data(),
+          source.numel() / size_ * wire.factor,
+          wire.type,
+          comm,
+          stream);
+    };
+  } else {
+    const auto bytes = source.element_size();
+    std::vector<Part> sends;
+    std::vector<Part> receives;
+    auto* from = static_cast<char*>(source.data_ptr());
+    auto* to = static_cast<char*>(target.data());
+    for (int peer = 0; peer < size_; ++peer) {
+      sends.push_back({from, inputCounts[peer] * wire.factor});
+      receives.push_back({to, outputCounts[peer] * wire.factor});
+      from += inputCounts[peer] * bytes;
+      to += outputCounts[peer] * bytes;
+    }
+    call.launch = [this, target, source, sends, receives, type = wire.type](
+                      ncclComm_t comm, cudaStream_t stream) {
+      return exchange(sends, receives, type, comm, stream);
+    };
+  }
+  if (target.needsCopy()) {
+    call.after = [target] { target.copyBack(); };
+  }
+  return issue(std::move(call));
+}
+
+WorkPtr Communicator::allToAll(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const Options& options) {
+  auto call = newCall(OpKind::allToAll, options);
+  const char* const what = name(call.op.kind);
+  checkListLength(what, "output_tensor_list", outputs.size(), size_);
+  checkListLength(what, "input_tensor_list", inputs.size(), size_);
+  checkTensors(what, "output_tensor_list", outputs, inputs.front(), device());
+  checkWritable(what, "output_tensor_list", outputs);
+  checkTensors(what, "input_tensor_list", inputs, inputs.front(), device());
+  describeTensors(call, inputs, outputs);
+
+  const auto wire = wireType(inputs.front().scalar_type());
+  std::vector<at::Tensor> sources;
+  std::vector<Target> targets;
+  std::vector<Part> sends;
+  std::vector<Part> receives;
+  for (int peer = 0; peer < size_; ++peer) {
+    sources.push_back(inputs[peer].contiguous());
+    targets.emplace_back(outputs[peer], /*readFirst=*/false);
+    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor});
+    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor});
+  }
+  call.launch = [this, sources, sends, receives, type = wire.type](
+                    ncclComm_t comm, cudaStream_t stream) {
+    return exchange(sends, receives, type, comm, stream);
+  };
+  call.after = [targets] {
+    for (const auto& target : targets) {
+      target.copyBack();
+    }
+  };
+  return issue(std::move(call));
+}
+
+ncclResult_t Communicator::exchange(
+    const std::vector<Part>& sends,
+    const std::vector<Part>& receives,
+    ncclDataType_t type,
+    ncclComm_t comm,
+    cudaStream_t stream) {
+  return grouped([&] {
+    for (int peer = 0; peer < size_; ++peer) {
+      for (const bool sending : {true, false}) {
+        const auto& part = sending ? sends[peer] : receives[peer];
+        const auto result =
+            message(sending, {part.data, part.count, type, peer, kExchangeTag}, comm, stream);
+        if (result != ncclSuccess) {
+          return result;
+        }
+      }
+    }
+    return ncclSuccess;
+  });
+}
+
+WorkPtr Communicator::barrier(const Options& options, OpKind kind) {
+  auto call = newCall(kind, options);
+  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(device()));
+  call.launch = [this, token](ncclComm_t comm, cudaStream_t stream) {
+    return api_.allReduce(token.data_ptr(), token.data_ptr(), 1, ncclUint8, ncclMax, comm, stream);
+  };
+  return issue(std::move(call));
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,207 @@
+// How a communicator fails, and what it says then.
+#include <unistd.h>
+
+#include <thread>
+#include <utility>
+
+#include "comm/Communicator.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// How long hooks may delay the error they were told of, for example to write
+// a dump.
+constexpr std::chrono::seconds kHookPatience{30};
+
+void callAbortHook(const std::function<void()>& hook) {
+  try {
+    hook();
+  } catch (const std::exception& error) {
+    TORCH_WARN("an abort hook raised: ", error.what());
+  }
+}
+
+// Without destructors: other threads are blocked in operations.
+[[noreturn]] void endProcess(const std::string& why) {
+  const auto text = "torchcomms_pg ends this process: " + why +
+                    "\n(abort_process_on_timeout_or_error=False or TORCHCOMM_ABORT_ON_ERROR=false "
+                    "raises CommError instead)\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  _exit(1);
+}
+
+}  // namespace
+
+std::shared_ptr<const Failure> Communicator::failure() const {
+  return std::atomic_load(&failure_);
+}
+
+c10d::ErrorType Communicator::error() const {
+  const auto failure = std::atomic_load(&failure_);
+  return failure ? failure->type : c10d::ErrorType::SUCCESS;
+}
+
+std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool requested) {
+  std::shared_ptr<const Failure> none;
+  auto ours = std::make_shared<const Failure>(std::move(failure));
+  if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
+    return none;  // the first one, which stands
+  }
+  std::lock_guard lock(hookMutex_);
+  const auto table = hooks_->table();
+  const bool end = !requested && endsProcess();
+  if (failureHook_ || !table->abort.empty() || end) {
+    // Hooks may take the GIL and time; whoever found the failure must not.
+    std::packaged_task<void()> task([first = failureHook_, table, end, text = ours->message] {
+      if (first) {
+        callAbortHook(first);
+      }
+      for (const auto& [id, hook] : table->abort) {
+        callAbortHook(*hook);
+      }
+      if (end) {
+        endProcess(text);
+      }
+    });
+    failureHookDone_ = task.get_future();
+    std::thread(std::move(task)).detach();
+  }
+  return ours;
+}
+
+void Communicator::awaitFailureHook() {
+  std::shared_future<void> done;
+  {
+    std::lock_guard lock(hookMutex_);
+    done = failureHookDone_;
+  }
+  if (done.valid()) {
+    done.wait_for(kHookPatience);
+  }
+}
+
+void Communicator::failLibrary(const Failure& failure) {
+  std::lock_guard lock(commMutex_);
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  if (comm == nullptr) {
+    return;
+  }
+  if (api_.fail != nullptr) {
+    api_.fail(comm, ncclRemoteError, failure.message, failure.ranks);
+  } else if (api_.commRevoke != nullptr) {
+    api_.commRevoke(comm, NCCL_REVOKE_DEFAULT);
+  }
+}
+
+std::string Communicator::rankNames(const std::vector<int>& ranks) const {
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  names += joinRanks(ranks);
+  bool same = true;
+  std::vector<int> global;
+  for (const int rank : ranks) {
+    if (static_cast<size_t>(rank) < group_.globalRanks.size()) {
+      global.push_back(static_cast<int>(group_.globalRanks[rank]));
+      same &= global.back() == rank;
+    }
+  }
+  if (!same) {
+    names += " (global " + joinRanks(global) + ")";
+  }
+  return names;
+}
+
+Failure Communicator::describeFailure(
+    c10d::ErrorType type, const Operation& op, const std::string& what) const {
+  return {
+      type,
+      describe(op) + " of group '" + group_.name + "' on rank " + std::to_string(rank_) + ": " +
+          what,
+      name(op.kind),
+      op.seq,
+      group_.name,
+      {}};
+}
+
+std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t result) {
+  if (const auto known = std::atomic_load(&failure_)) {
+    auto failure = *known;
+    if (failure.op.empty()) {  // an abort: tell what it hit
+      failure.op = name(op.kind);
+      failure.seq = op.seq;
+    }
+    return std::make_exception_ptr(CommError(std::move(failure)));
+  }
+  std::lock_guard lock(commMutex_);
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  std::string text = comm == nullptr ? "" : api_.getLastError(comm);
+  if (text.empty()) {
+    text = api_.getErrorString(result);
+  }
+  auto failure = describeFailure(
+      result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,
+      op,
+      text);
+  ncclResult_t state = ncclSuccess;
+  if (comm != nullptr) {
+    api_.commGetAsyncError(comm, &state);
+    if (api_.absentRanks != nullptr && result == ncclRemoteError) {
+      failure.ranks = api_.absentRanks(comm);
+    }
+  }
+  if (state == ncclSuccess || state == ncclInProgress) {
+    return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
+  }
+  return std::make_exception_ptr(CommError(*setFailure(std::move(failure))));
+}
+
+void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
+  std::vector<int> absent;
+  {
+    std::lock_guard lock(commMutex_);
+    auto* const comm = comm_.load(std::memory_order_acquire);
+    if (comm != nullptr && api_.absentRanks != nullptr) {
+      absent = api_.absentRanks(comm);
+    }
+  }
+  if (isPointToPoint(op.kind) && op.peer >= 0) {
+    absent = {op.peer};
+  }
+  auto text = "timed out after " + inSeconds(timeout) + ": ";
+  if (!initialized_.load(std::memory_order_acquire)) {
+    text += absent.empty() ? "the group was still being set up"
+                           : rankNames(absent) + " did not join the group";
+  } else if (absent.empty()) {
+    text += "all ranks have arrived, and the operation has not finished";
+  } else {
+    text += rankNames(absent) + " did not arrive";
+  }
+  auto failure = describeFailure(c10d::ErrorType::TIMEOUT, op, text);
+  failure.ranks = std::move(absent);
+  const auto first = setFailure(std::move(failure));
+  auto told = *first;
+  told.message = "rank " + std::to_string(rank_) + " gave up: " + told.message;
+  failLibrary(told);
+}
+
+void Communicator::check(Clock::time_point now) noexcept {
+  try {
+    std::optional<Operation> overdue;
+    {
+      std::lock_guard lock(inFlightMutex_);
+      for (const auto& entry : inFlight_) {
+        if (now - entry.op->issued >= entry.op->timeout) {
+          overdue = *entry.op;
+          break;
+        }
+      }
+    }
+    if (overdue && !failure()) {
+      timeOut(*overdue, overdue->timeout);
+    }
+  } catch (...) {
+    // Out of memory while describing a failure; the next tick tries again.
+  }
+}
+
+}  // namespace torchcomms_pg

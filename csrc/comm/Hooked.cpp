@@ -1,0 +1,163 @@
+// Operations that somebody wants to be told of.
+#include <utility>
+
+#include "comm/Buffers.hpp"
+#include "comm/Communicator.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// All post hooks run, whatever the others do. What the first of them raises
+// is raised when nothing else was.
+void firePost(
+    const Hooks::Table& table,
+    const std::shared_ptr<PostHookArgs>& args,
+    std::exception_ptr& error) {
+  for (const auto& [id, hook] : table.post) {
+    try {
+      (*hook)(args);
+    } catch (const std::exception& raised) {
+      if (error) {
+        TORCH_WARN("a post hook raised after the operation had failed: ", raised.what());
+      } else {
+        error = std::current_exception();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+OpName Communicator::hookName(const Call& call) {
+  switch (call.op.kind) {
+    case OpKind::allReduce: return OpName::all_reduce;
+    case OpKind::broadcast: return OpName::broadcast;
+    case OpKind::reduce: return OpName::reduce;
+    case OpKind::allGather:
+      return sameNumel(call.outputs) ? OpName::all_gather : OpName::all_gather_v;
+    case OpKind::allGatherSingle: return OpName::all_gather_single;
+    case OpKind::reduceScatter:
+      return sameNumel(call.inputs) ? OpName::reduce_scatter : OpName::reduce_scatter_v;
+    case OpKind::reduceScatterSingle: return OpName::reduce_scatter_single;
+    case OpKind::allToAll: return OpName::all_to_all;
+    case OpKind::allToAllSingle:
+      return call.op.inputSplits.empty() && call.op.outputSplits.empty()
+                 ? OpName::all_to_all_single
+                 : OpName::all_to_all_v_single;
+    case OpKind::gather: return OpName::gather;
+    case OpKind::scatter: return OpName::scatter;
+    case OpKind::send: return OpName::send;
+    case OpKind::recv: return OpName::recv;
+    case OpKind::barrier:
+    case OpKind::monitoredBarrier: return OpName::barrier;
+    case OpKind::coalesced: return OpName::batch_op_issue;
+    case OpKind::split: return OpName::split;
+    case OpKind::shrink:
+    case OpKind::initialization: break;  // not launched through here
+  }
+  TORCH_INTERNAL_ASSERT(false, "hooks do not know ", name(call.op.kind));
+}
+
+std::shared_ptr<PreHookArgs> Communicator::hookArgs(const Call& call, uint64_t id) {
+  auto args = std::make_shared<PreHookArgs>();
+  const auto& op = call.op;
+  args->name = hookName(call);
+  args->opId = id;
+  args->async = op.async;
+  args->inputs = call.inputs;
+  args->outputs = call.outputs;
+  if (isPointToPoint(op.kind)) {
+    args->peer = op.peer;
+  } else if (op.peer >= 0) {
+    args->root = op.peer;
+  }
+  args->reduceOp = op.reduceOp == nullptr ? "" : op.reduceOp;
+  args->inputSplits = op.inputSplits;
+  args->outputSplits = op.outputSplits;
+  args->ranks = call.ranks;
+  args->newName = call.newName;
+  for (const auto& member : call.members ? *call.members : call.parts) {
+    args->ops.push_back(hookArgs(member, id));
+  }
+  return args;
+}
+
+WorkPtr Communicator::launchHooked(Call call, WorkPtr work) {
+  const auto table = hooks_->table();
+  call.op.hookName = hookName(call);
+  call.op.hookId = Hooks::nextOpId();
+  const auto args = hookArgs(call, call.op.hookId);
+  auto after = std::make_shared<PostHookArgs>();
+  after->name = call.op.hookName;
+  after->opId = call.op.hookId;
+  WorkPtr result;
+  try {
+    for (const auto& [id, hook] : table->pre) {
+      (*hook)(args);
+    }
+    result = start(call, work);
+    after->work = result;
+    if (!result && !table->post.empty()) {
+      // The operation is synchronous and has finished: its caller gets no
+      // Work, but hooks do.
+      auto finished = newWork(call);
+      finished->finish(nullptr);
+      after->work = std::move(finished);
+    }
+  } catch (...) {
+    after->error = std::current_exception();
+    if (work) {
+      work->finish(after->error);  // of a batch, which was given out already
+    }
+  }
+  auto error = after->error;
+  firePost(*table, after, error);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return result;
+}
+
+void Communicator::tellEnd(
+    const Operation& op,
+    const std::exception_ptr& error,
+    Clock::time_point started,
+    Clock::time_point finished) {
+  if (op.hookId == 0) {
+    return;
+  }
+  auto args = std::make_shared<EndHookArgs>();
+  args->name = op.hookName;
+  args->opId = op.hookId;
+  args->async = op.async;
+  args->error = error;
+  // An operation that failed before it was started has no start.
+  args->duration = started == Clock::time_point{} ? Clock::duration{} : finished - started;
+  hooks_->fireEnd(std::move(args));
+}
+
+void Communicator::closeHooked(const std::function<void()>& body) {
+  const auto table = hooks_->table();
+  auto before = std::make_shared<PreHookArgs>();
+  before->name = OpName::finalize;
+  before->opId = Hooks::nextOpId();
+  auto after = std::make_shared<PostHookArgs>();
+  after->name = before->name;
+  after->opId = before->opId;
+  try {
+    for (const auto& [id, hook] : table->pre) {
+      (*hook)(before);
+    }
+    body();
+  } catch (...) {
+    after->error = std::current_exception();
+  }
+  auto error = after->error;
+  firePost(*table, after, error);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,89 @@
+#include "comm/Hooks.hpp"
+
+#include <algorithm>
+
+namespace torchcomms_pg {
+
+uint64_t Hooks::nextOpId() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+Hooks::Id Hooks::add(End hook) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!thread_) {
+      thread_ = std::make_shared<CallbackThread>();
+    }
+  }
+  return insert(&Table::end, std::move(hook));
+}
+
+void Hooks::replace(std::shared_ptr<const Table> table) {
+  any_.store(
+      !table->pre.empty() || !table->post.empty() || !table->end.empty(),
+      std::memory_order_relaxed);
+  table_ = std::move(table);
+}
+
+void Hooks::remove(Id id) {
+  std::shared_ptr<const Table> old;  // freed after the lock is released, see insert()
+  std::lock_guard lock(mutex_);
+  auto table = std::make_shared<Table>(*table_);
+  const auto drop = [id](auto& list) {
+    std::erase_if(list, [id](const auto& entry) { return entry.first == id; });
+  };
+  drop(table->pre);
+  drop(table->post);
+  drop(table->end);
+  drop(table->abort);
+  old = std::move(table_);
+  replace(std::move(table));
+}
+
+void Hooks::clear() {
+  std::shared_ptr<const Table> old;
+  std::lock_guard lock(mutex_);
+  old = std::move(table_);
+  replace(std::make_shared<Table>());
+}
+
+std::shared_ptr<const Hooks::Table> Hooks::table() const {
+  std::lock_guard lock(mutex_);
+  return table_;
+}
+
+void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
+  auto table = this->table();
+  if (table->end.empty()) {
+    return;
+  }
+  const bool async = args->async;
+  auto fire = [table = std::move(table), args = std::move(args)] {
+    for (const auto& [id, hook] : table->end) {
+      try {
+        (*hook)(args);
+      } catch (const std::exception& error) {
+        TORCH_WARN("an end hook raised: ", error.what());
+      }
+    }
+  };
+  if (async) {
+    thread_->add(std::move(fire));
+  } else {
+    fire();
+  }
+}
+
+void Hooks::drain() {
+  std::shared_ptr<CallbackThread> thread;
+  {
+    std::lock_guard lock(mutex_);
+    thread = thread_;
+  }
+  if (thread) {
+    thread->drain();
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,128 @@
+// What users and recorders have called before and after every operation.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/CallbackThread.hpp"
+#include "comm/OpName.hpp"
+#include "comm/Operation.hpp"
+
+namespace torchcomms_pg {
+
+// An operation that is about to be launched.
+struct PreHookArgs {
+  OpName name = OpName::all_reduce;
+  uint64_t opId = 0;  // counts the hooked operations of this process, from 1
+  bool async = false;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  std::optional<int> root;
+  std::optional<int> peer;  // kAnyPeer: whoever sends first
+  std::string reduceOp;     // e.g. "SUM"; empty: none
+  std::vector<int64_t> inputSplits;
+  std::vector<int64_t> outputSplits;
+  std::vector<std::shared_ptr<PreHookArgs>> ops;  // of a batch: its members, with its opId
+  std::vector<int64_t> ranks;                     // of a split: the new group's, of this one
+  std::string newName;                            // of a split
+};
+
+// An operation that was launched, or could not be.
+struct PostHookArgs {
+  OpName name = OpName::all_reduce;
+  uint64_t opId = 0;
+  c10::intrusive_ptr<c10d::Work> work;  // null when the launch failed, and for finalize
+  std::exception_ptr error;             // what the launch failed with
+};
+
+// An operation that has come to its end.
+struct EndHookArgs {
+  OpName name = OpName::all_reduce;
+  uint64_t opId = 0;
+  bool async = false;
+  std::exception_ptr error;
+  Clock::duration duration{};
+};
+
+// Thread-safe. Hooks of one kind are called in the order they were added.
+// Adding and removing takes effect with the next operation, so that hooks may
+// do both.
+class Hooks {
+ public:
+  using Pre = std::function<void(const std::shared_ptr<PreHookArgs>&)>;
+  using Post = std::function<void(const std::shared_ptr<PostHookArgs>&)>;
+  using End = std::function<void(const std::shared_ptr<EndHookArgs>&)>;
+  using Abort = std::function<void()>;
+  using Id = uint64_t;
+
+  template <class Hook>
+  using List = std::vector<std::pair<Id, std::shared_ptr<const Hook>>>;
+  struct Table {
+    List<Pre> pre;
+    List<Post> post;
+    List<End> end;
+    List<Abort> abort;
+  };
+
+  // Whether an operation has to be told to anybody: all that it costs where
+  // there are no hooks.
+  bool any() const { return any_.load(std::memory_order_relaxed); }
+
+  Id add(Pre hook) { return insert(&Table::pre, std::move(hook)); }
+  Id add(Post hook) { return insert(&Table::post, std::move(hook)); }
+  Id add(End hook);
+  Id addAbort(Abort hook) { return insert(&Table::abort, std::move(hook)); }
+
+  // Has no effect for an id that is gone.
+  void remove(Id id);
+  void clear();
+
+  // The hooks of now.
+  std::shared_ptr<const Table> table() const;
+
+  // Calls the end hooks: for a synchronous operation at once, else from a
+  // thread of their own, since a hook may wait for other operations.
+  void fireEnd(std::shared_ptr<EndHookArgs> args);
+
+  // Returns when the end hooks of all finished operations have run.
+  void drain();
+
+  // The id of the next operation.
+  static uint64_t nextOpId();
+
+ private:
+  template <class Hook>
+  Id insert(List<Hook> Table::* list, Hook hook);
+  void replace(std::shared_ptr<const Table> table);
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> any_{false};
+  Id last_ = 0;
+  std::shared_ptr<const Table> table_ = std::make_shared<Table>();
+  std::shared_ptr<CallbackThread> thread_;  // from the first end hook on
+};
+
+template <class Hook>
+Hooks::Id Hooks::insert(List<Hook> Table::* list, Hook hook) {
+  auto entry = std::make_shared<const Hook>(std::move(hook));
+  // The old table is freed after the lock is released: the last reference to
+  // a hook may run a user's destructor.
+  std::shared_ptr<const Table> old;
+  std::lock_guard lock(mutex_);
+  auto table = std::make_shared<Table>(*table_);
+  (table.get()->*list).emplace_back(++last_, std::move(entry));
+  old = std::move(table_);
+  replace(std::move(table));
+  return last_;
+}
+
+}  // namespace torchcomms_pg

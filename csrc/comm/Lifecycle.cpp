@@ -1,0 +1,206 @@
+// How a communicator begins, divides and ends.
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "comm/Communicator.hpp"
+
+namespace torchcomms_pg {
+
+ncclComm_t Communicator::usable() const {
+  TORCH_CHECK(
+      pid_ == getpid(),
+      "group '",
+      group_.name,
+      "' was created before this process was forked and cannot be used here; create groups in the "
+      "child");
+  if (const auto failure = std::atomic_load(&failure_)) {
+    throw CommError(*failure);
+  }
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  TORCH_CHECK(
+      comm != nullptr && !closed_.load(std::memory_order_acquire),
+      "group '",
+      group_.name,
+      "' has been shut down; create a new one");
+  return comm;
+}
+
+bool Communicator::initialized() {
+  if (C10_LIKELY(initialized_.load(std::memory_order_acquire))) {
+    return true;
+  }
+  auto* const comm = usable();  // throws what the monitor finds, for example the deadline
+  ncclResult_t state = ncclSuccess;
+  const auto asked = api_.commGetAsyncError(comm, &state);
+  const auto result = asked != ncclSuccess ? asked : state;
+  if (result != ncclSuccess && result != ncclInProgress) {
+    Operation initialization;
+    initialization.kind = OpKind::initialization;
+    std::rethrow_exception(resultError(initialization, result));
+  }
+  initialized_.store(result == ncclSuccess, std::memory_order_release);
+  return result == ncclSuccess;
+}
+
+void Communicator::awaitInitialization() {
+  while (!initialized()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+std::shared_ptr<Communicator> Communicator::split(
+    const std::vector<int>& ranks, Group group, Milliseconds timeout) {
+  std::vector<bool> seen(size_, false);
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(
+        rank >= 0 && rank < size_ && !seen[rank],
+        "split: ranks must be distinct and in 0 .. ",
+        size_ - 1,
+        ", got [",
+        joinRanks(ranks),
+        "]");
+    seen[rank] = true;
+  }
+  const auto position = std::find(ranks.begin(), ranks.end(), rank_);
+  const bool member = position != ranks.end();
+  // Groups of one split are disjoint, so their first ranks tell them apart.
+  const int color = member ? ranks.front() : NCCL_SPLIT_NOCOLOR;
+  const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
+
+  ncclComm_t child = nullptr;
+  auto call = newCall(OpKind::split, {.async = false, .timeout = timeout});
+  call.ranks.assign(ranks.begin(), ranks.end());
+  call.newName = group.name;
+  call.launch = [&](ncclComm_t comm, cudaStream_t) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    auto state = api_.commSplit(comm, color, key, &child, &config);
+    // A communicator that does not block says so until every rank has come.
+    while (state == ncclInProgress) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      const auto asked = api_.commGetAsyncError(comm, &state);
+      state = asked == ncclSuccess ? state : asked;
+    }
+    return state;
+  };
+  launch(std::move(call), nullptr);
+  if (child == nullptr) {
+    return nullptr;
+  }
+  return std::make_shared<Communicator>(
+      api_,
+      child,
+      key,
+      static_cast<int>(ranks.size()),
+      std::move(group),
+      timeout,
+      device_->another());
+}
+
+std::shared_ptr<Communicator> Communicator::shrink(
+    const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout) {
+  TORCH_CHECK(
+      api_.commShrink != nullptr, "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3");
+  auto gone = excluded;
+  std::sort(gone.begin(), gone.end());
+  TORCH_CHECK_VALUE(
+      !gone.empty() && gone.front() >= 0 && gone.back() < size_ &&
+          std::adjacent_find(gone.begin(), gone.end()) == gone.end(),
+      "shrink: excluded ranks must be distinct and in 0 .. ",
+      size_ - 1,
+      ", got [",
+      joinRanks(excluded),
+      "]");
+  TORCH_CHECK_VALUE(
+      !std::binary_search(gone.begin(), gone.end(), rank_),
+      "shrink: this rank (",
+      rank_,
+      ") is among the excluded ones; only the ranks that stay call it");
+
+  // Not through launch(): a failed communicator can be shrunk, that is what
+  // shrinking is for.
+  auto call = newCall(OpKind::shrink, {.async = false, .timeout = timeout});
+  call.op.seq = collectives_.fetch_add(1) + 1;
+  call.op.issued = Clock::now();
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  TORCH_CHECK(comm != nullptr && !closed_, "shrink: group '", group_.name, "' has been shut down");
+  ncclComm_t child = nullptr;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  const auto result = api_.commShrink(
+      comm,
+      gone.data(),
+      static_cast<int>(gone.size()),
+      &child,
+      &config,
+      abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT);
+  if (result != ncclSuccess && result != ncclInProgress) {
+    throw CommError(describeFailure(c10d::ErrorType::COMM_ERROR, call.op, api_.getLastError(comm)));
+  }
+  const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
+  return std::make_shared<Communicator>(
+      api_,
+      child,
+      rank_ - static_cast<int>(before),
+      size_ - static_cast<int>(gone.size()),
+      std::move(group),
+      timeout,
+      device_->another());
+}
+
+void Communicator::abort(const std::string& why) {
+  const auto ours = setFailure(
+      {c10d::ErrorType::COMM_ERROR,
+       "group '" + group_.name + "' was aborted on rank " + std::to_string(rank_) + " by " + why,
+       "",
+       0,
+       group_.name,
+       {rank_}},
+      /*requested=*/true);
+  failLibrary(*ours);
+  awaitFailureHook();
+}
+
+void Communicator::drain() {
+  std::unique_lock lock(inFlightMutex_);
+  drained_.wait(lock, [&] { return inFlight_.empty(); });
+}
+
+void Communicator::close() {
+  if (closed_.load(std::memory_order_acquire) || pid_ != getpid()) {
+    return;
+  }
+  if (hooks_->any()) {
+    closeHooked([this] { closeNow(); });
+  } else {
+    closeNow();
+  }
+  // A hook may hold on to what holds on to the communicator.
+  hooks_->clear();
+}
+
+void Communicator::closeNow() {
+  if (closed_.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  drain();
+  hooks_->drain();
+  ncclComm_t comm = nullptr;
+  {
+    std::lock_guard lock(commMutex_);
+    comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
+  }
+  awaitFailureHook();
+  if (comm == nullptr) {
+    return;
+  }
+  if (failure()) {
+    api_.commAbort(comm);
+    return;
+  }
+  api_.commFinalize(comm);
+  api_.commDestroy(comm);
+}
+
+}  // namespace torchcomms_pg

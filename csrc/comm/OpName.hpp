@@ -1,0 +1,36 @@
+// The names that hooks know operations by: those of the TorchComm API.
+#pragma once
+
+#include <cstdint>
+
+namespace torchcomms_pg {
+
+#define TORCHCOMMS_PG_OP_NAMES(X) \
+  X(send)                         \
+  X(recv)                         \
+  X(broadcast)                    \
+  X(all_reduce)                   \
+  X(reduce)                       \
+  X(all_gather)                   \
+  X(all_gather_v)                 \
+  X(all_gather_single)            \
+  X(reduce_scatter)               \
+  X(reduce_scatter_v)             \
+  X(reduce_scatter_single)        \
+  X(all_to_all)                   \
+  X(all_to_all_single)            \
+  X(all_to_all_v_single)          \
+  X(barrier)                      \
+  X(scatter)                      \
+  X(gather)                       \
+  X(batch_op_issue)               \
+  X(split)                        \
+  X(finalize)
+
+enum class OpName : uint8_t {
+#define TORCHCOMMS_PG_ENUMERATOR(name) name,
+  TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_ENUMERATOR)
+#undef TORCHCOMMS_PG_ENUMERATOR
+};
+
+}  // namespace torchcomms_pg

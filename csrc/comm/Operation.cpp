@@ -1,0 +1,124 @@
+#include "comm/Operation.hpp"
+
+#include <iterator>
+#include <sstream>
+
+namespace torchcomms_pg {
+
+namespace {
+
+struct Names {
+  const char* name;
+  const char* title;
+  const char* record;
+  c10d::OpType type;
+};
+
+const Names& names(OpKind kind) {
+  using c10d::OpType;
+#define TORCHCOMMS_PG_NAMES(name, record, type)    \
+  {                                                \
+    name, "torchcomms:" name, record, OpType::type \
+  }
+  static constexpr Names kNames[] = {
+      TORCHCOMMS_PG_NAMES("all_reduce", "allreduce", ALLREDUCE),
+      TORCHCOMMS_PG_NAMES("broadcast", "broadcast", BROADCAST),
+      TORCHCOMMS_PG_NAMES("reduce", "reduce", REDUCE),
+      TORCHCOMMS_PG_NAMES("all_gather", "all_gather", ALLGATHER),
+      TORCHCOMMS_PG_NAMES("all_gather_single", "_allgather_base", _ALLGATHER_BASE),
+      TORCHCOMMS_PG_NAMES("reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
+      TORCHCOMMS_PG_NAMES("reduce_scatter_single", "_reduce_scatter_base", _REDUCE_SCATTER_BASE),
+      TORCHCOMMS_PG_NAMES("all_to_all", "all_to_all", ALLTOALL),
+      TORCHCOMMS_PG_NAMES("all_to_all_single", "all_to_all", ALLTOALL_BASE),
+      TORCHCOMMS_PG_NAMES("gather", "gather", GATHER),
+      TORCHCOMMS_PG_NAMES("scatter", "scatter", SCATTER),
+      TORCHCOMMS_PG_NAMES("send", "send", SEND),
+      TORCHCOMMS_PG_NAMES("recv", "recv", RECV),
+      TORCHCOMMS_PG_NAMES("barrier", "barrier", BARRIER),
+      TORCHCOMMS_PG_NAMES("monitored_barrier", "barrier", BARRIER),
+      TORCHCOMMS_PG_NAMES("coalesced", "coalesced", COALESCED),
+      TORCHCOMMS_PG_NAMES("split", "split", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("shrink", "shrink", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("init", "init", UNKNOWN),
+  };
+#undef TORCHCOMMS_PG_NAMES
+  static_assert(std::size(kNames) == static_cast<size_t>(OpKind::initialization) + 1);
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// Whether the operation has tensors of its own to tell of.
+bool hasData(OpKind kind) {
+  return kind < OpKind::barrier || kind == OpKind::coalesced;
+}
+
+}  // namespace
+
+const char* name(OpKind kind) {
+  return names(kind).name;
+}
+
+const char* recordName(OpKind kind) {
+  return names(kind).record;
+}
+
+const char* profilingTitle(OpKind kind) {
+  return names(kind).title;
+}
+
+c10d::OpType opType(OpKind kind) {
+  return names(kind).type;
+}
+
+std::string describe(const Operation& op) {
+  std::ostringstream out;
+  if (op.kind == OpKind::initialization) {
+    return name(op.kind);
+  }
+  out << name(op.kind) << " #" << op.seq;
+  switch (op.kind) {
+    case OpKind::send: out << " to rank " << op.peer; break;
+    case OpKind::recv:
+      if (op.peer >= 0) {
+        out << " from rank " << op.peer;
+      } else {
+        out << " from any rank";
+      }
+      break;
+    default: break;
+  }
+  if (!hasData(op.kind)) {
+    return out.str();
+  }
+  out << " (" << op.numelIn;
+  if (op.numelOut != op.numelIn) {
+    out << " -> " << op.numelOut;
+  }
+  out << " x " << c10::toString(op.dtype);
+  if (op.reduceOp != nullptr) {
+    out << ", " << op.reduceOp;
+  }
+  if (!isPointToPoint(op.kind) && op.peer >= 0) {
+    out << ", root " << op.peer;
+  }
+  if (op.tag != 0) {
+    out << ", tag " << op.tag;
+  }
+  out << ")";
+  return out.str();
+}
+
+std::string inSeconds(Milliseconds duration) {
+  std::ostringstream out;
+  out << static_cast<double>(duration.count()) / 1000.0 << " s";
+  return out.str();
+}
+
+std::string joinRanks(const std::vector<int>& ranks) {
+  std::ostringstream out;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    out << (i == 0 ? "" : ", ") << ranks[i];
+  }
+  return out.str();
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,86 @@
+// What one operation is, as errors, logs and the monitor tell of it.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/OpName.hpp"
+#include "comm/TorchCompat.hpp"
+
+namespace torchcomms_pg {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+enum class OpKind : uint8_t {
+  allReduce,
+  broadcast,
+  reduce,
+  allGather,
+  allGatherSingle,
+  reduceScatter,
+  reduceScatterSingle,
+  allToAll,
+  allToAllSingle,
+  gather,
+  scatter,
+  send,
+  recv,
+  barrier,
+  monitoredBarrier,
+  coalesced,
+  split,
+  shrink,
+  initialization,
+};
+
+// The public name, e.g. "all_reduce".
+const char* name(OpKind kind);
+
+// What ProcessGroupNCCL calls the operation in profiles, which tools look for.
+const char* recordName(OpKind kind);
+
+// The name of the operation's range in a profile, e.g. "torchcomms:all_reduce".
+const char* profilingTitle(OpKind kind);
+
+// The nearest c10d type.
+c10d::OpType opType(OpKind kind);
+
+inline bool isPointToPoint(OpKind kind) {
+  return kind == OpKind::send || kind == OpKind::recv;
+}
+
+struct Operation {
+  OpKind kind = OpKind::allReduce;
+  uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
+  int peer = -1;     // root of a rooted collective, other side of a message; -1: none
+  int tag = 0;
+  int64_t numelIn = 0;
+  int64_t numelOut = 0;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  const char* reduceOp = nullptr;
+  bool async = false;
+  bool ordered = true;      // by a stream; messages alone are not
+  Milliseconds timeout{0};  // all of it, counted from `issued`
+  Milliseconds extra{0};    // how much of it was added for a while
+  Clock::time_point issued;
+  std::vector<int64_t> inputSplits;  // of an uneven all-to-all
+  std::vector<int64_t> outputSplits;
+  uint64_t hookId = 0;  // 0: no hook has been told of it
+  OpName hookName = OpName::all_reduce;
+};
+
+// E.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x Int)".
+std::string describe(const Operation& op);
+
+// E.g. "2 s" or "0.5 s".
+std::string inSeconds(Milliseconds duration);
+
+// E.g. "2" or "0, 2, 3".
+std::string joinRanks(const std::vector<int>& ranks);
+
+}  // namespace torchcomms_pg

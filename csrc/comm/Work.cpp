@@ -1,0 +1,242 @@
+#include "comm/Work.hpp"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <thread>
+#include <utility>
+
+#include "comm/CommError.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/ParamComms.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr int kSpins = 50;
+
+c10d::WorkResult workResult(const std::exception_ptr& error) {
+  if (!error) {
+    return c10d::WorkResult::SUCCESS;
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError& e) {
+    return e.failure().type == c10d::ErrorType::TIMEOUT ? c10d::WorkResult::TIMEOUT
+                                                        : c10d::WorkResult::COMM_ERROR;
+  } catch (...) {
+    return c10d::WorkResult::COMM_ERROR;
+  }
+}
+
+}  // namespace
+
+Work::Work(
+    std::shared_ptr<Communicator> comm,
+    int rank,
+    Operation op,
+    std::vector<at::Tensor> inputs,
+    std::vector<at::Tensor> outputs)
+    : c10d::Work(
+          rank,
+          opType(op.kind),
+          C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op.kind) : nullptr,
+          inputs),
+      comm_(std::move(comm)),
+      op_(std::move(op)),
+      inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)) {}
+
+bool Work::isCompleted() {
+  return done_.load(std::memory_order_acquire);
+}
+
+bool Work::isSuccess() const {
+  return done_.load(std::memory_order_acquire) && !exception();
+}
+
+int Work::sourceRank() const {
+  TORCH_CHECK(op_.kind == OpKind::recv, name(op_.kind), ": only a receive has a source rank");
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(
+      source_ >= 0,
+      "recv: the source rank is known when the message has arrived; call wait() first");
+  return source_;
+}
+
+std::vector<at::Tensor> Work::result() {
+  std::lock_guard lock(mutex_);
+  return outputs_;
+}
+
+void Work::synchronize() {
+  wait(kNoTimeout);
+}
+
+void Work::blockCurrentStream() {
+  synchronize();
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  withParamComms(*comm_, op_, "wait", {}, {}, [&] { comm_->await(*this, timeout); });
+  if (c10d::allow_inflight_collective_as_graph_input()) {
+    c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
+  }
+  std::lock_guard lock(mutex_);
+  if (exception_) {
+    std::rethrow_exception(exception_);
+  }
+  return true;
+}
+
+void Work::abort() {
+  comm_->abort("abort() of a work of " + describe(op_));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), comm_->futureDevices());
+    }
+  }
+  if (isCompleted()) {
+    announce();
+  }
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!futureResult_) {
+      futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
+    }
+  }
+  if (isCompleted()) {
+    announce();
+  }
+  return futureResult_;
+}
+
+float Work::getDuration() const {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(
+      timed_,
+      name(op_.kind),
+      ": no duration was taken; call enable_collectives_timing() on the group before the "
+      "operation");
+  TORCH_CHECK(
+      completed_,
+      name(op_.kind),
+      ": the duration is known when the operation has finished; call wait() first");
+  return std::chrono::duration<float, std::milli>(finished_ - started_).count();
+}
+
+uint64_t Work::getSequencenumber() const {
+  return op_.seq;
+}
+
+std::chrono::milliseconds Work::getTimeout() const {
+  return op_.timeout;
+}
+
+void Work::setStarted(Clock::time_point at) {
+  std::lock_guard lock(mutex_);
+  started_ = at;
+}
+
+void Work::setSource(int rank) {
+  std::lock_guard lock(mutex_);
+  source_ = rank;
+}
+
+void Work::setTimed(bool timed) {
+  timed_ = timed;
+}
+
+void Work::become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
+  std::lock_guard lock(mutex_);
+  op_ = std::move(op);
+  opType_ = opType(op_.kind);
+  inputs_ = std::move(inputs);
+  outputs_ = std::move(outputs);
+}
+
+bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
+  // The end of a short operation is seen sooner by looking than by sleeping.
+  for (int i = 0; i < kSpins; ++i) {
+    if (isCompleted()) {
+      return true;
+    }
+    std::this_thread::yield();
+  }
+  std::unique_lock lock(mutex_);
+  if (!deadline) {
+    cv_.wait(lock, [&] { return completed_; });
+    return true;
+  }
+  return cv_.wait_until(lock, *deadline, [&] { return completed_; });
+}
+
+bool Work::finish(std::exception_ptr error) {
+  std::vector<at::Tensor> inputs;  // freed after the lock is released
+  {
+    std::lock_guard lock(mutex_);
+    if (completed_) {
+      return false;
+    }
+    finished_ = Clock::now();
+    exception_ = std::move(error);
+    inputs.swap(inputs_);
+    completed_ = true;
+    done_.store(true, std::memory_order_release);
+  }
+  cv_.notify_all();
+  return true;
+}
+
+bool Work::hasFuture() const {
+  std::lock_guard lock(mutex_);
+  return future_ || futureResult_ || recordFunctionEndCallback_;
+}
+
+void Work::announce() {
+  std::unique_lock lock(mutex_);
+  const auto endRange = std::exchange(recordFunctionEndCallback_, nullptr);
+  // Whoever sees a future unannounced marks it: completion and a late
+  // getFuture() may come at the same time.
+  const auto future = std::exchange(futureAnnounced_, future_ != nullptr) ? nullptr : future_;
+  const auto futureResult =
+      std::exchange(futureResultAnnounced_, futureResult_ != nullptr) ? nullptr : futureResult_;
+  const auto error = exception_;
+  const auto outputs = outputs_;
+  lock.unlock();
+  if (endRange) {
+    endRange();
+  }
+  if (futureResult) {
+    futureResult->markCompleted(at::IValue(static_cast<uint8_t>(workResult(error))));
+  }
+  if (future) {
+    if (error) {
+      future->setError(error);
+    } else {
+      future->markCompleted(at::IValue(outputs));
+    }
+  }
+}
+
+Clock::time_point Work::started() const {
+  std::lock_guard lock(mutex_);
+  return started_;
+}
+
+Clock::time_point Work::finished() const {
+  std::lock_guard lock(mutex_);
+  return finished_;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,101 @@
+// One issued operation, as its caller sees it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/Operation.hpp"
+
+namespace torchcomms_pg {
+
+class Communicator;
+
+// Keeps the operation's tensors alive until it has finished. Made and finished
+// by its Communicator; the other methods may be called from any thread.
+class Work final : public c10d::Work {
+ public:
+  Work(
+      std::shared_ptr<Communicator> comm,
+      int rank,
+      Operation op,
+      std::vector<at::Tensor> inputs,
+      std::vector<at::Tensor> outputs);
+
+  bool isCompleted() override;
+
+  // True once the operation has finished without an error.
+  bool isSuccess() const override;
+
+  // The rank a message came from.
+  int sourceRank() const override;
+
+  std::vector<at::Tensor> result() override;
+
+  void synchronize() override;
+
+  // Returns when the operation has finished, or raises what it failed with.
+  // With a timeout: when it has not finished by then, the communicator fails,
+  // since an operation under way cannot be taken back.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+
+  void blockCurrentStream() override;
+
+  // Aborts the whole communicator.
+  void abort() override;
+
+  // Completes with the outputs, or with the error.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  // Completes with a c10d::WorkResult, never with an error.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+
+  // Milliseconds from start to end; needs timing to be enabled before.
+  float getDuration() const override;
+
+  uint64_t getSequencenumber() const override;
+
+  std::chrono::milliseconds getTimeout() const TORCHCOMMS_PG_OVERRIDE_FROM_14;
+
+  const Operation& operation() const { return op_; }
+
+  // For the communicator. `finish` has an effect once; `announce` runs the
+  // callbacks of the futures, which may take time and locks.
+  void setStarted(Clock::time_point at);
+  void setSource(int rank);
+  void setTimed(bool timed);
+  // Of a batch: what it turned out to be, when it is launched.
+  void become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
+  // False when `deadline` passed first.
+  bool waitUntil(std::optional<Clock::time_point> deadline);
+  bool finish(std::exception_ptr error);
+  void announce();
+  bool hasFuture() const;
+  bool launched() const { return op_.seq != 0; }
+  Clock::time_point started() const;
+  Clock::time_point finished() const;
+
+ private:
+  const std::shared_ptr<Communicator> comm_;
+  Operation op_;
+  std::atomic<bool> done_{false};
+  bool timed_ = false;
+  int source_ = -1;
+  Clock::time_point started_{};
+  Clock::time_point finished_{};
+  std::vector<at::Tensor> inputs_;   // released when finished
+  std::vector<at::Tensor> outputs_;  // what result() and the future give
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
+  bool futureAnnounced_ = false;
+  bool futureResultAnnounced_ = false;
+};
+
+using WorkPtr = c10::intrusive_ptr<Work>;
+
+}  // namespace torchcomms_pg
