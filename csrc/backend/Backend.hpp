@@ -1,0 +1,184 @@
+// The c10d backend "torchcomms": translates c10d's calls into those of a
+// Communicator.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/GroupOptions.hpp"
+#include "comm/CallbackThread.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/TorchCompat.hpp"
+
+namespace torchcomms_pg {
+
+// Thread-safe. CPU tensors go over shared memory. Follows ProcessGroupNCCL
+// where the two can be compared; a call with asyncOp false returns a null Work
+// when the operation has finished.
+class Backend final : public c10d::Backend {
+ public:
+  using TensorList = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // Collective over the ranks of the group. Raises CommError when not all of
+  // them come within the timeout of `options`.
+  Backend(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      c10::intrusive_ptr<GroupOptions> options);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsShrinking() const override { return true; }
+
+  // Collectives (Collectives.cpp).
+  WorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(
+      TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(
+      std::vector<TensorList>& outputs,
+      TensorList& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  WorkPtr TORCHCOMMS_PG_ALL_GATHER_SINGLE(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(
+      std::vector<TensorList>& outputs,
+      TensorList& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  WorkPtr TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
+      TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(
+      std::vector<TensorList>& outputs,
+      TensorList& inputs,
+      const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(
+      TensorList& outputs,
+      std::vector<TensorList>& inputs,
+      const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(
+      TensorList& outputs,
+      std::vector<TensorList>& inputs,
+      const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
+      TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& outputSplits,
+      std::vector<int64_t>& inputSplits,
+      const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(
+      TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  WorkPtr gather_single(
+      at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
+#endif
+
+  WorkPtr send(TensorList& tensors, int destination, int tag) override;
+  WorkPtr recv(TensorList& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(TensorList& tensors, int tag) override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // Groups and life (Backend.cpp).
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& excluded,
+      int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+      const int& rank,
+      const int& size) override;
+  uint64_t splitCount() const { return splits_; }
+
+  void setSequenceNumberForGroup() override {}  // they start at 0 everywhere
+  uint64_t getSequenceNumberForGroup() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) TORCHCOMMS_PG_OVERRIDE_FROM_14;
+  bool isInitialized() TORCHCOMMS_PG_OVERRIDE_FROM_15;
+  void eagerConnectSingleDevice(at::Device device) override;
+  void enableCollectivesTiming() override;
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t id) override;
+#endif
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t id) override;
+  bool supportsAbortHooks() const override { return true; }
+#endif
+
+  // The communicator for CPU tensors; raises where there is none.
+  const std::shared_ptr<Communicator>& cpuCommunicator(const char* what) const;
+
+ private:
+  // Of a split or shrunk group, whose communicator is there already.
+  Backend(
+      std::shared_ptr<Communicator> comm,
+      int rank,
+      int size,
+      c10::intrusive_ptr<GroupOptions> options);
+
+  void start();
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  void installAbortHooks();
+#endif
+  void installEndHook();
+  // Chooses the communicator by the tensor's device.
+  Communicator& route(const char* what, const at::Tensor& tensor) const;
+  // Calls `body`; an operation that throws leaves no batch open.
+  template <class Body>
+  WorkPtr issue(Communicator& comm, bool async, Body&& body);
+  // Launches all that `body` issues together.
+  template <class Body>
+  WorkPtr together(Communicator& comm, bool async, Body&& body);
+  // A copy of `opts`, or where there are none, of this group's.
+  c10::intrusive_ptr<GroupOptions> childOptions(
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
+  std::vector<int64_t> globalRanks() const;
+  std::string members() const;  // the global ranks, as a key
+
+  const c10::intrusive_ptr<GroupOptions> options_;
+  std::shared_ptr<Communicator> cpu_;
+  std::string cpuUnavailable_;
+  std::atomic<uint64_t> splits_{0};
+  std::mutex hooksMutex_;
+  std::shared_ptr<CallbackThread> completionHooks_;
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  std::map<int64_t, c10d::AbortHook> abortHooks_;
+#endif
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+  std::map<int64_t, c10d::CompletionHook> hooksOfCompletion_;
+#endif
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,285 @@
+// Each of c10d's operations in terms of the Communicator's.
+#include <utility>
+
+#include "backend/Backend.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+template <class Opts>
+Communicator::Options options(const Opts& opts) {
+  Communicator::Options result;
+  result.async = opts.asyncOp;
+  if (opts.timeout != c10d::kUnsetTimeout) {
+    result.timeout = opts.timeout;
+  }
+  return result;
+}
+
+template <class List>
+auto& single(const char* what, const char* argument, List& list) {
+  TORCH_CHECK_VALUE(
+      list.size() == 1,
+      what,
+      ": ",
+      argument,
+      " has ",
+      list.size(),
+      " entries, wanted one: a process drives one device of a group");
+  return list.front();
+}
+
+void sameLength(const char* what, size_t outputs, size_t inputs) {
+  TORCH_CHECK_VALUE(
+      outputs == inputs && outputs > 0,
+      what,
+      ": ",
+      outputs,
+      " outputs and ",
+      inputs,
+      " inputs were given, wanted as many of one as of the other, and at least one");
+}
+
+}  // namespace
+
+template <class Body>
+Backend::WorkPtr Backend::issue(Communicator& comm, bool async, Body&& body) {
+  try {
+    WorkPtr work = body();
+    // c10d waits for any work of a synchronous call, and one that goes into a
+    // batch has not been launched.
+    return !async && comm.inBatch() ? nullptr : work;
+  } catch (...) {
+    // The exception most likely leaves the caller's coalescing context.
+    comm.dropBatch();
+    throw;
+  }
+}
+
+template <class Body>
+Backend::WorkPtr Backend::together(Communicator& comm, bool async, Body&& body) {
+  return issue(comm, async, [&]() -> WorkPtr {
+    if (comm.inBatch()) {
+      return body();
+    }
+    comm.startBatch();
+    body();
+    return comm.endBatch();
+  });
+}
+
+Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
+  const auto& tensor = single("broadcast", "tensors", tensors);
+  auto& comm = route("broadcast", tensor);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.broadcast(tensor, static_cast<int>(opts.rootRank), options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  const auto& tensor = single("all_reduce", "tensors", tensors);
+  if (tensor.is_sparse()) {
+    return allreduce_sparse(tensors, opts);
+  }
+  auto& comm = route("all_reduce", tensor);
+  return issue(
+      comm, opts.asyncOp, [&] { return comm.allReduce(tensor, opts.reduceOp, options(opts)); });
+}
+
+Backend::WorkPtr Backend::allreduce_coalesced(
+    TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  sameLength("all_reduce_coalesced", tensors.size(), tensors.size());
+  auto& comm = route("all_reduce_coalesced", tensors.front());
+  return together(comm, opts.asyncOp, [&] {
+    WorkPtr last;
+    for (const auto& tensor : tensors) {
+      last = comm.allReduce(tensor, opts.reduceOp, options(opts));
+    }
+    return last;
+  });
+}
+
+Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
+  const auto& tensor = single("reduce", "tensors", tensors);
+  auto& comm = route("reduce", tensor);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp, options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::allgather(
+    std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+  const auto& input = single("all_gather", "tensors", inputs);
+  const auto& output = single("all_gather", "tensor lists", outputs);
+  auto& comm = route("all_gather", input);
+  return issue(comm, opts.asyncOp, [&] { return comm.allGather(output, input, options(opts)); });
+}
+
+Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  auto& comm = route("all_gather_single", input);
+  return issue(
+      comm, opts.asyncOp, [&] { return comm.allGatherSingle(output, input, options(opts)); });
+}
+
+Backend::WorkPtr Backend::allgather_coalesced(
+    std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+  // outputs[rank][i] takes inputs[i] of that rank, as for Gloo.
+  TORCH_CHECK_VALUE(
+      outputs.size() == static_cast<size_t>(getSize()),
+      "all_gather_coalesced: output lists for ",
+      outputs.size(),
+      " ranks were given, wanted ",
+      getSize());
+  for (const auto& list : outputs) {
+    sameLength("all_gather_coalesced", list.size(), inputs.size());
+  }
+  auto& comm = route("all_gather_coalesced", inputs.front());
+  return together(comm, opts.asyncOp, [&] {
+    WorkPtr last;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      TensorList ofRanks;
+      for (const auto& list : outputs) {
+        ofRanks.push_back(list[i]);
+      }
+      last = comm.allGather(ofRanks, inputs[i], options(opts));
+    }
+    return last;
+  });
+}
+
+Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
+    TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+  sameLength("all_gather_single_coalesced", outputs.size(), inputs.size());
+  auto& comm = route("all_gather_single_coalesced", inputs.front());
+  return together(comm, opts.asyncOp, [&] {
+    WorkPtr last;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      last = comm.allGatherSingle(outputs[i], inputs[i], options(opts));
+    }
+    return last;
+  });
+}
+
+Backend::WorkPtr Backend::gather(
+    std::vector<TensorList>& outputs, TensorList& inputs, const c10d::GatherOptions& opts) {
+  const auto& input = single("gather", "tensors", inputs);
+  auto& comm = route("gather", input);
+  return issue(comm, opts.asyncOp, [&] {
+    // Ranks other than the root pass no list, or an empty one.
+    const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
+    return comm.gather(output, input, static_cast<int>(opts.rootRank), options(opts));
+  });
+}
+
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+Backend::WorkPtr Backend::gather_single(
+    at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+  auto& comm = route("gather_single", input);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.gatherSingle(output, input, static_cast<int>(opts.rootRank), options(opts));
+  });
+}
+#endif
+
+Backend::WorkPtr Backend::scatter(
+    TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ScatterOptions& opts) {
+  const auto& output = single("scatter", "tensors", outputs);
+  auto& comm = route("scatter", output);
+  return issue(comm, opts.asyncOp, [&] {
+    const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
+    return comm.scatter(output, input, static_cast<int>(opts.rootRank), options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::reduce_scatter(
+    TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ReduceScatterOptions& opts) {
+  const auto& output = single("reduce_scatter", "tensors", outputs);
+  const auto& input = single("reduce_scatter", "input lists", inputs);
+  auto& comm = route("reduce_scatter", output);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.reduceScatter(output, input, opts.reduceOp, options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  auto& comm = route("reduce_scatter_single", input);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.reduceScatterSingle(output, input, opts.reduceOp, options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
+    TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
+  sameLength("reduce_scatter_single_coalesced", outputs.size(), inputs.size());
+  auto& comm = route("reduce_scatter_single_coalesced", inputs.front());
+  return together(comm, opts.asyncOp, [&] {
+    WorkPtr last;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      last = comm.reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp, options(opts));
+    }
+    return last;
+  });
+}
+
+Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& outputSplits,
+    std::vector<int64_t>& inputSplits,
+    const c10d::AllToAllOptions& opts) {
+  auto& comm = route("all_to_all_single", input);
+  return issue(comm, opts.asyncOp, [&] {
+    return comm.allToAllSingle(output, input, outputSplits, inputSplits, options(opts));
+  });
+}
+
+Backend::WorkPtr Backend::alltoall(
+    TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
+  auto& comm = route("all_to_all", inputs.front());
+  return issue(comm, opts.asyncOp, [&] { return comm.allToAll(outputs, inputs, options(opts)); });
+}
+
+Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
+  auto& comm = *cpuCommunicator("barrier");
+  return issue(comm, opts.asyncOp, [&] { return comm.barrier(options(opts)); });
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
+  // The error names all missing ranks in either case: shared memory tells.
+  auto call = options(opts);
+  call.async = false;
+  cpuCommunicator("monitored_barrier")->barrier(call, OpKind::monitoredBarrier);
+}
+
+Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
+  const auto& tensor = single("send", "tensors", tensors);
+  auto& comm = route("send", tensor);
+  return issue(comm, /*async=*/true, [&] { return comm.send(tensor, destination, tag, {}); });
+}
+
+Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
+  const auto& tensor = single("recv", "tensors", tensors);
+  auto& comm = route("recv", tensor);
+  return issue(comm, /*async=*/true, [&] { return comm.recv(tensor, source, tag, {}); });
+}
+
+Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
+  return recv(tensors, kAnyPeer, tag);
+}
+
+void Backend::startCoalescing() {
+  // Torch wraps the abort of groups in this, also of those without a communicator.
+  if (cpu_) {
+    cpu_->startBatch();
+  }
+}
+
+Backend::WorkPtr Backend::endCoalescing() {
+  return cpu_ ? cpu_->endBatch() : nullptr;
+}
+
+}  // namespace torchcomms_pg

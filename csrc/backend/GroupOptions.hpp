@@ -1,0 +1,20 @@
+// What a user may set for a group: `pg_options` of init_process_group.
+#pragma once
+
+#include "comm/TorchCompat.hpp"
+
+namespace torchcomms_pg {
+
+inline constexpr const char* kBackendName = "torchcomms";
+
+struct GroupOptions : c10d::Backend::Options {
+  explicit GroupOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options(kBackendName, timeout) {}
+  GroupOptions(const GroupOptions&) = default;
+
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
+    return c10::make_intrusive<GroupOptions>(*this);
+  }
+};
+
+}  // namespace torchcomms_pg
