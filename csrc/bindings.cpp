@@ -1,0 +1,101 @@
+// The extension module torchcomms_pg._C: what Python sees of the C++ side.
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/Backend.hpp"
+#include "bindings/Bindings.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Destroying a backend may join threads that need the GIL.
+template <class T>
+class NoGilDestructor {
+ public:
+  NoGilDestructor() = default;
+  explicit NoGilDestructor(T* object)
+      : object_(c10::intrusive_ptr<T>::unsafe_steal_from_new(object)) {}
+  explicit NoGilDestructor(c10::intrusive_ptr<T> object) : object_(std::move(object)) {}
+  NoGilDestructor(const NoGilDestructor&) = default;
+  NoGilDestructor(NoGilDestructor&&) noexcept = default;
+  NoGilDestructor& operator=(const NoGilDestructor&) = default;
+  NoGilDestructor& operator=(NoGilDestructor&&) noexcept = default;
+  ~NoGilDestructor() {
+    if (object_ && PyGILState_Check() != 0) {
+      py::gil_scoped_release release;
+      object_.reset();
+    }
+  }
+  T* get() const { return object_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> object_;
+};
+
+}  // namespace
+
+}  // namespace torchcomms_pg
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, torchcomms_pg::NoGilDestructor<T>, true)
+
+PYBIND11_MODULE(_C, module) {
+  using namespace torchcomms_pg;
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+
+  py::module_::import("torch._C._distributed_c10d");  // registers the base classes
+
+  module.attr("torch_version") = TORCHCOMMS_PG_TORCH_VERSION;
+  module.attr("nccl_header_version") = NCCL_VERSION_CODE;
+
+  bindErrors(module);
+  bindHooks(module);
+  bindCommunicator(module);
+
+  py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
+
+  py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
+      backend, "Options")
+      .def(
+          py::init([](std::chrono::milliseconds timeout) {
+            return c10::make_intrusive<GroupOptions>(timeout);
+          }),
+          py::arg("timeout") = kBackendDefaultTimeout)
+      .def(
+          "__copy__",
+          [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })
+      .def(
+          "__deepcopy__",
+          [](const GroupOptions& self, const py::dict&) {
+            return c10::make_intrusive<GroupOptions>(self);
+          },
+          py::arg("memo"));
+
+  backend
+      .def(
+          py::init([](const c10::intrusive_ptr<c10d::Store>& store,
+                      int rank,
+                      int size,
+                      c10::intrusive_ptr<GroupOptions> options) {
+            return NoGilDestructor<Backend>(
+                c10::make_intrusive<Backend>(store, rank, size, std::move(options)));
+          }),
+          py::arg("store"),
+          py::arg("rank"),
+          py::arg("size"),
+          py::arg("options"),
+          NoGil())
+      .def_property_readonly(
+          "options",
+          [](Backend& self) {
+            return c10::static_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
+          })
+      .def(
+          "communicator",
+          [](Backend& self) { return std::make_unique<Comm>(self.cpuCommunicator("get_comm")); })
+      .def("get_error", &Backend::getError)  // torch binds it from 2.14 on
+      .def("comm_split_count", &Backend::splitCount)
+      .def("perform_nocolor_split", [](Backend&, const at::Device&) {}, py::arg("device"));
+}

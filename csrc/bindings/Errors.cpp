@@ -1,0 +1,91 @@
+// Failures as Python exceptions.
+#include <pybind11/stl.h>
+
+#include "bindings/Bindings.hpp"
+#include "comm/CommError.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// The Python class of CommError, made in torchcomms_pg/errors.py and set by
+// set_comm_error. Leaked: it is needed until the interpreter ends.
+py::object& commErrorClass() {
+  static auto* const type = new py::object();
+  return *type;
+}
+
+py::object commError(const CommError& error) {
+  const auto& failure = error.failure();
+  const auto& type = commErrorClass();
+  if (!type) {
+    throw error;  // torch makes it a DistBackendError
+  }
+  return type(
+      failure.message,
+      py::arg("op") = failure.op,
+      py::arg("seq") = failure.seq,
+      py::arg("group") = failure.group,
+      py::arg("ranks") = failure.ranks);
+}
+
+const char* state(c10d::Work& work) {
+  if (!work.isCompleted()) {
+    const auto* const ours = dynamic_cast<const Work*>(&work);
+    return ours == nullptr || ours->launched() ? "INPROGRESS" : "NOT_STARTED";
+  }
+  try {
+    if (const auto error = work.exception()) {
+      std::rethrow_exception(error);
+    }
+  } catch (const CommError& error) {
+    return error.failure().type == c10d::ErrorType::TIMEOUT ? "TIMEDOUT" : "ERROR";
+  } catch (...) {
+    return "ERROR";
+  }
+  return "COMPLETED";
+}
+
+}  // namespace
+
+py::object pythonError(const std::exception_ptr& error) {
+  try {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+    return py::none();
+  } catch (const CommError& failure) {
+    return commError(failure);
+  } catch (const py::error_already_set& raised) {
+    return raised.value();
+  } catch (const c10::Error& failure) {
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure.what_without_backtrace());
+  } catch (const std::exception& failure) {
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure.what());
+  }
+}
+
+void bindErrors(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) {
+        std::rethrow_exception(pointer);
+      }
+    } catch (const CommError& error) {
+      const auto object = commError(error);
+      PyErr_SetObject(py::type::handle_of(object).ptr(), object.ptr());
+    }
+  });
+  module.def(
+      "set_comm_error",
+      [](py::object type) { commErrorClass() = std::move(type); },
+      py::arg("type"));
+  module.def(
+      "work_state", [](c10d::Work& work) { return std::string(state(work)); }, py::arg("work"));
+  module.def(
+      "work_error",
+      [](c10d::Work& work) { return pythonError(work.isCompleted() ? work.exception() : nullptr); },
+      py::arg("work"));
+}
+
+}  // namespace torchcomms_pg
