@@ -1,0 +1,365 @@
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+from torch._C._distributed_c10d import Backend as _C10dBackend
+from torch._C._distributed_c10d import ErrorType, Store, Work
+from torch._C._distributed_c10d import ReduceOp as _ReduceOp
+
+from torchcomms_pg.work import TorchWork
+
+# The minor of torch that the extension was compiled for, such as "2.15".
+torch_version: str
+# NCCL_VERSION_CODE of the header it was compiled with.
+nccl_header_version: int
+
+def set_comm_error(type: type[Exception]) -> None:
+    """Names the class that failures on the wire are raised as."""
+
+def set_work_type(type: type[TorchWork]) -> None:
+    """Names the class that hooks get a work as."""
+
+def work_state(work: Work) -> str:
+    """The name of the work's `WorkStatus`."""
+
+def work_error(work: Work) -> BaseException | None:
+    """What the work failed with; None while it runs and when it succeeded."""
+
+def new_shm_communicator(
+    store: Store, rank: int, size: int, name: str, timeout: timedelta, ends_process: bool
+) -> Communicator:
+    """A communicator over shared memory; collective over its ranks."""
+
+class OpName:
+    """Which operation a hook is told of."""
+
+    @property
+    def __members__(self) -> dict[str, OpName]: ...
+    send: ClassVar[OpName]
+    recv: ClassVar[OpName]
+    broadcast: ClassVar[OpName]
+    all_reduce: ClassVar[OpName]
+    reduce: ClassVar[OpName]
+    all_gather: ClassVar[OpName]
+    all_gather_v: ClassVar[OpName]
+    all_gather_single: ClassVar[OpName]
+    reduce_scatter: ClassVar[OpName]
+    reduce_scatter_v: ClassVar[OpName]
+    reduce_scatter_single: ClassVar[OpName]
+    all_to_all: ClassVar[OpName]
+    all_to_all_single: ClassVar[OpName]
+    all_to_all_v_single: ClassVar[OpName]
+    barrier: ClassVar[OpName]
+    scatter: ClassVar[OpName]
+    gather: ClassVar[OpName]
+    batch_op_issue: ClassVar[OpName]
+    split: ClassVar[OpName]
+    finalize: ClassVar[OpName]
+
+    def __init__(self, value: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class PreHookArgs:
+    """An operation that is about to be launched.
+
+    Attributes:
+        name: which operation.
+        op_id: counts the hooked operations of this process.
+        async_op: as the caller passed it.
+        inputs: the tensors it reads; what is contiguous in them is what is sent.
+        outputs: the tensors it writes.
+        input: the only tensor of `inputs`, or all of them where there is not exactly one.
+        output: the same for `outputs`.
+        tensors: inputs and outputs, each once.
+        tensor: the only tensor of `tensors`, None where there is not exactly one.
+        root: of a rooted collective; None for others.
+        peer: other side of a message, -1 for a receive from any; None for others.
+        reduce_op: such as ``"SUM"``; None where nothing is reduced.
+        input_split_sizes: rows for each rank, of all_to_all_v_single; empty for others.
+        output_split_sizes: the same for the output.
+        ops: of a batch: its members, with the op_id of the batch.
+        num_ops: how many these are.
+        ranks: of a split: the ranks of the new communicator; empty: this rank is in none.
+        new_name: of a split: what the new communicator is called.
+    """
+
+    @property
+    def name(self) -> OpName: ...
+    @property
+    def op_id(self) -> int: ...
+    @property
+    def async_op(self) -> bool: ...
+    @property
+    def inputs(self) -> list[torch.Tensor]: ...
+    @property
+    def outputs(self) -> list[torch.Tensor]: ...
+    @property
+    def input(self) -> torch.Tensor | list[torch.Tensor]: ...
+    @property
+    def output(self) -> torch.Tensor | list[torch.Tensor]: ...
+    @property
+    def tensors(self) -> list[torch.Tensor]: ...
+    @property
+    def tensor(self) -> torch.Tensor | None: ...
+    @property
+    def root(self) -> int | None: ...
+    @property
+    def peer(self) -> int | None: ...
+    @property
+    def reduce_op(self) -> str | None: ...
+    @property
+    def input_split_sizes(self) -> list[int]: ...
+    @property
+    def output_split_sizes(self) -> list[int]: ...
+    @property
+    def ops(self) -> list[PreHookArgs]: ...
+    @property
+    def num_ops(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def new_name(self) -> str: ...
+
+class PostHookArgs:
+    """An operation that was launched, cancelled by a pre-hook, or could not be launched.
+
+    Attributes:
+        name: which operation.
+        op_id: as in `PreHookArgs`.
+        work: of the operation; None when it was not launched, and for finalize.
+        error: why it was not launched, or what a synchronous operation failed with; None if
+            nothing went wrong.
+    """
+
+    @property
+    def name(self) -> OpName: ...
+    @property
+    def op_id(self) -> int: ...
+    @property
+    def work(self) -> TorchWork | None: ...
+    @property
+    def error(self) -> BaseException | None: ...
+
+class EndHookArgs:
+    """An operation that has come to its end.
+
+    Attributes:
+        name: which operation.
+        op_id: as in `PreHookArgs`.
+        async_op: as in `PreHookArgs`.
+        status: ``"completed"`` or ``"failed"``.
+        error: what it failed with, else None.
+        duration: milliseconds from its start to its end; 0 if it was never started.
+    """
+
+    @property
+    def name(self) -> OpName: ...
+    @property
+    def op_id(self) -> int: ...
+    @property
+    def async_op(self) -> bool: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def error(self) -> BaseException | None: ...
+    @property
+    def duration(self) -> float: ...
+
+class RemovableHandle:
+    """Takes one hook away."""
+
+    def remove(self) -> None:
+        """Has the hook called no more, from the next operation on. Idempotent."""
+
+class Communicator:
+    """What `TorchComm` is made of; see there for the operations."""
+
+    def register_pre_hook(self, hook: Callable[[PreHookArgs], object]) -> RemovableHandle: ...
+    def register_post_hook(self, hook: Callable[[PostHookArgs], object]) -> RemovableHandle: ...
+    def register_end_hook(self, hook: Callable[[EndHookArgs], object]) -> RemovableHandle: ...
+    def register_abort_hook(self, hook: Callable[[], object]) -> RemovableHandle: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @timeout.setter
+    def timeout(self, arg1: timedelta) -> None: ...
+    def enable_timing(self) -> None: ...
+    def split(
+        self, ranks: Sequence[int], name: str, timeout: timedelta | None
+    ) -> Communicator | None: ...
+    def start_batch(self) -> None: ...
+    def end_batch(self) -> Work | None: ...
+    def drop_batch(self) -> None: ...
+    def abort(self, why: str) -> None: ...
+    def close(self) -> None: ...
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        tag: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int,
+        tag: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: _ReduceOp,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: _ReduceOp,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def all_gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input: torch.Tensor,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def all_gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: _ReduceOp,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: _ReduceOp,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def all_to_all(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def barrier(
+        self,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        root: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input: torch.Tensor,
+        root: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def gather_single(
+        self,
+        output: torch.Tensor | None,
+        input: torch.Tensor,
+        root: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+
+class Backend(_C10dBackend):
+    """The ranks of one process group.
+
+    ``dist.init_process_group("torchcomms")`` and ``dist.new_group`` make it. Made by hand it
+    can be used without a process group; that too is collective over its ranks.
+
+    Args:
+        store: where the ranks meet.
+        rank: of this process or thread, from 0.
+        size: number of ranks.
+        options: timeout and name of the group.
+
+    Raises:
+        CommError: not all ranks came within ``options._timeout``.
+    """
+
+    class Options(_C10dBackend.Options):
+        """What ``pg_options`` of ``init_process_group`` takes for this backend.
+
+        Args:
+            timeout: how long an operation may take, from its issue, before the group fails.
+        """
+
+        def __init__(self, timeout: timedelta = ...) -> None: ...
+        def __copy__(self) -> Backend.Options: ...
+        def __deepcopy__(self, memo: dict[int, Any]) -> Backend.Options: ...
+
+    def __init__(self, store: Store, rank: int, size: int, options: Backend.Options) -> None: ...
+    @property
+    def options(self) -> Backend.Options: ...
+    def communicator(self) -> Communicator:
+        """The communicator that CPU tensors go through."""
+
+    def get_error(self) -> ErrorType:
+        """How the group has failed, if it has: a timeout, here, or on another rank."""
+
+    def comm_split_count(self) -> int:
+        """How many groups have been split from this one."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What ``new_group`` calls on ranks outside the new group; members need nothing of it."""

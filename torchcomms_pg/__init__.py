@@ -1,0 +1,46 @@
+"""The c10d backend ``torchcomms``: NCCL's API as the one seam of a PyTorch process group.
+
+``import torchcomms_pg`` registers the backend; then ``dist.init_process_group("torchcomms")``
+trains DDP and FSDP models. `new_comm` makes a communicator without process groups.
+"""
+
+import torch
+
+from torchcomms_pg._compat import check_torch
+
+check_torch(torch.__version__)
+
+# These load the extension, which must not happen under another torch.
+from torchcomms_pg import _C, env, hooks, objcol  # noqa: E402
+from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
+from torchcomms_pg._version import __version__  # noqa: E402
+from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
+from torchcomms_pg.comm import TorchComm, get_comm, new_comm  # noqa: E402
+from torchcomms_pg.errors import CommError  # noqa: E402
+from torchcomms_pg.options import CommOptions  # noqa: E402
+from torchcomms_pg.reduce_op import ReduceOp  # noqa: E402
+from torchcomms_pg.registration import register  # noqa: E402
+from torchcomms_pg.work import TorchWork, WorkStatus  # noqa: E402
+
+__all__ = [
+    "Backend",
+    "BatchSendRecv",
+    "CommError",
+    "CommOptions",
+    "OpName",
+    "ReduceOp",
+    "RemovableHandle",
+    "TorchComm",
+    "TorchWork",
+    "WorkStatus",
+    "__version__",
+    "env",
+    "get_comm",
+    "hooks",
+    "new_comm",
+    "objcol",
+    "register",
+]
+
+_C.set_comm_error(CommError)
+register()

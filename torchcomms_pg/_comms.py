@@ -1,0 +1,23 @@
+"""The names that programs import from ``torchcomms._comms``."""
+
+from torchcomms_pg._C import EndHookArgs, OpName, PostHookArgs, PreHookArgs, RemovableHandle
+from torchcomms_pg.batch import BatchSendRecv
+from torchcomms_pg.comm import TorchComm, new_comm
+from torchcomms_pg.options import CommOptions
+from torchcomms_pg.reduce_op import ReduceOp
+from torchcomms_pg.work import TorchWork, WorkStatus
+
+__all__ = [
+    "BatchSendRecv",
+    "CommOptions",
+    "EndHookArgs",
+    "OpName",
+    "PostHookArgs",
+    "PreHookArgs",
+    "ReduceOp",
+    "RemovableHandle",
+    "TorchComm",
+    "TorchWork",
+    "WorkStatus",
+    "new_comm",
+]

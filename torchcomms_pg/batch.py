@@ -1,0 +1,80 @@
+"""Sends and receives that are issued together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchcomms_pg.options import Hints
+from torchcomms_pg.work import TorchWork
+
+if TYPE_CHECKING:
+    from torchcomms_pg.comm import TorchComm
+
+
+class BatchSendRecv:
+    """A list of sends and receives; `TorchComm.batch_op_create` makes it.
+
+    Nothing is checked or sent before `issue`. Issued together, messages of one batch do not wait
+    for each other, so that all ranks may list them in any order.
+    """
+
+    def __init__(self, comm: TorchComm) -> None:
+        self._comm = comm
+        self._ops: list[tuple[Callable[..., TorchWork], torch.Tensor, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        """Adds a send of `tensor` to rank `dst`."""
+        self._ops.append((self._comm.send, tensor, dst))
+
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
+        """Adds a receive into `tensor` from rank `src`."""
+        self._ops.append((self._comm.recv, tensor, src))
+
+    def issue(
+        self, async_op: bool, hints: Hints | None = None, timeout: timedelta | None = None
+    ) -> TorchWork:
+        """Launches the batch and empties it.
+
+        Args:
+            async_op: False returns when all messages have been sent and received.
+            hints: as for `TorchComm.send`, for every message.
+            timeout: for all of them together.
+
+        Raises:
+            ValueError, TypeError: a message is wrong; then none was sent, and the batch is kept.
+            CommError: the communicator has failed.
+        """
+        with self._comm.group() as group:
+            for op, tensor, peer in self._ops:
+                op(tensor, peer, async_op, hints, timeout)
+        self._ops.clear()
+        return group.work
+
+
+class GroupLaunch:
+    """The operations inside ``with comm.group():``, launched together at its end.
+
+    Attributes:
+        work: of all of them; there when the block has been left.
+    """
+
+    def __init__(self, comm: TorchComm) -> None:
+        self._comm = comm._native("group")
+        self.work = TorchWork(None)
+
+    def __enter__(self) -> GroupLaunch:
+        self._comm.start_batch()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._comm.drop_batch()
+        else:
+            self.work = TorchWork(self._comm.end_batch())

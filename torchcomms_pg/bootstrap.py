@@ -1,0 +1,68 @@
+"""Who takes part in a new communicator, and where they meet."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from torchcomms_pg import env
+
+
+def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
+    """Returns rank and number of ranks: the arguments, else what a launcher's environment says.
+
+    Raises:
+        ValueError: only one is given, they contradict each other, or nothing states them.
+    """
+    if (rank is None) != (size is None):
+        given, missing = ("size", "rank") if rank is None else ("rank", "size")
+        raise ValueError(f"new_comm: {given} is given and {missing} is not; pass both, or neither")
+    if rank is not None and size is not None:
+        if size < 1:
+            raise ValueError(f"new_comm: size is {size}, wanted 1 or more")
+        if not 0 <= rank < size:
+            raise ValueError(f"new_comm: rank is {rank}, wanted 0 to {size - 1}")
+        return rank, size
+    found = env.launcher_ranks()
+    if found is None:
+        names = ", ".join("/".join(pair) for pair in env.LAUNCHERS)
+        raise ValueError(
+            "new_comm: neither arguments nor a launcher say which rank this is. Pass rank= and "
+            "size=, or start the program with torchrun or mpirun; looked for the variables "
+            f"{names}"
+        )
+    return found
+
+
+def find_store(
+    store: dist.Store | None, rank: int, size: int, name: str, timeout: timedelta
+) -> dist.Store:
+    """Returns the store where the ranks of the communicator `name` meet.
+
+    That is part of the given store; without one, of the TCPStore at MASTER_ADDR and MASTER_PORT,
+    which rank 0 serves unless torchrun does. A rank alone needs none.
+
+    Raises:
+        ValueError: there is no store, and the environment does not say where to meet.
+    """
+    if store is None:
+        if size == 1:
+            store = dist.HashStore()
+        else:
+            store = _launcher_store(rank, size, timeout)
+    return dist.PrefixStore(f"torchcomm/{name}", store)
+
+
+def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if env.read(name) is None]
+    if missing:
+        raise ValueError(
+            f"new_comm: no store was given, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set, so that the {size} ranks do not know "
+            "where to meet. Pass store=, for example torch.distributed.TCPStore(...), or set "
+            "MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port of it"
+        )
+    # Knows torchrun's own store, and shares one server among all who ask for it in a process.
+    store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
+    return store

@@ -1,0 +1,42 @@
+"""What happened on the wire, as opposed to a caller's mistake."""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError
+
+
+class CommError(DistBackendError):
+    """A communicator has failed: a peer died, aborted, disagrees, or did not come in time.
+
+    The communicator cannot be used any more; every later call on it raises the same error.
+    A caller's own mistake (a wrong shape, dtype or rank) raises ``ValueError``, ``TypeError``
+    or ``RuntimeError`` instead, and leaves the communicator as it was.
+
+    Attributes:
+        op: name of the operation, such as ``"all_reduce"``; empty if none was involved.
+        seq: its sequence number in the group, from 1; 0 if none was involved.
+        group: the group's name.
+        ranks: group ranks that did not arrive, died or aborted, where that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str = "",
+        seq: int = 0,
+        group: str = "",
+        ranks: list[int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.op = op
+        self.seq = seq
+        self.group = group
+        self.ranks = list(ranks or [])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_restore, (str(self), self.op, self.seq, self.group, self.ranks))
+
+
+def _restore(message: str, op: str, seq: int, group: str, ranks: list[int]) -> CommError:
+    return CommError(message, op=op, seq=seq, group=group, ranks=ranks)

@@ -1,0 +1,148 @@
+"""Collectives of Python objects, as bytes of their pickles.
+
+Unpickling runs what the bytes say: use them among ranks that trust each other. All of them
+return when they are done. Objects may differ in size from rank to rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torchcomms_pg.comm import TorchComm
+
+
+def _pack(value: object) -> torch.Tensor:
+    # A bytearray: torch warns of memory that must not be written to.
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpack(data: torch.Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())
+
+
+def _check_length(what: str, argument: str, got: object, wanted: int) -> None:
+    if not isinstance(got, Sequence) or len(got) != wanted:
+        length = f"has {len(got)} entries" if isinstance(got, Sequence) else f"is {got!r}"
+        raise ValueError(f"{what}: {argument} {length}, wanted a list of {wanted}, one per rank")
+
+
+def _check_nonempty(what: str, argument: str, got: Sequence[object]) -> None:
+    if not got:
+        raise ValueError(f"{what}: {argument} is empty; its length says how many objects move")
+
+
+def all_gather_object(
+    comm: TorchComm, object_list: list[Any], obj: object, timeout: timedelta | None = None
+) -> None:
+    """Fills `object_list`, which has one entry per rank, with the ranks' `obj`."""
+    _check_length("all_gather_object", "object_list", object_list, comm.get_size())
+    mine = _pack(obj)
+    sizes = torch.empty(comm.get_size(), dtype=torch.int64)
+    comm.all_gather_single(sizes, torch.tensor([mine.numel()]), False, timeout=timeout)
+    parts = [torch.empty(size, dtype=torch.uint8) for size in sizes.tolist()]
+    comm.all_gather_v(parts, mine, False, timeout=timeout)
+    object_list[:] = [_unpack(part) for part in parts]
+
+
+def gather_object(
+    comm: TorchComm,
+    obj: object,
+    root: int,
+    object_gather_list: list[Any] | None = None,
+    timeout: timedelta | None = None,
+) -> None:
+    """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
+    rank, size = comm.get_rank(), comm.get_size()
+    comm._check_rank("gather_object", "root", root)
+    if rank == root:
+        _check_length("gather_object", "object_gather_list", object_gather_list, size)
+    mine = _pack(obj)
+    sizes = torch.empty(size, dtype=torch.int64) if rank == root else None
+    comm.gather_single(sizes, torch.tensor([mine.numel()]), root, False, timeout=timeout)
+    if sizes is None or object_gather_list is None:
+        comm.send(mine, root, False, timeout=timeout)
+        return
+    parts = [torch.empty(length, dtype=torch.uint8) for length in sizes.tolist()]
+    parts[root] = mine
+    batch = comm.batch_op_create()
+    for peer in range(size):
+        if peer != root:
+            batch.recv(parts[peer], peer)
+    batch.issue(False, timeout=timeout)
+    object_gather_list[:] = [_unpack(part) for part in parts]
+
+
+def broadcast_object_list(
+    comm: TorchComm, object_list: list[Any], root: int, timeout: timedelta | None = None
+) -> None:
+    """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`."""
+    comm._check_rank("broadcast_object_list", "root", root)
+    _check_nonempty("broadcast_object_list", "object_list", object_list)
+    is_root = comm.get_rank() == root
+    packed = [_pack(obj) for obj in object_list] if is_root else []
+    sizes = torch.tensor([part.numel() for part in packed] or [0] * len(object_list))
+    comm.broadcast(sizes, root, False, timeout=timeout)
+    data = torch.cat(packed) if is_root else torch.empty(int(sizes.sum()), dtype=torch.uint8)
+    comm.broadcast(data, root, False, timeout=timeout)
+    if not is_root:
+        object_list[:] = [_unpack(part) for part in data.split(sizes.tolist())]
+
+
+def scatter_object_list(
+    comm: TorchComm,
+    root: int,
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    timeout: timedelta | None = None,
+) -> None:
+    """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list."""
+    rank, size = comm.get_rank(), comm.get_size()
+    comm._check_rank("scatter_object_list", "root", root)
+    _check_nonempty("scatter_object_list", "scatter_object_output_list", scatter_object_output_list)
+    length = torch.empty(1, dtype=torch.int64)
+    if rank != root:
+        comm.scatter(length, [], root, False, timeout=timeout)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        comm.recv(data, root, False, timeout=timeout)
+        scatter_object_output_list[0] = _unpack(data)
+        return
+    _check_length(
+        "scatter_object_list", "scatter_object_input_list", scatter_object_input_list, size
+    )
+    packed = [_pack(obj) for obj in scatter_object_input_list or []]
+    lengths = [torch.tensor([part.numel()]) for part in packed]
+    comm.scatter(length, lengths, root, False, timeout=timeout)
+    batch = comm.batch_op_create()
+    for peer in range(size):
+        if peer != root:
+            batch.send(packed[peer], peer)
+    batch.issue(False, timeout=timeout)
+    scatter_object_output_list[0] = _unpack(packed[root])
+
+
+def send_object_list(
+    comm: TorchComm, object_list: Sequence[object], dst: int, timeout: timedelta | None = None
+) -> None:
+    """Sends the entries of `object_list` to rank `dst`."""
+    _check_nonempty("send_object_list", "object_list", object_list)
+    packed = [_pack(obj) for obj in object_list]
+    comm.send(torch.tensor([part.numel() for part in packed]), dst, False, timeout=timeout)
+    comm.send(torch.cat(packed), dst, False, timeout=timeout)
+
+
+def recv_object_list(
+    comm: TorchComm, object_list: list[Any], src: int, timeout: timedelta | None = None
+) -> None:
+    """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`."""
+    _check_nonempty("recv_object_list", "object_list", object_list)
+    sizes = torch.empty(len(object_list), dtype=torch.int64)
+    comm.recv(sizes, src, False, timeout=timeout)
+    data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+    comm.recv(data, src, False, timeout=timeout)
+    object_list[:] = [_unpack(part) for part in data.split(sizes.tolist())]

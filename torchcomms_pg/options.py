@@ -1,0 +1,83 @@
+"""What a user may set for a communicator, and for one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from torchcomms_pg import env
+
+Hints = Mapping[str, str]
+
+# Hints that the shm backend acts on.
+TIMING = "torchcomm::shm::timing"
+TAG = "torchcomm::shm::tag"
+# Hints for other backends, so that one program can hint to whichever it runs on. Their values are
+# checked, and they have no effect here: memory has no streams with priorities.
+FOREIGN = {"torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream"}
+
+COMMUNICATOR_HINTS = {TIMING} | FOREIGN
+MESSAGE_HINTS = {TAG} | FOREIGN
+OPERATION_HINTS = set(FOREIGN)
+
+
+@dataclass
+class CommOptions:
+    """Options of a communicator. What is None comes from the environment.
+
+    Attributes:
+        abort_process_on_timeout_or_error: whether a timeout or an error on the wire ends the
+            process, after the abort hooks; otherwise it raises CommError.
+            None: TORCHCOMM_ABORT_ON_ERROR, which is true where it is not set.
+        timeout: how long an operation may take, from its issue.
+            None: TORCHCOMM_TIMEOUT_SECONDS, which is 600 where it is not set.
+        store: where the ranks meet. None: the launcher's environment says where.
+        hints: see docs/api.md.
+    """
+
+    abort_process_on_timeout_or_error: bool | None = None
+    timeout: timedelta | None = None
+    store: dist.Store | None = None
+    hints: dict[str, str] = field(default_factory=dict)
+
+    def resolved(self) -> CommOptions:
+        """Returns a copy in which the environment's defaults are filled in."""
+        abort = self.abort_process_on_timeout_or_error
+        return CommOptions(
+            env.abort_on_error() if abort is None else abort,
+            env.default_timeout() if self.timeout is None else self.timeout,
+            self.store,
+            dict(self.hints),
+        )
+
+
+def check_timeout(what: str, timeout: timedelta | None) -> None:
+    """Raises TypeError or ValueError unless `timeout` is None or a positive timedelta."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"{what}: timeout is {timeout!r}, wanted a datetime.timedelta or None; "
+            "for example datetime.timedelta(seconds=60)"
+        )
+    if timeout < timedelta(milliseconds=1):
+        raise ValueError(f"{what}: timeout is {timeout}, wanted a millisecond or more")
+
+
+def check_hints(what: str, hints: Hints, known: set[str]) -> None:
+    """Raises TypeError or ValueError unless `hints` holds known names and good values."""
+    if not isinstance(hints, Mapping):
+        raise TypeError(f"{what}: hints is {hints!r}, wanted a dict of strings or None")
+    for name, value in hints.items():
+        if name not in known:
+            raise ValueError(
+                f"{what}: unknown hint {name!r}; known here: {', '.join(sorted(known))}"
+            )
+        if name == TAG:
+            if not str(value).isdecimal():
+                raise ValueError(f"{what}: hint {name} is {value!r}, wanted a number, 0 or more")
+        elif value not in ("true", "false"):
+            raise ValueError(f"{what}: hint {name} is {value!r}, wanted 'true' or 'false'")

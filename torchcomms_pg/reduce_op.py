@@ -1,0 +1,75 @@
+"""The operations by which tensors are reduced."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _make_nccl_premul_sum
+
+
+class ReduceOp:
+    """How the tensors of all ranks become one.
+
+    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX`` and ``AVG`` take floating point, integer and (not all)
+    bool and complex tensors, ``BAND``, ``BOR`` and ``BXOR`` integers and bools.
+    ``PREMUL_SUM(factor)`` multiplies each rank's tensor by its factor, a number or a tensor of
+    one element, before it adds; for float16, bfloat16, float32 and float64.
+
+    An operation also takes torch.distributed's own ``ReduceOp``.
+    """
+
+    SUM: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+
+    __slots__ = ("factor", "native", "type")
+
+    def __init__(self, type: str, factor: float | torch.Tensor | None = None) -> None:
+        self.type = type
+        self.factor = factor
+        if type == "PREMUL_SUM":
+            if not isinstance(factor, (int, float, torch.Tensor)) or isinstance(factor, bool):
+                raise TypeError(
+                    f"ReduceOp.PREMUL_SUM: factor is {factor!r}, wanted a number or a tensor of "
+                    "one element"
+                )
+            if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+                raise ValueError(
+                    f"ReduceOp.PREMUL_SUM: factor has {factor.numel()} elements, wanted 1"
+                )
+            self.native = _make_nccl_premul_sum(
+                float(factor) if isinstance(factor, int) else factor
+            )
+        else:
+            self.native = dist.ReduceOp(getattr(dist.ReduceOp, type))
+
+    @staticmethod
+    def PREMUL_SUM(factor: float | torch.Tensor) -> ReduceOp:  # noqa: N802
+        """Returns the sum of the ranks' tensors, each multiplied by its `factor`."""
+        return ReduceOp("PREMUL_SUM", factor)
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.type}" + ("" if self.factor is None else f"({self.factor!r})")
+
+
+for _type in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"):
+    setattr(ReduceOp, _type, ReduceOp(_type))
+
+
+def native_op(what: str, op: object) -> dist.ReduceOp:
+    """Returns c10d's form of a reduce op of ours or of c10d."""
+    if isinstance(op, ReduceOp):
+        return op.native
+    if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        return dist.ReduceOp(op) if isinstance(op, dist.ReduceOp.RedOpType) else op
+    raise TypeError(
+        f"{what}: op is {op!r}, wanted a torchcomms_pg.ReduceOp such as ReduceOp.SUM"
+        + (", or call ReduceOp.PREMUL_SUM with its factor" if callable(op) else "")
+    )

@@ -1,0 +1,97 @@
+"""Makes ``torchcomms`` known to ``torch.distributed``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch.distributed import distributed_c10d as c10d
+
+from torchcomms_pg._C import Backend
+from torchcomms_pg._compat import minor_of
+
+BACKEND_NAME = "torchcomms"
+DEVICES = ["cpu", "cuda"]
+
+
+def register() -> None:
+    """Registers the backend ``torchcomms`` for CPU and CUDA devices.
+
+    ``import torchcomms_pg`` does this, and from torch 2.14 on the first use of the name does.
+    Calling it again has no effect.
+
+    Raises:
+        RuntimeError: somebody else has registered the name, or torch would hand the name to
+            the torchcomms package.
+    """
+    _refuse_hijack()
+    if BACKEND_NAME.upper() in c10d.Backend._plugins:
+        creator = c10d.Backend._plugins[BACKEND_NAME.upper()].creator_fn
+        if creator is not create_backend:
+            owner = f"{creator.__module__}.{creator.__qualname__}"
+            raise RuntimeError(
+                f"the backend name {BACKEND_NAME!r} is already registered by {owner}; "
+                "torchcomms_pg does not replace it. Do not import both in one process."
+            )
+        return
+    dist.Backend.register_backend(
+        BACKEND_NAME, create_backend, extended_api=True, devices=list(DEVICES)
+    )
+    if _torch_minor() < 14:
+        _name_default_backend()
+
+
+def create_backend(
+    options: _DistributedBackendOptions, group_options: Backend.Options | None
+) -> Backend:
+    """Creates the backend of one process group; called by ``torch.distributed``.
+
+    Args:
+        options: store, rank, size, timeout and name of the group.
+        group_options: what the user passed as ``pg_options``, if anything.
+    """
+    if group_options is None:
+        own = Backend.Options()
+    elif isinstance(group_options, Backend.Options):
+        own = group_options.__copy__()
+    else:
+        raise TypeError(
+            f"pg_options: got {type(group_options).__module__}.{type(group_options).__qualname__}, "
+            f"wanted torchcomms_pg.Backend.Options for backend {BACKEND_NAME!r}"
+        )
+    own._timeout = options.timeout
+    own.group_name = options.group_id
+    own.global_ranks_in_group = options.global_ranks_in_group
+    return Backend(options.store, options.group_rank, options.group_size, own)
+
+
+def _torch_minor() -> int:
+    return int(minor_of(torch.__version__).split(".")[1])
+
+
+def _refuse_hijack() -> None:
+    """Torch gives the names it knows from the torchcomms package to that, when told to use it."""
+    handles = getattr(c10d, "_torchcomms_handles_backend", None)  # from torch 2.14 on
+    if handles(BACKEND_NAME) if handles else c10d._use_torchcomms_enabled():
+        raise RuntimeError(
+            "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set and the torchcomms package is installed: "
+            f"torch would create {BACKEND_NAME!r} groups with that package, not with "
+            "torchcomms_pg. Unset the variable, or uninstall torchcomms."
+        )
+
+
+def _name_default_backend() -> None:
+    """Lets mixed strings such as ``cpu:gloo,cuda:torchcomms`` have a default backend.
+
+    Up to torch 2.13 a group of a mixed string takes its default backend from the first of
+    ``Backend._plugins`` whose name is among the string's backends; the names there are in
+    upper case and those of the string in lower case, so that none is found and the group's
+    default stays undefined. An entry in lower case, in front, is found.
+    """
+    plugins: dict[str, Any] = c10d.Backend._plugins
+    others = dict(plugins)
+    plugins.clear()
+    plugins[BACKEND_NAME] = others[BACKEND_NAME.upper()]
+    plugins.update(others)

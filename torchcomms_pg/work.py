@@ -1,0 +1,109 @@
+"""One issued operation, as its caller sees it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from torchcomms_pg import _C
+from torchcomms_pg.options import check_timeout
+
+
+class WorkStatus(enum.Enum):
+    """How far an operation has come."""
+
+    NOT_STARTED = enum.auto()  # in a batch that is not launched yet
+    INPROGRESS = enum.auto()
+    COMPLETED = enum.auto()
+    TIMEDOUT = enum.auto()
+    ERROR = enum.auto()
+
+
+class TorchWork:
+    """What an operation returns.
+
+    Every method tells of the operation's state at the time of the call. A failure shows in
+    `wait`, `status`, `exception`, `get_future` and `result` alike. Dropping a work object does not
+    stop its operation. Thread-safe.
+    """
+
+    __slots__ = ("_outputs", "_work")
+
+    def __init__(self, work: Work | None, outputs: Sequence[torch.Tensor] = ()) -> None:
+        self._work = work  # None: a synchronous operation, which finished without an error
+        self._outputs = outputs
+
+    def is_completed(self) -> bool:
+        """Returns whether the operation has finished, with or without an error."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Returns when the operation has finished.
+
+        Args:
+            timeout: when it has not finished by then, the communicator fails, since an operation
+                under way cannot be taken back. None: the operation's own timeout holds.
+
+        Raises:
+            CommError: the operation failed.
+            RuntimeError: it is part of a batch that has not been launched.
+        """
+        if timeout is not None:
+            check_timeout("wait", timeout)
+        if self._work is None:
+            return
+        if timeout is None:
+            self._work.wait()
+        else:
+            self._work.wait(timeout)
+
+    def wait_blocking(self, timeout: timedelta | None = None) -> None:
+        """As `wait`, and on every device the calling thread itself waits, not only its stream."""
+        self.wait(timeout)
+
+    def status(self) -> WorkStatus:
+        """Returns how far the operation has come."""
+        if self._work is None:
+            return WorkStatus.COMPLETED
+        return WorkStatus[_C.work_state(self._work)]
+
+    def exception(self) -> BaseException | None:
+        """Returns what the operation failed with; None while it runs and when it succeeded."""
+        return None if self._work is None else _C.work_error(self._work)
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Returns a future that completes with the output tensors, or with the error."""
+        if self._work is not None:
+            return self._work.get_future()
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(list(self._outputs))
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        """Waits, and returns the output tensors (none for send and barrier).
+
+        Raises:
+            CommError: the operation failed.
+        """
+        if self._work is None:
+            return list(self._outputs)
+        self._work.wait()
+        return list(self._work.get_future().value())
+
+    def duration(self) -> float:
+        """Returns the operation's time from its start to its end in milliseconds.
+
+        Raises:
+            RuntimeError: timing was off, or the operation has not finished. Timing is turned on by
+                the communicator's hint ``torchcomm::shm::timing``, and by an end hook.
+        """
+        if self._work is None:
+            raise RuntimeError(
+                "duration: no duration was taken; create the communicator with "
+                "hints={'torchcomm::shm::timing': 'true'}"
+            )
+        return self._work._get_duration()
