@@ -1,0 +1,109 @@
+// Ranks as threads of this process or as processes of their own.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "Check.hpp"
+#include "shm/Api.hpp"
+
+namespace test {
+
+inline const torchcomms_pg::NcclApi& nccl() {
+  return torchcomms_pg::shm::api();
+}
+
+#define CHECK_NCCL(call)                                                            \
+  do {                                                                              \
+    const ncclResult_t result_ = (call);                                            \
+    if (result_ != ncclSuccess) {                                                   \
+      ::test::stop(                                                                 \
+          __FILE__,                                                                 \
+          __LINE__,                                                                 \
+          std::string(#call ": ") + ::test::nccl().getErrorString(result_) + ": " + \
+              ::test::nccl().getLastError(nullptr));                                \
+    }                                                                               \
+  } while (false)
+
+inline ncclUniqueId uniqueId() {
+  ncclUniqueId id;
+  CHECK_NCCL(nccl().getUniqueId(&id));
+  return id;
+}
+
+inline ncclComm_t init(const ncclUniqueId& id, int ranks, int rank) {
+  ncclComm_t comm = nullptr;
+  CHECK_NCCL(nccl().commInitRankConfig(&comm, ranks, id, rank, nullptr));
+  return comm;
+}
+
+// body(rank) in one thread per rank.
+inline void threads(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::thread> all;
+  for (int rank = 0; rank < ranks; ++rank) all.emplace_back(body, rank);
+  for (std::thread& thread : all) thread.join();
+}
+
+// body(comm, rank) in one thread per rank of a communicator.
+inline void threadRanks(int ranks, const std::function<void(ncclComm_t, int)>& body) {
+  const ncclUniqueId id = uniqueId();
+  threads(ranks, [&](int rank) {
+    const ncclComm_t comm = init(id, ranks, rank);
+    body(comm, rank);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+class Processes {
+ public:
+  void start(const std::function<void()>& body) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      body();
+      std::exit(0);
+    }
+    pids_.push_back(child);
+  }
+  pid_t pid(int index) const { return pids_[index]; }
+
+  // Waits for one to end; it must have succeeded.
+  void join(int index) {
+    int status = 0;
+    CHECK(waitpid(pids_[index], &status, 0) == pids_[index]);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  void joinAll() {
+    for (size_t i = 0; i < pids_.size(); ++i) join(static_cast<int>(i));
+  }
+  // Kills one, which then does not count as a failure.
+  void kill(int index) {
+    ::kill(pids_[index], SIGKILL);
+    int status = 0;
+    CHECK(waitpid(pids_[index], &status, 0) == pids_[index]);
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
+// body(comm, rank) in one process per rank. The id is made by this process.
+inline void processRanks(int ranks, const std::function<void(ncclComm_t, int)>& body) {
+  const ncclUniqueId id = uniqueId();
+  Processes processes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    processes.start([&, rank] {
+      const ncclComm_t comm = init(id, ranks, rank);
+      body(comm, rank);
+      CHECK_NCCL(nccl().commDestroy(comm));
+    });
+  }
+  processes.joinAll();
+}
+
+}  // namespace test

@@ -1,0 +1,59 @@
+// A host stream with one worker thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "shm/HostStream.hpp"
+
+namespace test {
+
+class Stream : public torchcomms_pg::shm::HostStream {
+ public:
+  Stream() : worker_([this] { work(); }) {}
+  ~Stream() override {
+    enqueue(nullptr);
+    worker_.join();
+  }
+  void enqueue(std::function<void()> task) override {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    changed_.notify_one();
+  }
+  void synchronize() {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool ended = false;
+    std::unique_lock lock(mutex);
+    enqueue([&] {
+      std::lock_guard inner(mutex);
+      ended = true;
+      done.notify_one();
+    });
+    done.wait(lock, [&] { return ended; });
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return !tasks_.empty(); });
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      if (task == nullptr) return;
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  std::thread worker_;
+};
+
+}  // namespace test

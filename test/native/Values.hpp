@@ -1,0 +1,86 @@
+// Elements of every data type, from and to numbers.
+#pragma once
+
+#include <nccl.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace test {
+
+inline const std::vector<ncclDataType_t> kTypes = {
+    ncclInt8,
+    ncclUint8,
+    ncclInt32,
+    ncclUint32,
+    ncclInt64,
+    ncclUint64,
+    ncclFloat16,
+    ncclFloat32,
+    ncclFloat64,
+    ncclBfloat16,
+    ncclFloat8e4m3,
+    ncclFloat8e5m2};
+
+inline size_t bytesOf(ncclDataType_t type) {
+  constexpr size_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return kBytes[type];
+}
+
+struct FloatFormat {
+  int exponentBits, mantissaBits;
+};
+
+inline FloatFormat formatOf(ncclDataType_t type) {
+  switch (type) {
+    case ncclFloat16: return {5, 10};
+    case ncclBfloat16: return {8, 7};
+    case ncclFloat8e4m3: return {4, 3};
+    case ncclFloat8e5m2: return {5, 2};
+    default: return {0, 0};
+  }
+}
+
+// Bits of a number that the format holds exactly as a normal number or zero.
+inline uint32_t encodeFloat(FloatFormat format, double value) {
+  if (value == 0) return 0;
+  int exponent = 0;
+  const double fraction = std::frexp(std::fabs(value), &exponent);  // in [0.5, 1)
+  const int bias = (1 << (format.exponentBits - 1)) - 1;
+  const auto mantissa = static_cast<uint32_t>((fraction * 2 - 1) * (1 << format.mantissaBits));
+  return static_cast<uint32_t>(value < 0) << (format.exponentBits + format.mantissaBits) |
+         static_cast<uint32_t>(exponent - 1 + bias) << format.mantissaBits | mantissa;
+}
+
+inline void store(ncclDataType_t type, void* buffer, size_t index, double value) {
+  auto* at = static_cast<std::byte*>(buffer) + index * bytesOf(type);
+  const auto put = [at](auto element) { std::memcpy(at, &element, sizeof element); };
+  switch (type) {
+    case ncclInt8: return put(static_cast<int8_t>(value));
+    case ncclUint8: return put(static_cast<uint8_t>(value));
+    case ncclInt32: return put(static_cast<int32_t>(value));
+    case ncclUint32: return put(static_cast<uint32_t>(value));
+    case ncclInt64: return put(static_cast<int64_t>(value));
+    case ncclUint64: return put(static_cast<uint64_t>(value));
+    case ncclFloat32: return put(static_cast<float>(value));
+    case ncclFloat64: return put(value);
+    case ncclFloat16:
+    case ncclBfloat16: return put(static_cast<uint16_t>(encodeFloat(formatOf(type), value)));
+    default: return put(static_cast<uint8_t>(encodeFloat(formatOf(type), value)));
+  }
+}
+
+using Buffer = std::vector<std::byte>;
+
+// `count` elements, element i being value(i).
+template <class Value>
+Buffer elements(ncclDataType_t type, size_t count, const Value& value) {
+  Buffer buffer(count * bytesOf(type));
+  for (size_t i = 0; i < count; ++i) store(type, buffer.data(), i, value(i));
+  return buffer;
+}
+
+}  // namespace test

@@ -1,0 +1,272 @@
+// Whatever happens to one rank, the others learn it and go on.
+#include <dirent.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+
+#include "Ranks.hpp"
+
+using namespace test;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+double secondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ncclResult_t sum(ncclComm_t comm, std::vector<float>& data) {
+  return nccl().allReduce(
+      data.data(), data.data(), data.size(), ncclFloat32, ncclSum, comm, nullptr);
+}
+
+int openFiles() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("memfd:torchcomms_pg") != std::string::npos;
+  return count;
+}
+
+}  // namespace
+
+TEST(killedRankIsNamedAndNothingIsLeft) {
+  for (const bool oversubscribed : {false, true}) {
+    const int ranks = oversubscribed ? 4 : 2;
+    const ncclUniqueId id = uniqueId();
+    int running[2];
+    CHECK(pipe(running) == 0);
+    Processes processes;
+    for (int rank = 0; rank < ranks; ++rank) {
+      processes.start([&, rank] {
+        const int filesBefore = openFiles();
+        const ncclComm_t comm = init(id, ranks, rank);
+        std::vector<float> data(500'000);
+        CHECK_EQUAL(sum(comm, data), ncclSuccess);
+        CHECK(write(running[1], "x", 1) == 1);
+        ncclResult_t result = ncclSuccess;
+        while (result == ncclSuccess) result = sum(comm, data);
+        CHECK_EQUAL(result, ncclRemoteError);
+        CHECK_CONTAINS(nccl().getLastError(comm), "rank " + std::to_string(ranks - 1) + " (pid ");
+        CHECK_CONTAINS(nccl().getLastError(comm), "died");
+        ncclResult_t async = ncclSuccess;
+        CHECK_NCCL(nccl().commGetAsyncError(comm, &async));
+        CHECK_EQUAL(async, ncclRemoteError);
+        CHECK_EQUAL(sum(comm, data), ncclRemoteError);
+        CHECK_NCCL(nccl().commDestroy(comm));
+        CHECK_EQUAL(openFiles(), filesBefore);
+        CHECK_EQUAL(mappings(), 0);
+      });
+    }
+    char ignored;
+    for (int i = 0; i < ranks; ++i) CHECK(read(running[0], &ignored, 1) == 1);
+    const auto start = Clock::now();
+    processes.kill(ranks - 1);
+    for (int rank = 0; rank < ranks - 1; ++rank) processes.join(rank);
+    CHECK(secondsSince(start) < 5);  // about one is promised; machines may be busy
+    close(running[0]);
+    close(running[1]);
+  }
+}
+
+TEST(rankKilledDuringInitIsNamed) {
+  const ncclUniqueId id = uniqueId();
+  Processes processes;
+  processes.start([&] {
+    ncclComm_t comm = nullptr;
+    CHECK_EQUAL(nccl().commInitRankConfig(&comm, 3, id, 0, nullptr), ncclRemoteError);
+    CHECK(comm == nullptr);
+    CHECK_CONTAINS(nccl().getLastError(nullptr), "rank 1 (pid ");
+  });
+  int joined[2];
+  CHECK(pipe(joined) == 0);
+  processes.start([&] {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    CHECK_EQUAL(nccl().commInitRankConfig(&comm, 3, id, 1, &config), ncclInProgress);
+    while (nccl().absentRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+    CHECK(write(joined[1], "x", 1) == 1);
+    pause();
+  });
+  char ignored;
+  CHECK(read(joined[0], &ignored, 1) == 1);
+  processes.kill(1);
+  processes.join(0);
+}
+
+TEST(abortReleasesEveryRank) {
+  threadRanks(1, [](ncclComm_t, int) {});
+  const ncclUniqueId id = uniqueId();
+  std::atomic<ncclComm_t> blocked{nullptr};
+  threads(3, [&](int rank) {
+    const ncclComm_t comm = init(id, 3, rank);
+    std::vector<float> data(10);
+    if (rank == 2) {
+      // Another thread than the blocked one aborts.
+      std::thread blockedThread([&] { CHECK_EQUAL(sum(comm, data), ncclRemoteError); });
+      while (nccl().absentRanks(comm) != std::vector<int>{0, 1}) std::this_thread::yield();
+      CHECK_NCCL(nccl().commAbort(comm));
+      blockedThread.join();
+      CHECK_EQUAL(sum(comm, data), ncclInvalidArgument);
+      return;
+    }
+    // Waits for the failure without arriving.
+    ncclResult_t async = ncclSuccess;
+    while (async == ncclSuccess) CHECK_NCCL(nccl().commGetAsyncError(comm, &async));
+    CHECK_EQUAL(async, ncclRemoteError);
+    CHECK_CONTAINS(
+        nccl().getLastError(comm),
+        "rank 2 (pid " + std::to_string(getpid()) + ") aborted the communicator");
+    CHECK_EQUAL(sum(comm, data), ncclRemoteError);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(revokeReleasesEveryRank) {
+  const ncclUniqueId id = uniqueId();
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    std::vector<float> data(10);
+    if (rank == 0) {
+      CHECK_EQUAL(sum(comm, data), ncclRemoteError);
+      CHECK_CONTAINS(nccl().getLastError(comm), "revoked");
+    } else {
+      while (nccl().absentRanks(comm) != std::vector<int>{}) {
+      }
+      CHECK_NCCL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT));
+      CHECK_EQUAL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT), ncclInvalidArgument);
+      ncclResult_t async = ncclInProgress;
+      while (async == ncclInProgress) CHECK_NCCL(nccl().commGetAsyncError(comm, &async));
+      CHECK_EQUAL(async, ncclSuccess);
+      CHECK_EQUAL(sum(comm, data), ncclInvalidUsage);
+      CHECK_EQUAL(nccl().commFinalize(comm), ncclInvalidArgument);
+    }
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(failReachesEveryRankAndTheFirstWins) {
+  const ncclUniqueId id = uniqueId();
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    std::vector<float> data(10);
+    if (rank == 0) {
+      CHECK_EQUAL(sum(comm, data), ncclTimeout);
+    } else {
+      CHECK_NCCL(nccl().fail(comm, ncclTimeout, "too late", {1}));
+      CHECK_NCCL(nccl().fail(comm, ncclSystemError, "something else", {}));
+    }
+    CHECK_EQUAL(std::string(nccl().getLastError(comm)), "too late");
+    CHECK_EQUAL(nccl().fail(comm, ncclSuccess, "", {}), ncclInvalidArgument);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(destroyedRankIsNamed) {
+  const ncclUniqueId id = uniqueId();
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    std::vector<float> data(10);
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+    if (rank == 0) {
+      CHECK_EQUAL(sum(comm, data), ncclRemoteError);
+      CHECK_CONTAINS(nccl().getLastError(comm), "rank 1 destroyed its communicator");
+    }
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(mismatchedCollectivesFailOnEveryRank) {
+  const std::vector<std::function<ncclResult_t(ncclComm_t, float*)>> calls = {
+      [](ncclComm_t c, float* p) {
+        return nccl().allReduce(p, p, 4, ncclFloat32, ncclSum, c, nullptr);
+      },
+      [](ncclComm_t c, float* p) {
+        return nccl().allReduce(p, p, 5, ncclFloat32, ncclSum, c, nullptr);
+      },
+      [](ncclComm_t c, float* p) {
+        return nccl().allReduce(p, p, 4, ncclInt32, ncclSum, c, nullptr);
+      },
+      [](ncclComm_t c, float* p) {
+        return nccl().allReduce(p, p, 4, ncclFloat32, ncclMax, c, nullptr);
+      },
+      [](ncclComm_t c, float* p) {
+        return nccl().allReduce(p, p, 0, ncclFloat32, ncclSum, c, nullptr);
+      },
+      [](ncclComm_t c, float* p) { return nccl().broadcast(p, p, 4, ncclFloat32, 0, c, nullptr); },
+      [](ncclComm_t c, float* p) { return nccl().broadcast(p, p, 4, ncclFloat32, 1, c, nullptr); },
+  };
+  for (size_t first = 0; first < calls.size(); ++first) {
+    for (size_t second = 0; second < calls.size(); ++second) {
+      if (first == second) continue;
+      const ncclUniqueId id = uniqueId();
+      threads(2, [&](int rank) {
+        const ncclComm_t comm = init(id, 2, rank);
+        float data[8] = {};
+        // A root that only sends notices at one of its next operations.
+        ncclResult_t result = calls[rank == 0 ? first : second](comm, data);
+        for (int i = 0; i < 3 && result == ncclSuccess; ++i) {
+          result = nccl().allReduce(data, data, 4, ncclFloat32, ncclSum, comm, nullptr);
+        }
+        CHECK_EQUAL(result, ncclInvalidUsage);
+        CHECK_CONTAINS(
+            nccl().getLastError(comm), "mismatched collectives on one communicator: rank 0 calls ");
+        CHECK_NCCL(nccl().commDestroy(comm));
+      });
+    }
+  }
+}
+
+TEST(mismatchIsDescribed) {
+  threadRanks(2, [](ncclComm_t comm, int rank) {
+    float data[4] = {};
+    if (rank == 0) {
+      CHECK_EQUAL(
+          nccl().allReduce(data, data, 4, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    } else {
+      CHECK_EQUAL(nccl().broadcast(data, data, 4, ncclFloat32, 0, comm, nullptr), ncclInvalidUsage);
+    }
+    CHECK_EQUAL(
+        std::string(nccl().getLastError(comm)),
+        "mismatched collectives on one communicator: rank 0 calls all_reduce(count=4, float32, "
+        "sum), rank 1 calls broadcast(count=4, float32, root=0)");
+  });
+}
+
+TEST(forkedChildCannotUseOrDisturbTheCommunicator) {
+  const ncclUniqueId id = uniqueId();
+  Processes ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.start([&, rank] {
+      const ncclComm_t comm = init(id, 2, rank);
+      std::vector<float> data(10);
+      CHECK_EQUAL(sum(comm, data), ncclSuccess);
+      Processes child;
+      child.start([&] {
+        CHECK_EQUAL(sum(comm, data), ncclInvalidUsage);
+        CHECK_CONTAINS(nccl().getLastError(nullptr), "forked");
+        ncclResult_t async;
+        CHECK_EQUAL(nccl().commGetAsyncError(comm, &async), ncclInvalidUsage);
+        CHECK_NCCL(rank == 0 ? nccl().commAbort(comm) : nccl().commDestroy(comm));
+        // It can make its own.
+        const ncclComm_t own = init(uniqueId(), 1, 0);
+        CHECK_EQUAL(sum(own, data), ncclSuccess);
+        CHECK_NCCL(nccl().commDestroy(own));
+      });
+      child.joinAll();
+      CHECK_EQUAL(sum(comm, data), ncclSuccess);
+      CHECK_NCCL(nccl().commDestroy(comm));
+    });
+  }
+  ranks.joinAll();
+}

@@ -1,0 +1,86 @@
+// The process's one monitor thread.
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "Check.hpp"
+#include "monitor/Monitor.hpp"
+
+using torchcomms_pg::Monitor;
+
+namespace {
+
+class Counting : public Monitor::Watched {
+ public:
+  void check(Monitor::Clock::time_point) noexcept override {
+    std::lock_guard lock(mutex_);
+    ++checks_;
+    changed_.notify_all();
+  }
+  void await(int checks) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return checks_ >= checks; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int checks_ = 0;
+};
+
+// A sanitizer may have threads of its own, so threads are told by their names.
+bool monitorThreadExists() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(entry.path() / "comm") >> name;
+    if (name == "tcpg_monitor") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST(watchedObjectsAreCheckedUntilTheyAreRemoved) {
+  Counting first;
+  Monitor::get().add(&first);
+  first.await(2);
+  {
+    Counting second;
+    Monitor::get().add(&second);
+    second.await(2);
+    Monitor::get().remove(&second);
+  }  // a later check of it would be seen by the sanitizers
+  first.await(6);
+  Monitor::get().remove(&first);
+}
+
+TEST(monitorThreadLivesNoLongerThanWhatItWatches) {
+  for (int round = 0; round < 3; ++round) {
+    Counting watched;
+    Monitor::get().add(&watched);
+    watched.await(1);
+    CHECK(monitorThreadExists());
+    Monitor::get().remove(&watched);
+    // The thread has been joined; the kernel may take a moment to forget it.
+    while (monitorThreadExists()) std::this_thread::yield();
+  }
+}
+
+TEST(addingAndRemovingFromManyThreadsIsSafe) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 20; ++i) {
+        Counting watched;
+        Monitor::get().add(&watched);
+        Monitor::get().remove(&watched);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}

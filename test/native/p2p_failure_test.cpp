@@ -1,0 +1,134 @@
+// How sends and receives fail.
+#include <atomic>
+#include <chrono>
+
+#include "Messages.hpp"
+
+using namespace test;
+
+namespace {
+
+void mismatch(ncclComm_t comm, int rank, bool otherType) {
+  std::vector<int32_t> buffer(1'000'001);
+  ncclResult_t result = ncclSuccess;
+  if (rank == 0) {
+    result = nccl().send(buffer.data(), 1'000'000, ncclInt32, 1, comm, nullptr);
+  } else {
+    result = nccl().recv(
+        buffer.data(),
+        otherType ? 1'000'000 : 1'000'001,
+        otherType ? ncclFloat32 : ncclInt32,
+        0,
+        comm,
+        nullptr);
+  }
+  CHECK_EQUAL(result, ncclInvalidUsage);
+  CHECK_CONTAINS(errorOf(comm), "rank 1 receives");
+  CHECK_CONTAINS(errorOf(comm), "1000000 int32");
+  CHECK_CONTAINS(errorOf(comm), "from rank 0");
+  CHECK_CONTAINS(errorOf(comm), otherType ? "float32" : "1000001");
+}
+
+}  // namespace
+
+TEST(aMessageOfAnotherSizeFailsBothSides) {
+  everywhere({2}, [](ncclComm_t comm, int rank) { mismatch(comm, rank, false); });
+}
+
+TEST(aMessageOfAnotherTypeFailsBothSides) {
+  everywhere({2}, [](ncclComm_t comm, int rank) { mismatch(comm, rank, true); });
+}
+
+TEST(abortReleasesBlockedTransfersAndFailsPendingOnesOnce) {
+  const ncclUniqueId id = uniqueId();
+  std::atomic<int> blocked{0};
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    Completions completions;
+    Buffer never(100);
+    Message pending = message(never, 1 - rank, 5), anyone = message(never, kAnyPeer, 6);
+    for (Message* one : {&pending, &anyone}) {
+      completions.expect(*one);
+      CHECK_NCCL(nccl().recvTagged(*one, comm, nullptr));
+    }
+    std::thread waiting([&] {
+      Buffer mine(8);
+      ++blocked;
+      CHECK_EQUAL(nccl().recvTagged(message(mine, 1 - rank, 8), comm, nullptr), ncclRemoteError);
+    });
+    if (rank == 0) {
+      while (blocked != 2) std::this_thread::yield();
+      CHECK_NCCL(nccl().commAbort(comm));
+      CHECK_EQUAL(completions.ended(), 2u);  // none comes after abort
+      waiting.join();
+    } else {
+      waiting.join();
+      completions.await();
+      CHECK_NCCL(nccl().commAbort(comm));
+    }
+    completions.checkAll(ncclRemoteError);
+  });
+}
+
+TEST(destroyFailsPendingTransfersBeforeItReturns) {
+  const ncclComm_t comm = init(uniqueId(), 1, 0);
+  Completions completions;
+  Buffer never(100);
+  Message pending = message(never, kAnyPeer, 5);
+  completions.expect(pending);
+  CHECK_NCCL(nccl().recvTagged(pending, comm, nullptr));
+  CHECK_NCCL(nccl().commDestroy(comm));
+  CHECK_EQUAL(completions.ended(), 1u);
+}
+
+TEST(aKilledPeerIsNamed) {
+  const ncclUniqueId id = uniqueId();
+  int ready[2];
+  CHECK(pipe(ready) == 0);
+  Processes processes;
+  processes.start([&] {
+    const ncclComm_t comm = init(id, 2, 1);
+    Buffer never(10);
+    CHECK(write(ready[1], "x", 1) == 1);
+    nccl().recvTagged(message(never, 0), comm, nullptr);
+  });
+  const std::string pid = std::to_string(processes.pid(0));
+  const ncclComm_t comm = init(id, 2, 0);
+  char byte;
+  CHECK(read(ready[0], &byte, 1) == 1);
+  Completions completions;
+  Buffer never(10);
+  Message pending = message(never, 1, 1);
+  completions.expect(pending);
+  CHECK_NCCL(nccl().recvTagged(pending, comm, nullptr));
+  std::thread killer([&] { processes.kill(0); });
+  CHECK_EQUAL(nccl().recvTagged(message(never, 1), comm, nullptr), ncclRemoteError);
+  CHECK_CONTAINS(errorOf(comm), "rank 1");
+  CHECK_CONTAINS(errorOf(comm), pid);
+  killer.join();
+  completions.await();
+  completions.checkAll(ncclRemoteError);
+  CHECK_NCCL(nccl().commAbort(comm));
+}
+
+TEST(whatWasSentBeforeDepartureArrives) {
+  everywhere({3}, [](ncclComm_t comm, int rank) {
+    // Rank 1 destroys its communicator at once; the others go on.
+    if (rank == 1) {
+      for (int i = 0; i < 5; ++i) send(comm, content(1000, i), 0, i % 2);
+    } else if (rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      send(comm, content(1000, 9), 0);
+    } else {
+      std::vector<Buffer> in(6, Buffer(1000));
+      CHECK_NCCL(nccl().groupStart());
+      for (int i = 0; i < 5; ++i) {
+        CHECK_NCCL(nccl().recvTagged(message(in[i], i == 4 ? kAnyPeer : 1, i % 2), comm, nullptr));
+      }
+      CHECK_NCCL(nccl().recvTagged(message(in[5], 2), comm, nullptr));
+      CHECK_NCCL(nccl().groupEnd());
+      for (int i = 0; i < 4; ++i) CHECK(in[i] == content(1000, i));
+      CHECK(in[4] == content(1000, 4) || in[4] == content(1000, 9));
+    }
+  });
+}

@@ -1,0 +1,295 @@
+// What sends and receives promise while nothing fails.
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "Messages.hpp"
+#include "shm/HostStream.hpp"
+
+using namespace test;
+
+namespace {
+
+// The messages from one rank to another: both ends compute the same list.
+struct Planned {
+  size_t size;
+  int tag;
+  uint64_t seed;
+};
+
+std::vector<Planned> planned(int source, int destination, int count) {
+  std::mt19937 generator(1000 * source + destination);
+  std::vector<Planned> list;
+  for (int i = 0; i < count; ++i) {
+    const size_t most = size_t{1} << generator() % 20;  // up to several channels' worth
+    list.push_back({generator() % most, static_cast<int>(generator() % 3), generator()});
+  }
+  return list;
+}
+
+// Every rank sends to and receives from every other and itself, all at once,
+// interleaving the peers at random.
+void storm(ncclComm_t comm, int rank) {
+  constexpr int kMessages = 60;
+  const int ranks = sizeOf(comm);
+  struct Flow {
+    bool sending;
+    int peer;
+    std::vector<Planned> list;
+    size_t next = 0;
+  };
+  std::vector<Flow> flows;
+  for (int peer = 0; peer < ranks; ++peer) {
+    flows.push_back({true, peer, planned(rank, peer, kMessages)});
+    flows.push_back({false, peer, planned(peer, rank, kMessages)});
+  }
+  Completions completions;
+  std::vector<std::unique_ptr<Buffer>> sent;
+  std::vector<std::pair<std::unique_ptr<Buffer>, uint64_t>> received;
+  std::mt19937 generator(rank);
+  while (!flows.empty()) {
+    const size_t index = generator() % flows.size();
+    Flow& flow = flows[index];
+    const Planned plan = flow.list[flow.next];
+    auto buffer =
+        std::make_unique<Buffer>(flow.sending ? content(plan.size, plan.seed) : Buffer(plan.size));
+    Message one = message(*buffer, flow.peer, plan.tag);
+    completions.expect(one);
+    if (flow.sending) {
+      CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+      sent.push_back(std::move(buffer));
+    } else {
+      CHECK_NCCL(nccl().recvTagged(one, comm, nullptr));
+      received.emplace_back(std::move(buffer), plan.seed);
+    }
+    if (++flow.next == flow.list.size()) flows.erase(flows.begin() + index);
+  }
+  completions.await();
+  completions.checkAll(ncclSuccess);
+  for (const auto& [buffer, seed] : received) CHECK(*buffer == content(buffer->size(), seed));
+}
+
+void groups(ncclComm_t comm, int rank) {
+  const int ranks = sizeOf(comm);
+  for (const size_t size : {0ul, 1ul, 4095ul, 300'001ul, 2'000'003ul}) {
+    std::vector<Buffer> out, in;
+    for (int peer = 0; peer < ranks; ++peer) {
+      out.push_back(content(size, 10 * rank + peer));
+      in.emplace_back(size);
+    }
+    CHECK_NCCL(nccl().groupStart());
+    for (int peer = 0; peer < ranks; ++peer) {
+      CHECK_NCCL(nccl().send(out[peer].data(), size, ncclUint8, peer, comm, nullptr));
+      CHECK_NCCL(nccl().recv(in[peer].data(), size, ncclUint8, peer, comm, nullptr));
+    }
+    CHECK_NCCL(nccl().groupEnd());
+    for (int peer = 0; peer < ranks; ++peer) CHECK(in[peer] == content(size, 10 * peer + rank));
+  }
+}
+
+// A stream whose tasks run when the test says so.
+class HeldStream : public torchcomms_pg::shm::HostStream {
+ public:
+  void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
+  void release() {
+    for (const auto& task : std::exchange(tasks_, {})) task();
+  }
+
+ private:
+  std::vector<std::function<void()>> tasks_;
+};
+
+}  // namespace
+
+TEST_WITHIN(messagesOfAllPairsAtOnceArriveIntact, 120) {
+  everywhere({1, 2, 4}, storm);
+}
+
+TEST_WITHIN(groupsExchangeWithEveryRank, 60) {
+  everywhere({1, 2, 3, 4}, groups);
+}
+
+TEST(messagesMixWithCollectives) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    for (int round = 0; round < 200; ++round) {
+      Completions completions;
+      Buffer out = content(5000 + 100 * round, round), in(out.size());
+      Message outgoing = message(out, 1 - rank, 1), incoming = message(in, 1 - rank, 1);
+      completions.expect(outgoing);
+      completions.expect(incoming);
+      CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
+      CHECK_NCCL(nccl().recvTagged(incoming, comm, nullptr));
+      float sum = 1;
+      CHECK_NCCL(nccl().allReduce(&sum, &sum, 1, ncclFloat32, ncclSum, comm, nullptr));
+      CHECK_EQUAL(sum, 2.0f);
+      if (rank == 0) send(comm, content(round, 5), 1);
+      if (rank == 1) CHECK(receive(comm, round, 0) == content(round, 5));
+      completions.await();
+      completions.checkAll(ncclSuccess);
+      CHECK(in == content(in.size(), round));
+    }
+  });
+}
+
+TEST(anySourceTakesEachMessageOnceAndNamesItsSender) {
+  everywhere({4}, [](ncclComm_t comm, int rank) {
+    constexpr int kEach = 50;
+    if (rank != 0) {
+      for (int i = 0; i < kEach; ++i) send(comm, {(unsigned char)rank, (unsigned char)i}, 0, 7);
+      return;
+    }
+    Completions completions;
+    std::vector<Buffer> buffers(3 * kEach, Buffer(2));
+    std::vector<Completions::One*> ones;
+    for (Buffer& buffer : buffers) {
+      Message any = message(buffer, kAnyPeer, 7);
+      ones.push_back(completions.expect(any));
+      CHECK_NCCL(nccl().recvTagged(any, comm, nullptr));
+    }
+    completions.await();
+    completions.checkAll(ncclSuccess);
+    std::map<int, int> next;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      CHECK_EQUAL(ones[i]->peer, int(buffers[i][0]));
+      CHECK_EQUAL(int(buffers[i][1]), next[ones[i]->peer]++);
+    }
+  });
+}
+
+TEST(receivesMatchInTheOrderOfIssueNoMatterWhetherTheyNameTheSource) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    if (rank == 0) {
+      for (unsigned char i = 0; i < 4; ++i) send(comm, {i}, 1, 3);
+      return;
+    }
+    Completions completions;
+    std::vector<Buffer> buffers(4, Buffer(1));
+    for (int i = 0; i < 4; ++i) {
+      Message one = message(buffers[i], i % 2 == 0 ? kAnyPeer : 0, 3);
+      completions.expect(one);
+      CHECK_NCCL(nccl().recvTagged(one, comm, nullptr));
+    }
+    completions.await();
+    for (int i = 0; i < 4; ++i) CHECK_EQUAL(int(buffers[i][0]), i);
+  });
+}
+
+TEST(aTagPassesLargeMessagesOfOtherTags) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    if (rank == 0) {
+      Completions completions;
+      Buffer large = content(kLarge, 1);
+      Message first = message(large, 1, 1);
+      completions.expect(first);
+      CHECK_NCCL(nccl().sendTagged(first, comm, nullptr));
+      send(comm, content(10, 2), 1, 2);
+      completions.await();
+    } else {
+      CHECK(receive(comm, 10, 0, 2) == content(10, 2));
+      CHECK(receive(comm, kLarge, 0, 1) == content(kLarge, 1));
+    }
+  });
+}
+
+TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
+  everywhere({3}, [](ncclComm_t comm, int rank) {
+    if (rank == 0) {
+      Completions stuck;
+      Buffer large = content(kLarge, 1);
+      Message one = message(large, 1, 0);
+      stuck.expect(one);
+      CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+      send(comm, content(kLarge, 2), 2);
+      CHECK(receive(comm, kLarge, 2) == content(kLarge, 3));
+      CHECK_EQUAL(stuck.ended(), 0u);
+      send(comm, {1}, 1, 9);  // behind the large one, but of another tag
+      stuck.await();
+    } else if (rank == 1) {
+      CHECK(receive(comm, 1, 2, 9) == Buffer{1});
+      CHECK(receive(comm, kLarge, 0) == content(kLarge, 1));
+      CHECK(receive(comm, 1, 0, 9) == Buffer{1});
+    } else {
+      CHECK(receive(comm, kLarge, 0) == content(kLarge, 2));
+      send(comm, content(kLarge, 3), 0);
+      send(comm, {1}, 1, 9);
+    }
+  });
+}
+
+TEST(anOperationThatItsStreamHoldsBackDelaysNoOtherTag) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    HeldStream stream;
+    Buffer held = rank == 0 ? content(kLarge, 1) : Buffer(kLarge);
+    const Message one = message(held, 1 - rank, 1);
+    if (rank == 0) {
+      CHECK_NCCL(nccl().sendTagged(one, comm, stream.handle()));
+      send(comm, content(kLarge, 2), 1, 2);
+      send(comm, content(kLarge, 3), 1, 3);
+      stream.release();
+      CHECK(receive(comm, 1, 1) == Buffer{1});
+    } else {
+      CHECK_NCCL(nccl().recvTagged(one, comm, stream.handle()));
+      CHECK(receive(comm, kLarge, 0, 3) == content(kLarge, 3));
+      CHECK(receive(comm, kLarge, 0, 2) == content(kLarge, 2));
+      stream.release();
+      CHECK(held == content(kLarge, 1));
+      send(comm, {1}, 0);
+    }
+  });
+}
+
+TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    HeldStream stream;
+    Completions completions;
+    Buffer held = rank == 0 ? content(100, 1) : Buffer(100);
+    Buffer free = rank == 0 ? content(100, 2) : Buffer(100);
+    const Message first = message(held, 1 - rank, 1);
+    Message second = message(free, 1 - rank, 1);
+    completions.expect(second);
+    const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
+    CHECK_NCCL(operation(first, comm, stream.handle()));
+    CHECK_NCCL(operation(second, comm, nullptr));
+    stream.release();
+    completions.await();
+    CHECK(held == content(100, 1));
+    CHECK(free == content(100, 2));
+  });
+}
+
+TEST(aRankSendsToItself) {
+  threadRanks(1, [](ncclComm_t comm, int) {
+    for (const bool sendFirst : {true, false}) {
+      Completions completions;
+      Buffer out = content(kLarge, 1), in(kLarge);
+      Message outgoing = message(out, 0), incoming = message(in, sendFirst ? kAnyPeer : 0);
+      completions.expect(outgoing);
+      completions.expect(incoming);
+      if (sendFirst) CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
+      CHECK_NCCL(nccl().recvTagged(incoming, comm, nullptr));
+      if (!sendFirst) CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
+      completions.await();
+      completions.checkAll(ncclSuccess);
+      CHECK(in == out);
+    }
+    Buffer alone(4);
+    CHECK_EQUAL(nccl().sendTagged(message(alone, 0), comm, nullptr), ncclInvalidUsage);
+    CHECK_CONTAINS(errorOf(comm), "itself");
+  });
+}
+
+TEST(absentRanksNamesWhomARecvWaitsFor) {
+  threadRanks(3, [](ncclComm_t comm, int rank) {
+    if (rank == 2) {
+      receive(comm, 1, 0, 1);
+      send(comm, {1}, 0);
+    } else if (rank == 0) {
+      std::thread waiting([&] { receive(comm, 1, 2); });
+      while (nccl().absentRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+      send(comm, {1}, 2, 1);
+      waiting.join();
+      CHECK(nccl().absentRanks(comm).empty());
+    }
+  });
+}
