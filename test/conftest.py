@@ -1,0 +1,32 @@
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rank_processes():
+    yield
+    ranks.close_all()
+
+
+def pytest_report_header():
+    import torch
+
+    return f"torch {torch.__version__}, backend under test: {ranks.BACKEND}"
+
+
+def pytest_collection_modifyitems(items):
+    """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""
+    for item in items:
+        mark = item.get_closest_marker("beyond_gloo")
+        if mark and ranks.BACKEND == "gloo":
+            item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "beyond_gloo: Gloo cannot do this, or not all of it")

@@ -1,0 +1,176 @@
+"""tools/bench measures, checks, stores and compares. How fast anything is, is not tested."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+TOOLS = pathlib.Path(__file__).parent.parent / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from benchmark import bounds, budgets, compare, plan, table, team  # noqa: E402
+from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # noqa: E402
+
+
+def bench(*arguments):
+    env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    env["PYTHONPATH"] = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
+    return subprocess.run(
+        [sys.executable, "-m", "benchmark", *map(str, arguments)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def row(time, *, bytes=4, backend="torchcomms", ranks=2, op="all_reduce", **also):
+    return Row(Contender(op, bytes, backend, ranks, **also), time, 2 * time, 5, [time] * 5)
+
+
+def store(file, *rows):
+    file.write_text(json.dumps({"rows": [row.as_json() for row in rows]}))
+    return file
+
+
+def test_every_operation_is_measured_checked_stored_and_compared(tmp_path):
+    earlier = store(tmp_path / "earlier.json", row(0.01, bytes=1024))
+    done = bench(
+        *("--op", "all", "--sizes", "4,1K", "--seconds", "0.001", "--backends", "torchcomms,gloo"),
+        *("--json", tmp_path / "now.json", "--compare", earlier),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())
+    assert now["failures"] == []
+    rows = [Row.from_json(values) for values in now["rows"]]
+    wanted = {
+        Contender(op, size, backend, 2)
+        for op in OPERATIONS
+        for size in ([0] if op == "barrier" else [4, 1024])
+        for backend in ("torchcomms", "gloo")
+    }
+    assert {row.contender for row in rows} == wanted
+    assert all(0 < row.median_us <= row.p99_us for row in rows)
+    assert all(len(row.rounds_us) == 5 and row.calls >= 5 for row in rows)
+    assert "all_reduce, 2 ranks, float32, sync, dist" in done.stdout
+    assert "SLOWER" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "all_reduced"], "'all_reduced' is not one of all, all_reduce, broadcast"),
+        (["--sizes", "4,64X"], "'64X' is not a size such as 4, 64K or 16M"),
+        (["--ranks", "2,x"], "'2,x' is not a list such as 2,4"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_what_is_right(arguments, message, capsys):
+    from benchmark.__main__ import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_result_is_an_error(tmp_path):
+    (tmp_path / "other.json").write_text('{"answer": 42}')
+    with pytest.raises(ValueError, match="is no result of tools/bench"):
+        compare.load(tmp_path / "other.json")
+
+
+def test_a_call_counts_as_its_slowest_rank():
+    rounds = [[[1.0, 2.0, 3.0], [3.0, 1.0, 1.0]], [[5.0, 5.0, 5.0], [1.0, 1.0, 6.0]]]
+    got = summarise(Contender("all_reduce", 4, "gloo", 2), rounds)
+    assert got.rounds_us == [3.0, 5.0]
+    assert (got.median_us, got.p99_us, got.calls) == (4.0, 6.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "wanted"),
+    [
+        ([1.0, 1.2], [1.1, 1.3], ""),
+        ([1.0, 1.2], [1.3, 1.4], "SLOWER"),
+        ([1.3, 1.4], [1.0, 1.2], "faster"),
+    ],
+)
+def test_a_difference_counts_where_the_rounds_do_not_overlap(before, now, wanted):
+    old, new = row(1.0), row(1.0)
+    old.rounds_us, new.rounds_us = before, now
+    assert compare.verdict(new, old) == wanted
+
+
+def test_a_budget_is_judged_by_the_worst_size_and_missing_ones_are_not():
+    results = Results()
+    for size, ours in ((4, 5.0), (64 * plan.KB, 10.0)):
+        results.rows += [row(ours, bytes=size), row(150.0, bytes=size, backend="gloo")]
+    judged = {budget.what: budget for budget in budgets.all_of(results)}
+    assert judged["dist.all_reduce of 4 B, 2 ranks"].reached is True
+    against_gloo = judged["all_reduce against Gloo, 2 ranks, 4 B to 64 KB"]
+    assert against_gloo.reached is False
+    assert against_gloo.measured == "15 x at 64 KB"
+    assert judged["inside the library, 4 B, 2 ranks"].reached is None
+    assert "MISSED" in budgets.as_text(judged.values())
+
+
+def test_bounds_count_every_byte_that_has_to_move():
+    mb = 1 << 20
+    copies = [
+        {"copy_bytes": mb, "copiers": 1, "shared_gb_s": 10.0},
+        {"copy_bytes": mb, "copiers": 2, "shared_gb_s": 5.0},
+    ]
+    # One receiver reads and writes it all at the speed of one core.
+    assert bounds.microseconds("broadcast", "direct", mb, 2, copies) == pytest.approx(mb / 10e3)
+    # Both ranks at once, each a buffer, at the speed of both cores.
+    assert bounds.microseconds("all_gather", "direct", mb, 2, copies) == pytest.approx(mb / 5e3)
+    for op in OPERATIONS[:-1]:
+        for ranks in (2, 4, 8):
+            direct = bounds.traffic(op, "direct", ranks)
+            staged = bounds.traffic(op, "staged", ranks)
+            assert direct.busiest <= staged.busiest
+            assert direct.total <= staged.total
+    assert bounds.traffic("barrier", "direct", 2) is None
+
+
+def test_tables_line_up():
+    results = Results()
+    results.rows = [row(5.0), row(100.0, backend="gloo"), row(2000.0, bytes=1 << 20)]
+    lines = table.operations(results.rows).splitlines()
+    assert lines[1].split() == ["size", "torchcomms", "p99", "Gloo", "p99", "ratio", "GB/s"]
+    assert lines[2].split() == ["4", "B", "5.00", "10.0", "100", "200", "20", "-"]
+    assert {len(line) for line in lines[1:]} == {len(lines[1])}
+
+
+class Target:
+    def __init__(self, rank, ranks, folder):
+        self.rank = rank
+
+    def twice(self, value):
+        return self.rank, 2 * value
+
+    def fail(self):
+        if self.rank == 1:
+            raise ValueError("out of luck")
+        self.hang()
+
+    def hang(self):
+        import time
+
+        time.sleep(60)
+
+
+def test_a_team_answers_and_a_rank_that_fails_ends_it():
+    with team.ForkedTeam(2, Target) as ranks:
+        assert ranks.call("twice", 21) == [(0, 42), (1, 42)]
+        with pytest.raises(team.TeamFailed, match=r"(?s)rank 1: .*out of luck"):
+            ranks.call("fail")
+        assert ranks.closed
+
+
+def test_a_rank_that_does_not_answer_in_time_ends_the_team():
+    with team.ForkedTeam(2, Target) as ranks:
+        with pytest.raises(team.TeamFailed, match="rank 0, 1: no answer in"):
+            ranks.call("hang", timeout=0.2)
+        assert ranks.closed
