@@ -1,0 +1,1 @@
+"""Measures torchcomms beside Gloo and Open MPI: what `tools/bench` runs."""

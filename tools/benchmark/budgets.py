@@ -1,0 +1,202 @@
+"""The budgets of the library's speed, each with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import bounds, table
+from .plan import IN_CACHE, KB, LARGE, MB, SIZES
+from .results import OPERATIONS, Results
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One promise."""
+
+    what: str
+    limit: str
+    measured: str
+    reached: bool | None
+    """None: not measured."""
+
+
+def all_of(results: Results) -> list[Budget]:
+    """Judges every budget that there are measurements for."""
+    return [
+        at_most(results, "dist.all_reduce of 4 B, 2 ranks", "dist", 8),
+        at_most(results, "TorchComm.all_reduce of 4 B, 2 ranks", "torchcomm", 4),
+        inside(results),
+        ahead(results, "gloo", 2, [s for s in SIZES if s <= 64 * KB], 20),
+        ahead(results, "gloo", 2, [MB], 4),
+        ahead(results, "gloo", 2, [64 * MB], 4),
+        speed(results),
+        ahead(results, "mpi", 2, [s for s in SIZES if s >= 16 * KB], 1),
+        ahead(results, "mpi", 2, [64 * MB], 3),
+        *(
+            budget
+            for ranks in (4, 8)
+            for budget in (
+                ahead(results, "gloo", ranks, [4], 20),
+                ahead(results, "gloo", ranks, [16 * MB], 4),
+                ahead(results, "mpi", ranks, SIZES, 1),
+            )
+        ),
+        *(bound(results, kind) for kind in bounds.KINDS),
+        half(results),
+        step(results),
+        growth(results),
+    ]
+
+
+def at_most(results: Results, what: str, frontend: str, limit: float) -> Budget:
+    """The latency of the smallest all-reduce."""
+    row = results.find("all_reduce", 4, "torchcomms", 2, frontend=frontend)
+    measured = f"{row.median_us:.2f} us" if row else "not measured"
+    return Budget(what, f"<= {limit} us", measured, row.median_us <= limit if row else None)
+
+
+def inside(results: Results) -> Budget:
+    """The latency of the smallest all-reduce, without torch and Python."""
+    times = [
+        record["median_us"]
+        for record in results.sections.get("library", [])
+        if (record["op"], record["bytes"], record["ranks"]) == ("all_reduce", 4, 2)
+    ]
+    measured = f"{times[0]:.2f} us" if times else "not measured"
+    reached = times[0] <= 1.5 if times else None
+    return Budget("inside the library, 4 B, 2 ranks", "<= 1.5 us", measured, reached)
+
+
+def ahead(results: Results, backend: str, ranks: int, sizes: Iterable[int], times: float) -> Budget:
+    """How many times faster an all-reduce is than over another backend: the worst size."""
+    ratios = {}
+    sizes = list(sizes)
+    frontend = "mpi4py" if backend == "mpi" else "dist"
+    for size in sizes:
+        ours = results.find("all_reduce", size, "torchcomms", ranks)
+        other = results.find("all_reduce", size, backend, ranks, frontend=frontend)
+        if ours and other:
+            ratios[size] = other.median_us / ours.median_us
+    sizes = list(ratios) or sizes
+    where = table.size(sizes[0])
+    if len(sizes) > 1:
+        where += f" to {table.size(sizes[-1])}"
+    what = f"all_reduce against {table.NAMES[backend]}, {ranks} ranks, {where}"
+    return worst(what, f">= {times} x", ratios, times)
+
+
+def worst(what: str, limit: str, ratios: dict[int, float], times: float) -> Budget:
+    """Makes a budget of ratios that all have to be large enough."""
+    if not ratios:
+        return Budget(what, limit, "not measured", None)
+    size = min(ratios, key=lambda key: ratios[key])
+    measured = f"{table.ratio(ratios[size])} x"
+    if len(ratios) > 1:
+        missed = [table.size(key) for key in ratios if ratios[key] < times]
+        measured += f" at {table.size(size)}"
+        measured += f" (missed at {', '.join(missed)})" if len(missed) > 1 else ""
+    return Budget(what, limit, measured, ratios[size] >= times)
+
+
+def speed(results: Results) -> Budget:
+    """The bandwidth of a large all-reduce."""
+    row = results.find("all_reduce", 64 * MB, "torchcomms", 2)
+    measured = f"{row.gigabytes_per_second:.2f} GB/s" if row else "not measured"
+    reached = row.gigabytes_per_second >= 5 if row else None
+    return Budget("all_reduce of 64 MB, 2 ranks", ">= 5 GB/s", measured, reached)
+
+
+def bound(results: Results, kind: str) -> Budget:
+    """The other collectives beside the bytes they have to move."""
+    copies = results.sections.get("floor", {}).get("copies", [])
+    ratios: dict[str, float] = {}
+    for row in results.rows:
+        c = row.contender
+        if not c.plain or c.bytes not in LARGE or c.op not in OPERATIONS[1:]:
+            continue
+        least = bounds.microseconds(c.op, kind, c.bytes, c.ranks, copies)
+        if least:
+            where = f"{c.op} {table.size(c.bytes)} {c.ranks} ranks"
+            ratios[where] = row.median_us / least
+    what = f"other collectives, 16 and 64 MB, {kind} bound"
+    if not ratios:
+        return Budget(what, "<= 1.3 x", "not measured", None)
+    slowest = max(ratios, key=lambda key: ratios[key])
+    good = sum(value <= 1.3 for value in ratios.values())
+    measured = f"{table.ratio(ratios[slowest])} x ({slowest}); {good} of {len(ratios)} reach it"
+    return Budget(what, "<= 1.3 x", measured, good == len(ratios))
+
+
+def half(results: Results) -> Budget:
+    """bfloat16 beside float32 at the same number of elements."""
+    ratios = {}
+    for size in (s for s in SIZES if s >= MB):
+        full_row = results.find("all_reduce", size, "torchcomms", 2)
+        half_row = results.find("all_reduce", size // 2, "torchcomms", 2, dtype="bfloat16")
+        if full_row and half_row:
+            ratios[size] = half_row.median_us / full_row.median_us
+    what = "bfloat16 all_reduce / float32, same elements, from 1 MB"
+    if not ratios:
+        return Budget(what, "<= 0.75", "not measured", None)
+    size = max(ratios, key=lambda key: ratios[key])
+    measured = f"{ratios[size]:.2f} at {table.size(size)} of float32"
+    return Budget(what, "<= 0.75", measured, ratios[size] <= 0.75)
+
+
+def step(results: Results) -> Budget:
+    """The training step."""
+    what = "DDP step, 10 million parameters, against Gloo"
+    for record in results.sections.get("steps", []):
+        times = record["milliseconds"]
+        wanted = (record["kind"], record["millions"]) == ("ddp", 10)
+        if wanted and {"gloo", "torchcomms"} <= times.keys():
+            value = times["gloo"] / times["torchcomms"]
+            return Budget(what, ">= 1.5 x", f"{table.ratio(value)} x", value >= 1.5)
+    return Budget(what, ">= 1.5 x", "not measured", None)
+
+
+def growth(results: Results) -> Budget:
+    """Whether time grows faster than the size, and than leaving the cache explains."""
+    found: dict[str, float] = {}
+    rows = [row for row in results.rows if row.contender.plain and row.contender.op == "all_reduce"]
+    for small in rows:
+        for large in rows:
+            a, b = small.contender, large.contender
+            if a.ranks == b.ranks and 0 < a.bytes < b.bytes:
+                grown = large.median_us / small.median_us / (b.bytes / a.bytes)
+                where = f"{table.size(a.bytes)} to {table.size(b.bytes)}, {a.ranks} ranks"
+                found[where] = grown
+    what = "all_reduce: time grows with bytes, as copies do"
+    limit = 1.3 * copies_slow_down(results)
+    if not found:
+        return Budget(what, f"<= {limit:.1f} x", "not measured", None)
+    most = max(found, key=lambda key: found[key])
+    return Budget(what, f"<= {limit:.1f} x", f"{found[most]:.2f} x ({most})", found[most] <= limit)
+
+
+def copies_slow_down(results: Results) -> float:
+    """How many times longer a byte takes to copy where the buffers leave the cache."""
+    copies = results.sections.get("floor", {}).get("copies", [])
+    speed = {
+        c["copy_bytes"]: c["shared_gb_s"]
+        for c in copies
+        if c["copiers"] == max(other["copiers"] for other in copies)
+    }
+    if not {IN_CACHE, max(LARGE)} <= speed.keys():
+        return 1
+    return max(1.0, float(speed[IN_CACHE]) / float(speed[max(LARGE)]))
+
+
+def as_text(budgets: Iterable[Budget]) -> str:
+    """Writes the budgets as a table."""
+    words = {True: "reached", False: "MISSED", None: "-"}
+    lines = [["budget", "limit", "", "measured"]]
+    lines += [[b.what, b.limit, words[b.reached], b.measured] for b in budgets]
+    return table.align(lines, left=4)
+
+
+def as_json(budgets: Iterable[Budget]) -> list[dict[str, Any]]:
+    """Returns plain values."""
+    return [vars(budget) for budget in budgets]

@@ -1,0 +1,148 @@
+"""What one rank of torch does: it holds a group of every backend and measures over them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import groups, operations, steps, timing
+from .results import Contender
+
+TIMEOUT = timedelta(seconds=60)
+
+
+class TorchRank:
+    """Serves a Team. Its ranks call each method together."""
+
+    def __init__(self, rank: int, ranks: int, folder: Path, backends: tuple[str, ...]) -> None:
+        gc.freeze()  # what the parent has loaded is never garbage
+        self.rank, self.ranks, self.folder, self.backends = rank, ranks, folder, backends
+        self.subjects: dict[Contender, timing.Subject] = {}
+        self.groups: dict[str, dist.ProcessGroup] = {}
+        if backends:
+            self.init("gloo")
+            for backend in backends:
+                if backend == "fake":
+                    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+                self.groups[backend] = self.new_group(backend)
+            self.meeting = self.new_group("torchcomms" if "torchcomms" in backends else "gloo")
+
+    def init(self, backend: str) -> float:
+        """Makes the default group. Returns the seconds that takes, without the store."""
+        store = shared_store(self.rank, self.folder)
+        start = time.perf_counter()
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
+        )
+        return time.perf_counter() - start
+
+    def init_and_first(self, backend: str) -> dict[str, float]:
+        """Times the default group's making and its first operation, which may connect."""
+        init = self.init(backend)
+        start = time.perf_counter()
+        dist.all_reduce(torch.zeros(1))
+        first = time.perf_counter() - start
+        dist.destroy_process_group()
+        return {"init": init, "first": first}
+
+    def new_group(self, backend: str) -> dist.ProcessGroup:
+        """Makes a group of all ranks."""
+        group = dist.new_group(backend=backend, timeout=TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    def meet(self) -> None:
+        """Returns once all ranks have called this."""
+        dist.barrier(group=self.meeting)
+
+    def prepare(self, contender: Contender) -> float:
+        """Makes ready for `measure`. Returns the microseconds of a call, roughly."""
+        subject = operations.subject(contender, self.groups[contender.backend], self.rank)
+        self.subjects[contender] = subject
+        timing.run(subject, 2, self.meet)
+        return min(timing.run(subject, 3, self.meet))
+
+    def measure(self, contender: Contender, calls: int) -> array[float]:
+        """Times so many calls and checks the result."""
+        return timing.run(self.subjects[contender], calls, self.meet)
+
+    def forget(self) -> None:
+        """Frees the buffers of all subjects."""
+        self.subjects.clear()
+        gc.collect()
+
+    def overlap(self, contender: Contender, calls: int) -> dict[str, float]:
+        """Times a collective and a matrix product of its length, apart and together.
+
+        In microseconds: medians.
+        """
+        issue, reset, wrong = operations.bind(contender, self.groups[contender.backend], self.rank)
+        reset()
+        issue().wait()
+        alone = self._median(lambda: issue().wait(), calls)
+        a, b = torch.randn(256, 256), torch.randn(256, 256)
+        out = torch.empty(256, 256)
+        torch.mm(a, b, out=out)
+        one = self._median(lambda: torch.mm(a, b, out=out), 20)
+        longest = torch.tensor([alone / one])
+        dist.all_reduce(longest, dist.ReduceOp.MAX)  # every rank as many products
+        products = max(1, round(longest.item()))
+
+        def multiply() -> None:
+            for _ in range(products):
+                torch.mm(a, b, out=out)
+
+        def both() -> None:
+            work = issue()
+            multiply()
+            work.wait()
+
+        product = self._median(multiply, calls)
+        together = self._median(both, calls)
+        reset()
+        issue().wait()
+        if problem := wrong(1):
+            raise AssertionError(f"wrong result: {problem}")
+        return {"collective": alone, "product": product, "together": together}
+
+    def _median(self, call: Any, calls: int) -> float:
+        times = []
+        for _ in range(calls):
+            self.meet()
+            start = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - start) * 1e6)
+        return median(times)
+
+    def train(self, job: steps.Job) -> dict[str, Any]:
+        """Times training steps over every backend in turns."""
+        return steps.train(job, {name: self.groups[name] for name in job.backends}, self.meet)
+
+    def many_groups(self, backend: str, counts: list[int]) -> list[dict[str, float]]:
+        """Measures what up to so many groups cost in this process."""
+        return groups.cost(counts, lambda: self.new_group(backend), self.meet)
+
+
+def shared_store(rank: int, folder: Path) -> dist.Store:
+    """Returns a client of a store that rank 0 serves, on a port that was free."""
+    file = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        unfinished = file.with_suffix(".new")
+        unfinished.write_text(str(store.port))
+        unfinished.rename(file)
+        return store
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("rank 0 serves no store")
+        time.sleep(0.002)
+    return dist.TCPStore("127.0.0.1", int(file.read_text()), is_master=False)
