@@ -3,9 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include "backend/Backend.hpp"
 #include "bindings/Bindings.hpp"
+#include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
 
@@ -35,6 +38,17 @@ class NoGilDestructor {
   c10::intrusive_ptr<T> object_;
 };
 
+// Runs at the end of the interpreter, while threads can still take the GIL;
+// see Unfinished.
+void finishBeforeExit() {
+  constexpr std::chrono::seconds kGrace{2};     // for peers that are on their way
+  constexpr std::chrono::seconds kPatience{5};  // for hooks
+  if (!Unfinished::awaitNone(kGrace)) {
+    Monitor::get().giveUp("the end of its Python interpreter");
+    Unfinished::awaitNone(kPatience);
+  }
+}
+
 }  // namespace
 
 }  // namespace torchcomms_pg
@@ -49,6 +63,14 @@ PYBIND11_MODULE(_C, module) {
 
   module.attr("torch_version") = TORCHCOMMS_PG_TORCH_VERSION;
   module.attr("nccl_header_version") = NCCL_VERSION_CODE;
+
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [pid = getpid()] {
+        if (pid == getpid()) {  // the threads of a forked child's parent are not there
+          finishBeforeExit();
+        }
+      },
+      NoGil()));
 
   bindErrors(module);
   bindHooks(module);

@@ -348,6 +348,8 @@ ENDINGS = {
     "no destroy": "pass",
     "destroy": "dist.destroy_process_group()",
     "work in flight": "w = dist.all_reduce(torch.ones(2_000_000), async_op=True)",
+    "works in flight": "w = [dist.all_reduce(torch.ones(99), async_op=True) for _ in range(2000)]",
+    "work no peer joins": "w = sys.argv[1] == '0' and dist.barrier(async_op=True)",
     "sys.exit": "sys.exit(5)",
     "exception": "raise KeyError('the script fails')",
 }

@@ -3,14 +3,21 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
+#include <optional>
 #include <utility>
+
+#include "device/Unfinished.hpp"
 
 namespace torchcomms_pg {
 
 struct CallbackThread::State {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::function<void()>> due;
+  struct Callback {
+    Unfinished unfinished;
+    std::function<void()> run;
+  };
+  std::deque<Callback> due;
   bool busy = false;
   bool stop = false;
 };
@@ -36,7 +43,7 @@ CallbackThread::~CallbackThread() {
 void CallbackThread::add(std::function<void()> callback) {
   {
     std::lock_guard lock(state_->mutex);
-    state_->due.push_back(std::move(callback));
+    state_->due.push_back({{}, std::move(callback)});
   }
   state_->changed.notify_all();
 }
@@ -56,16 +63,16 @@ void CallbackThread::run(const std::shared_ptr<State>& state) {
     if (state->due.empty()) {
       return;
     }
-    auto callback = std::move(state->due.front());
+    std::optional<State::Callback> callback(std::move(state->due.front()));
     state->due.pop_front();
     state->busy = true;
     lock.unlock();
     try {
-      callback();
+      callback->run();
     } catch (const std::exception& error) {
       TORCH_WARN("a completion hook raised: ", error.what());
     }
-    callback = nullptr;  // what it holds may take locks of its own when freed
+    callback.reset();  // what it holds may take locks of its own when freed
     lock.lock();
     state->busy = false;
     state->changed.notify_all();

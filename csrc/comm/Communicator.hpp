@@ -215,6 +215,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<const Failure> failure() const;  // null: none
 
   void check(Clock::time_point now) noexcept override;
+  void giveUp(const char* why) noexcept override;
 
  private:
   using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
@@ -315,6 +316,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::exception_ptr resultError(const Operation& op, ncclResult_t result);
   void timeOut(const Operation& op, Milliseconds timeout);
   void failLibrary(const Failure& failure);
+  void failBy(const std::string& why);
   // `requested`: by abort() here.
   std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
   void closeNow();

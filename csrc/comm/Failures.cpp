@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "device/Unfinished.hpp"
 
 namespace torchcomms_pg {
 
@@ -65,7 +66,9 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
       }
     });
     failureHookDone_ = task.get_future();
-    std::thread(std::move(task)).detach();
+    std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
+      std::exchange(task, {})();
+    }).detach();
   }
   return ours;
 }

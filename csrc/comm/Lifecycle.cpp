@@ -150,6 +150,11 @@ std::shared_ptr<Communicator> Communicator::shrink(
 }
 
 void Communicator::abort(const std::string& why) {
+  failBy(why);
+  awaitFailureHook();
+}
+
+void Communicator::failBy(const std::string& why) {
   const auto ours = setFailure(
       {c10d::ErrorType::COMM_ERROR,
        "group '" + group_.name + "' was aborted on rank " + std::to_string(rank_) + " by " + why,
@@ -159,7 +164,20 @@ void Communicator::abort(const std::string& why) {
        {rank_}},
       /*requested=*/true);
   failLibrary(*ours);
-  awaitFailureHook();
+}
+
+void Communicator::giveUp(const char* why) noexcept {
+  try {
+    {
+      std::lock_guard lock(inFlightMutex_);
+      if (inFlight_.empty()) {
+        return;
+      }
+    }
+    failBy(why);
+  } catch (...) {
+    // Out of memory while describing it; the caller does not wait forever.
+  }
 }
 
 void Communicator::drain() {

@@ -9,6 +9,7 @@
 #include "comm/Checks.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Types.hpp"
+#include "device/Unfinished.hpp"
 
 namespace torchcomms_pg {
 
@@ -110,6 +111,7 @@ void Communicator::runMessages(Call& call, const WorkPtr& work) {
     }
   };
   struct One {
+    Unfinished unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> after;
 
@@ -148,7 +150,7 @@ void Communicator::runMessages(Call& call, const WorkPtr& work) {
     auto* const comm = usable();
     for (auto& part : calls) {
       auto message = *part.message;
-      auto one = std::make_unique<One>(One{pending, std::move(part.after)});
+      auto one = std::make_unique<One>(One{{}, pending, std::move(part.after)});
       message.done = One::done;
       message.context = one.get();
       const auto result = part.op.kind == OpKind::send ? api_.sendTagged(message, comm, nullptr)

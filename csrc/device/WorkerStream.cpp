@@ -4,19 +4,27 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
+
+#include "device/Unfinished.hpp"
 
 namespace torchcomms_pg {
 
 struct WorkerStream::State : std::enable_shared_from_this<State> {
   explicit State(std::string threadName) : name(std::move(threadName)) {}
 
+  struct Task {
+    Unfinished unfinished;
+    std::function<void()> run;
+  };
+
   const std::string name;
   const pid_t pid = getpid();
   std::mutex mutex;
   std::condition_variable work;   // a task can be led, or the stream closes
   std::condition_variable ended;  // a thread ended
-  std::deque<std::function<void()>> tasks;
+  std::deque<Task> tasks;
   std::vector<std::thread> threads;
   size_t idle = 0;
   size_t running = 0;
@@ -43,11 +51,11 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     leader = std::this_thread::get_id();
     const uint64_t mine = ++lead;
     while (!tasks.empty()) {
-      auto task = std::move(tasks.front());
+      std::optional<Task> task(std::move(tasks.front()));
       tasks.pop_front();
       lock.unlock();
-      task();
-      task = nullptr;  // what it holds may take locks when it goes
+      task->run();
+      task.reset();  // what it holds may take locks when it goes
       lock.lock();
       if (lead != mine) {
         return;
@@ -109,7 +117,7 @@ WorkerStream::~WorkerStream() {
 
 void WorkerStream::enqueue(std::function<void()> task) {
   std::lock_guard lock(state_->mutex);
-  state_->tasks.push_back(std::move(task));
+  state_->tasks.push_back({{}, std::move(task)});
   if (!state_->led) {
     state_->wakeOne();
   }

@@ -56,6 +56,13 @@ void Monitor::remove(Watched* watched) {
   thread_.join();
 }
 
+void Monitor::giveUp(const char* why) {
+  std::lock_guard lock(mutex_);
+  for (Watched* watched : watched_) {
+    watched->giveUp(why);
+  }
+}
+
 void Monitor::run() {
   pthread_setname_np(pthread_self(), "tcpg_monitor");
   std::unique_lock lock(mutex_);

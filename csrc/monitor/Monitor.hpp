@@ -25,6 +25,8 @@ class Monitor {
     virtual ~Watched() = default;
     // Called from the monitor's thread; returns soon and does not throw.
     virtual void check(Clock::time_point now) noexcept = 0;
+    // Ends what is in flight, for `why`. As check() otherwise.
+    virtual void giveUp(const char* why) noexcept = 0;
   };
 
   // The monitor of this process. A forked child gets one of its own, since
@@ -33,6 +35,9 @@ class Monitor {
 
   // Starts the thread with the first object, ends it with the last.
   void add(Watched* watched);
+
+  // Has every watched object give up what it has in flight.
+  void giveUp(const char* why);
 
   // Returns when no check of `watched` is running. Not to be called from
   // check().

@@ -22,6 +22,14 @@ class Counting : public Monitor::Watched {
     ++checks_;
     changed_.notify_all();
   }
+  void giveUp(const char* why) noexcept override {
+    std::lock_guard lock(mutex_);
+    why_ = why;
+  }
+  std::string why() {
+    std::lock_guard lock(mutex_);
+    return why_;
+  }
   void await(int checks) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return checks_ >= checks; });
@@ -31,6 +39,7 @@ class Counting : public Monitor::Watched {
   std::mutex mutex_;
   std::condition_variable changed_;
   int checks_ = 0;
+  std::string why_;
 };
 
 // A sanitizer may have threads of its own, so threads are told by their names.
@@ -83,4 +92,16 @@ TEST(addingAndRemovingFromManyThreadsIsSafe) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(watchedObjectsAreToldToGiveUp) {
+  Counting first;
+  Counting second;
+  Monitor::get().add(&first);
+  Monitor::get().add(&second);
+  Monitor::get().remove(&second);
+  Monitor::get().giveUp("a test");
+  Monitor::get().remove(&first);
+  CHECK(first.why() == "a test");
+  CHECK(second.why().empty());
 }
