@@ -69,7 +69,8 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
-    for file in ("__init__.py", "_built_for.py", "_C.pyi", "py.typed", "demo/train.py", extension):
+    data = ("_built_for.py", "_C.pyi", "py.typed", "trace/timeline.html")
+    for file in ("__init__.py", "demo/train.py", extension, *data):
         assert f"torchcomms_pg/{file}" in names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
     assert info + "licenses/LICENSE" in names

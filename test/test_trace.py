@@ -1,0 +1,308 @@
+"""What `python -m torchcomms_pg.trace` says of dumps whose story is known."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+
+from torchcomms_pg.trace import Analysis, DumpError, load
+from torchcomms_pg.trace.__main__ import main
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+
+
+class Recorder:
+    """Writes the dump of one rank, with a clock that its operations advance."""
+
+    def __init__(self, rank, groups):
+        self.rank = rank
+        self.groups = groups
+        self.now = START
+        self.seqs = {}
+        self.entries = []
+
+    def call(
+        self, op, group="0", *, numel=8, dtype="Float", done=True, takes=0.001, line=10, **more
+    ):
+        p2p = op.startswith(("send", "recv"))
+        seq = self.seqs[group, p2p] = self.seqs.get((group, p2p), 0) + 1
+        created, self.now = self.now, self.now + int(takes * SECOND)
+        self.entries.append(
+            {
+                "record_id": len(self.entries),
+                "pg_id": 0,
+                "process_group": (group, "undefined"),
+                "collective_seq_id": 0 if p2p else seq,
+                "p2p_seq_id": seq if p2p else 0,
+                "op_id": seq,
+                "profiling_name": f"torchcomms:{op}",
+                "time_created_ns": created,
+                "input_sizes": [[numel]],
+                "input_dtypes": [dtype],
+                "output_sizes": [[numel]],
+                "output_dtypes": [dtype],
+                "state": "completed" if done else "started",
+                "time_discovered_started_ns": created,
+                "time_discovered_completed_ns": self.now if done else None,
+                "retired": done,
+                "timeout_ms": 600_000,
+                "is_p2p": p2p,
+                "frames": [
+                    {"name": "all_reduce", "filename": "/x/torch/distributed/c.py", "line": 1},
+                    {"name": "step", "filename": "train.py", "line": line},
+                ],
+                **more,
+            }
+        )
+        return self
+
+    def later(self, seconds):
+        self.now += int(seconds * SECOND)
+        return self
+
+    def content(self):
+        return {
+            "version": "2.10",
+            "pg_config": {
+                name: {"name": name, "desc": "undefined", "ranks": str(ranks)}
+                for name, ranks in self.groups.items()
+            },
+            "pg_status": {},
+            "entries": self.entries,
+        }
+
+    def write(self, folder, form="pickle"):
+        path = folder / f"dump_{self.rank}"
+        if form == "pickle":
+            path.write_bytes(pickle.dumps(self.content()))
+        else:
+            path.with_suffix(".json").write_text(json.dumps(self.content()))
+
+
+def recorders(size, **groups):
+    world = {"0": list(range(size)), **groups}
+    return [Recorder(rank, world) for rank in range(size)]
+
+
+def verdict(folder, ranks, form="pickle"):
+    for rank in ranks:
+        rank.write(folder, form)
+    return Analysis(load(folder)).verdict()
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_operations_that_all_finished_are_fine(tmp_path, form):
+    ranks = recorders(3)
+    for rank in ranks:
+        rank.call("all_reduce").call("barrier")
+    found = verdict(tmp_path, ranks, form)
+    assert (found.kind, found.culprits) == ("fine", [])
+
+
+def test_the_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path):
+    ranks = recorders(3)
+    for rank in ranks:
+        rank.call("broadcast", line=7)
+    ranks[0].call("all_reduce", numel=1024, done=False, line=41)
+    ranks[2].call("all_reduce", numel=1024, done=False, line=41)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits, found.place) == ("missing", [1], ("0", 2))
+    text = re.sub(r"\d\d:\d\d:\d\d", "TIME", str(found))
+    assert text == (
+        "rank 1 has not arrived at all_reduce (1024 x Float) #2 of group 0\n"
+        "  rank 0 waits in it since TIME.001  at train.py:41 in step\n"
+        "  rank 2 waits in it since TIME.001  at train.py:41 in step\n"
+        "  rank 1 did last in this group: broadcast (8 x Float) #1, finished TIME.001"
+        "  at train.py:7 in step\n"
+        "  rank 1 is in no operation: it is busy elsewhere, or has ended"
+    )
+
+
+def test_blame_goes_past_a_victim_to_the_rank_it_waits_for(tmp_path):
+    """Rank 0 waits for rank 1 in the world, and rank 1 for rank 2 in a subgroup."""
+    ranks = recorders(3, pair=[1, 2])
+    ranks[0].call("all_reduce", done=False)
+    ranks[1].later(1).call("barrier", "pair", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [2])
+    assert "rank 1" not in str(found).splitlines()[0]
+
+
+def test_two_groups_called_in_different_orders_are_told_as_such(tmp_path):
+    ranks = recorders(2, other=[0, 1])
+    ranks[0].call("all_reduce", done=False)
+    ranks[1].call("all_reduce", "other", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("order", [0, 1])
+    assert "rank 0 is in all_reduce (8 x Float) #1 of group 0 and waits for rank 1" in str(found)
+    assert "rank 1 is in all_reduce (8 x Float) #1 of group other and waits for rank 0" in str(
+        found
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("all_gather", {}), ("all_reduce", dict(numel=9)), ("all_reduce", dict(dtype="Half"))],
+    ids=["operation", "size", "dtype"],
+)
+def test_the_rank_that_disagrees_with_the_others_is_named_with_both_calls(tmp_path, other):
+    ranks = recorders(3)
+    op, how = other
+    for rank in ranks:
+        rank.call("barrier")
+    ranks[0].call("all_reduce", done=False)
+    ranks[1].call(op, done=False, **how)
+    ranks[2].call("all_reduce", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits, found.place) == ("mismatch", [1], ("0", 2))
+    assert "rank 1 called something else as operation #2 of group 0" in str(found)
+    assert "rank 0: all_reduce (8 x Float)  at train.py:10 in step" in str(found)
+    assert f"rank 1: {op} (" in str(found)
+
+
+def test_two_ranks_that_disagree_are_both_named(tmp_path):
+    ranks = recorders(2)
+    ranks[0].call("all_reduce", done=False)
+    ranks[1].call("broadcast", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("mismatch", [0, 1])
+
+
+def test_sizes_that_differ_by_design_are_no_mismatch(tmp_path):
+    ranks = recorders(2)
+    ranks[0].call("all_to_all", numel=3, done=False)
+    ranks[1].call("all_to_all", numel=5, done=False)
+    assert verdict(tmp_path, ranks).kind == "unfinished"
+
+
+def test_a_message_without_its_other_side_names_who_has_not_posted_it(tmp_path):
+    ranks = recorders(3, pair=[2, 0])
+    # In names of operations ranks are those of the group: 0 is rank 2 here.
+    ranks[2].call("send 0->1", "pair", done=False)
+    ranks[1].call("recv 1<-0", done=False)
+    ranks[0].call("send 0->1", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("message", [0])
+    assert "rank 0 has not arrived at send 2->0 (8 x Float) #1 of group pair" in str(found)
+
+
+def test_a_rank_without_a_dump_is_said_to_be_unknown(tmp_path):
+    ranks = recorders(2)
+    ranks[0].call("all_reduce", done=False)
+    found = verdict(tmp_path, ranks[:1])
+    assert (found.kind, found.culprits) == ("unknown", [1])
+    assert "rank 1 left no dump" in str(found)
+
+
+def test_operations_that_a_full_ring_forgot_are_not_missed(tmp_path):
+    ranks = recorders(2)
+    for _ in range(5):
+        ranks[0].call("all_reduce")
+        ranks[1].call("all_reduce")
+    ranks[0].entries[2].update(state="started", time_discovered_completed_ns=None)
+    del ranks[1].entries[:4]
+    assert verdict(tmp_path, ranks).kind == "unfinished"
+
+
+def test_the_rank_that_comes_late_is_first_in_the_list_with_its_delay(tmp_path):
+    ranks = recorders(3)
+    for turn in range(4):
+        for rank in ranks:
+            rank.now = START + turn * SECOND
+        ranks[1].later(0.25)
+        for rank in ranks:
+            rank.call("all_reduce", takes=0.01)
+    verdict(tmp_path, ranks)
+    first = Analysis(load(tmp_path)).stragglers()[0]
+    assert (first.rank, first.collectives, first.last) == (1, 4, 4)
+    assert first.late_ms == pytest.approx(1000)
+    assert first.worst_ms == pytest.approx(250)
+
+
+def test_the_most_expensive_operation_is_first_with_its_times(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("broadcast", takes=0.5)
+        for duration in (0.1, 0.2, 0.6):
+            rank.call("all_reduce", numel=99, takes=duration)
+        rank.call("barrier", done=False)
+    verdict(tmp_path, ranks)
+    cost = Analysis(load(tmp_path)).costs()[0]
+    assert (cost.group, cost.what, len(cost.times)) == ("0", "all_reduce (99 x Float)", 6)
+    assert (cost.total, cost.median) == (pytest.approx(1800), pytest.approx(200))
+
+
+def test_the_command_prints_the_verdict_and_writes_page_and_trace(tmp_path, capsys):
+    ranks = recorders(2)
+    ranks[0].call("all_reduce", dtype="</script>").call("barrier", done=False)
+    ranks[1].call("all_reduce", dtype="</script>")
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    verdict(dumps, ranks)
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    assert main([str(dumps), "--html", str(page), "--perfetto", str(trace)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("rank 1 has not arrived at barrier")
+    assert re.search(r"all_reduce .*\s0\s+2\s+2\.0\s+1\.000\s+1\.000", out), out
+
+    text = page.read_text()
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["ranks"] == [0, 1] and data["culprits"] == [1]
+    assert [bar[4] for bar in data["bars"]] == [False, True, False]
+    assert not re.findall(r'(?:src|href)="', text), "the page needs something else"
+
+    events = json.loads(trace.read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert [(bar["pid"], bar["args"]["seq"]) for bar in bars] == [(0, 1), (0, 2), (1, 1)]
+    assert bars[0]["dur"] == pytest.approx(1000)
+
+
+def test_the_command_ends_with_zero_when_all_is_fine(tmp_path):
+    recorders(1)[0].call("barrier").write(tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "torchcomms_pg.trace", tmp_path], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("Every recorded operation has finished.")
+
+
+class Danger:
+    def __reduce__(self):
+        return (print, ("a dump ran code",))
+
+
+@pytest.mark.parametrize(
+    "content, wanted",
+    [
+        (b"nonsense", "neither JSON nor a pickle"),
+        (pickle.dumps([1, 2]), "no flight recorder's dump"),
+        (pickle.dumps({"version": "3.0", "pg_config": {}}), "version 3.0, wanted 2.x"),
+        (pickle.dumps({"version": "2.1", "pg_config": {}, "entries": [{}]}), "process_group"),
+        (pickle.dumps(Danger()), "print, which no dump does"),
+    ],
+    ids=["nonsense", "other data", "other version", "empty entry", "code"],
+)
+def test_a_file_that_is_no_dump_is_named_and_runs_nothing(tmp_path, capsys, content, wanted):
+    (tmp_path / "dump_0").write_bytes(content)
+    assert main([str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert wanted in err and "dump_0" in err
+    assert out == ""
+
+
+def test_dumps_that_cannot_be_told_apart_are_refused(tmp_path):
+    with pytest.raises(DumpError, match="no file ends with a rank"):
+        load(tmp_path)
+    rank = recorders(1)[0].call("barrier")
+    rank.write(tmp_path)
+    rank.write(tmp_path, "json")
+    with pytest.raises(DumpError, match="both of rank 0"):
+        load(tmp_path)
+    (tmp_path / "dump_0.json").rename(tmp_path / "other_0.json")
+    assert set(load(tmp_path, prefix="dump_")) == {0}

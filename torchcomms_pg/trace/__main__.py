@@ -1,0 +1,48 @@
+"""``python -m torchcomms_pg.trace FOLDER``: what the ranks' dumps say.
+
+Ends with 0 when every recorded operation has finished, with 1 when not, and with 2 when the
+dumps cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from torchcomms_pg.trace import report
+from torchcomms_pg.trace.analysis import Analysis
+from torchcomms_pg.trace.dumps import DumpError, load
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads, prints and writes what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torchcomms_pg.trace",
+        description="Says from the flight recorders' dumps of all ranks which rank holds up the "
+        "others, who comes late to collectives, and what takes the time. Reads what torch's own "
+        "nccl and gloo backends dump, too.",
+    )
+    parser.add_argument("folder", type=Path, help="where the dumps are, one file a rank")
+    parser.add_argument("--prefix", help="how the dumps' names begin, if others lie beside them")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with a timeline")
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        analysis = Analysis(load(options.folder, options.prefix))
+    except (DumpError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    verdict = analysis.verdict()
+    print(report.text(analysis, verdict))
+    if options.html:
+        options.html.write_text(report.html(analysis, verdict))
+    if options.perfetto:
+        options.perfetto.write_text(report.perfetto(analysis, verdict))
+    return 0 if verdict.kind == "fine" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
