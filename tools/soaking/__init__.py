@@ -1,0 +1,1 @@
+"""Endurance: random operations, random groups, random faults, every result checked."""

@@ -1,0 +1,209 @@
+"""What one rank does in one round: several lives of groups, and perhaps a fault in the last."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import os
+import random
+import signal
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from soaking.operations import Team, WrongValueError, draw, perform
+
+TIMEOUT = 6.0  # of every operation, seconds
+
+
+class Round(NamedTuple):
+    """What a seed has drawn for all ranks of a round."""
+
+    seed: int
+    size: int
+    threads: int
+    lives: int
+    steps: int  # of each thread in each life
+    fault: str
+    victim: int
+    when: int  # step of the last life at which the fault comes
+
+
+class Report(NamedTuple):
+    """What became of a rank. Memory in MiB, after each life."""
+
+    rank: int
+    operations: int
+    error: str  # of an operation: expected where there is a fault
+    wrong: str  # never expected
+    faulted_at: float  # time.monotonic() of the fault, or 0
+    ended_at: float
+    memory: list[float]
+
+
+# Others are told, and fail; by the name of what the victim does.
+FATAL = ("kill", "abort", "stay away", "raise", "destroy", "exit")
+# Nothing fails.
+HARMLESS = ("none", "stop for a while", "come late", "hold the GIL")
+
+
+def main(plan: Round, rank: int, store: str, pipe: Connection) -> None:
+    """Runs in a process of its own; sends a `Report`, unless it dies as planned."""
+    torch.set_num_threads(1)
+    worker = _Rank(plan, rank, store)
+    try:
+        for life in range(plan.lives):
+            worker.live(life)
+    except Exception:
+        worker.wrong = worker.wrong or traceback.format_exc()
+    pipe.send(worker.report())
+    pipe.close()
+
+
+class _Rank:
+    def __init__(self, plan: Round, rank: int, store: str) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.store = store
+        self.operations = 0
+        self.error = ""
+        self.wrong = ""
+        self.faulted_at = 0.0
+        self.memory: list[float] = []
+        self.held: tuple[int, int] | None = None
+
+    def report(self) -> Report:
+        return Report(
+            self.rank,
+            self.operations,
+            self.error,
+            self.wrong,
+            self.faulted_at,
+            time.monotonic(),
+            self.memory,
+        )
+
+    def live(self, life: int) -> None:
+        plan = self.plan
+        timeout = datetime.timedelta(seconds=TIMEOUT)
+        # Children are told apart from the ranks of other lives by the file.
+        store = dist.FileStore(f"{self.store}-{life}", plan.size)
+        dist.init_process_group(
+            "torchcomms", store=store, rank=self.rank, world_size=plan.size, timeout=timeout
+        )
+        generator = random.Random(f"{plan.seed}/{life}")
+        teams = [self._teams(generator) for _ in range(plan.threads)]
+        threads = [
+            threading.Thread(target=self._run, args=(life, number, teams[number]))
+            for number in range(1, plan.threads)
+        ]
+        for thread in threads:
+            thread.start()
+        self._run(life, 0, teams[0])
+        for thread in threads:
+            thread.join()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        del teams
+        gc.collect()
+        self._look_for_leaks()
+
+    def _teams(self, generator: random.Random) -> list[Team]:
+        """Groups of one thread; every rank makes all of them, in the same order."""
+        everyone = list(range(self.plan.size))
+        members = [everyone]
+        for _ in range(2):
+            members.append(sorted(generator.sample(everyone, generator.randint(1, len(everyone)))))
+        groups = [(dist.new_group(ranks), ranks) for ranks in members]
+        # On a rank outside a group torch gives a number instead.
+        return [
+            Team(group if isinstance(group, dist.ProcessGroup) else None, ranks)
+            for group, ranks in groups
+        ]
+
+    def _run(self, life: int, thread: int, teams: list[Team]) -> None:
+        plan = self.plan
+        generator = random.Random(f"{plan.seed}/{life}/{thread}")
+        try:
+            for step in range(plan.steps):
+                if life == plan.lives - 1 and thread == 0 and step == plan.when:
+                    self._fault()
+                team = generator.choice(teams)
+                drawn = draw(generator, len(team.ranks))
+                if self.rank in team.ranks:
+                    perform(team, drawn)
+                    self.operations += 1
+        except WrongValueError:
+            self.wrong = traceback.format_exc()
+        except Exception as error:
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            # What other threads still do ends with it.
+            with contextlib.suppress(Exception):
+                dist.distributed_c10d._abort_process_group()
+
+    def _fault(self) -> None:
+        if self.rank != self.plan.victim:
+            return
+        fault = self.plan.fault
+        self.faulted_at = time.monotonic()
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "exit":
+            os._exit(3)
+        elif fault == "abort":
+            dist.distributed_c10d._abort_process_group()
+        elif fault == "stay away":
+            time.sleep(TIMEOUT + 2)
+            raise RuntimeError("this rank stayed away")
+        elif fault == "raise":
+            raise RuntimeError("this rank raised")
+        elif fault == "destroy":
+            dist.destroy_process_group()
+        elif fault == "stop for a while":
+            os.kill(os.getpid(), signal.SIGSTOP)  # who started the rank lets it go on
+        elif fault == "come late":
+            time.sleep(TIMEOUT / 4)
+        elif fault == "hold the GIL":
+            until = time.monotonic() + TIMEOUT / 4
+            while time.monotonic() < until:
+                sum(range(10_000_000))
+
+    def _look_for_leaks(self) -> None:
+        deadline = time.monotonic() + 5
+        while (left := _threads()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if left and not self.error:
+            self.wrong = self.wrong or f"threads were left: {left}"
+        held = (len(os.listdir("/proc/self/fd")), len(_mappings()))
+        if self.held is None:
+            self.held = held
+        elif not self.error and (held[0] > self.held[0] + 2 or held[1] > self.held[1]):
+            self.wrong = self.wrong or (
+                f"descriptors and mappings grew from {self.held} to {held}: {_mappings()}"
+            )
+        self.memory.append(_memory())
+
+
+def _threads() -> list[str]:
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            names.append(file.read().strip())
+    return [name for name in names if name.startswith("tcpg_")]
+
+
+def _mappings() -> list[str]:
+    with open("/proc/self/maps") as file:
+        return [line.strip() for line in file if "memfd:" in line]
+
+
+def _memory() -> float:
+    with open("/proc/self/status") as file:
+        status: dict[str, Any] = dict(line.split(":", 1) for line in file)
+    return int(status["VmRSS"].split()[0]) / 1024
