@@ -52,7 +52,7 @@ std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bo
   std::shared_ptr<Comm> comm(new Comm(segment, rank, blocking));
   state.phase.store(Phase::joined, std::memory_order_release);
   segment->header().joined.fetch_add(1);
-  segment->ringAll();
+  segment->ringAll(rank);
   return comm;
 }
 
@@ -202,7 +202,7 @@ void Comm::finalize() {
 
 void Comm::leave(Phase phase) {
   segment_->state(rank_).phase.store(phase, std::memory_order_release);
-  segment_->ringAll();
+  segment_->ringAll(rank_);
 }
 
 void Comm::destroy() {
@@ -308,7 +308,7 @@ void Comm::offerShrink(uint64_t excluded, const ncclUniqueId& id) {
   offer.excluded = excluded;
   offer.id = id;
   offer.generation.fetch_add(1);
-  segment_->ringAll();
+  segment_->ringAll(rank_);
 }
 
 ncclUniqueId Comm::takeShrinkOffer(int leader, uint64_t excluded) {

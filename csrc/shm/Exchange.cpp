@@ -26,7 +26,8 @@ void Exchange::publish() {
   Progress& mine = segment_.state(self_).progress;
   mine.signatures[published_ % kHistory] = signature_;
   mine.arrived.store(++published_, std::memory_order_release);
-  segment_.ringAll();
+  waiter_.noteCpu();
+  segment_.ringAll(self_);
 }
 
 const std::byte* Exchange::read(int peer) {
@@ -41,7 +42,7 @@ void Exchange::close() {
   const uint64_t closed = closed_.load(std::memory_order_relaxed) + 1;
   closed_.store(closed, std::memory_order_relaxed);
   segment_.state(self_).progress.departed.store(closed, std::memory_order_release);
-  segment_.ringAll();
+  segment_.ringAll(self_);
 }
 
 void Exchange::check(int peer, uint64_t step) {

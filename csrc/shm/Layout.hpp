@@ -45,10 +45,11 @@ struct alignas(kLine) Progress {
 };
 static_assert(sizeof(Progress) == kLine);
 
-// Where a rank sleeps, see Wait.hpp.
+// Where a rank sleeps, and who sleeps until this rank has done something: one
+// bit each, set by the sleeper and taken back by whoever rings. See Wait.hpp.
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;
-  std::atomic<uint32_t> sleepers;
+  alignas(kLine) std::atomic<uint64_t> awaitedBy[kMaxRanks / 64];
 };
 
 // Written by the lowest survivor of a shrink: the id of the new communicator.
@@ -82,6 +83,8 @@ struct alignas(kLine) Header {
   std::atomic<int32_t> ranks;
   alignas(kLine) std::atomic<int32_t> joined;
   alignas(kLine) FaultRecord fault;
+  // Where each rank was last seen to run: the number of the CPU, from 1; 0: nowhere yet.
+  alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "the atomics are shared by processes");

@@ -159,7 +159,7 @@ void MessageEngine::pumpOut(int destination) {
         transfer.count, out.messages, transfer.tag, static_cast<uint32_t>(transfer.type)};
     const auto published = [&] {
       moved_ = true;
-      segment_.ring(destination);
+      segment_.ring(rank_, destination);
     };
     if (!out.channel.write(
             header,
@@ -219,7 +219,7 @@ bool MessageEngine::moveIn(int source, Arriving& arriving) {
   }
   const size_t before = message->moved;
   const bool complete =
-      arriving.channel.read(out, message->bytes, message->moved, [&] { segment_.ring(source); });
+      arriving.channel.read(out, message->bytes, message->moved, [&] { segment_.ring(rank_, source); });
   moved_ = moved_ || complete || message->moved != before;
   if (!complete) return false;
   message->arrived = true;

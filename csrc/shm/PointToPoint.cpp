@@ -87,7 +87,7 @@ void PointToPoint::progress(const Satisfied& satisfied) {
       }
       problem = engine().problem();
     }
-    if (wakeOthers) comm_.segment().ring(comm_.rank());
+    if (wakeOthers) comm_.segment().ring(comm_.rank(), comm_.rank());
     if (problem) {
       comm_.fail(*problem);
       close(problem->result, problem->what());
@@ -197,7 +197,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
   if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
     progress([&] { return transfer->ended.load(std::memory_order_acquire); });
   }
-  comm_.segment().ring(comm_.rank());
+  comm_.segment().ring(comm_.rank(), comm_.rank());
 }
 
 void PointToPoint::startServer() {
@@ -279,7 +279,7 @@ void PointToPoint::close(ncclResult_t result, const std::string& why) {
     if (engine_) engine_->clear();
     work_.notify_all();
   }
-  comm_.segment().ring(comm_.rank());
+  comm_.segment().ring(comm_.rank(), comm_.rank());
 }
 
 void PointToPoint::shutdown(const std::string& why) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -143,7 +144,7 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
 bool Segment::fail(const Failure& failure) {
   if (!claim(header().fault)) return false;
   record(header().fault, failure);
-  ringAll();
+  for (int rank = 0; rank < ranks_; ++rank) wake(rank);
   return true;
 }
 
@@ -163,6 +164,12 @@ Failure Segment::failure() const {
     if ((fault.ranks[rank / 64] >> (rank % 64) & 1) != 0) ranks.push_back(rank);
   }
   return Failure(static_cast<ncclResult_t>(fault.result), fault.text, std::move(ranks));
+}
+
+void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {
+  for (uint64_t bits = sleepers.fetch_and(~mask) & mask; bits != 0; bits &= bits - 1) {
+    wake(word * 64 + std::countr_zero(bits));
+  }
 }
 
 void Segment::wake(int rank) const {

@@ -49,17 +49,23 @@ class Segment {
   }
   Failure failure() const;  // what fail() recorded; only once failed()
 
-  // Wakes the sleeping threads of a rank. Call after publishing what they wait
-  // for. Cheap when nobody sleeps.
-  void ring(int rank) const {
+  // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self`
+  // has done something. Call after publishing what they wait for. Cheap when
+  // nobody does.
+  void ring(int self, int rank) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (state(rank).bell.sleepers.load(std::memory_order_relaxed) != 0) wake(rank);
+    wakeThose(self, rank / 64, uint64_t{1} << (rank % 64));
   }
-  void ringAll() const {
+  void ringAll(int self) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (state(rank).bell.sleepers.load(std::memory_order_relaxed) != 0) wake(rank);
-    }
+    for (int word = 0; word * 64 < ranks_; ++word) wakeThose(self, word, ~uint64_t{0});
+  }
+
+  // What a thread of rank `self` calls before it sleeps until `rank` rings.
+  void await(int self, int rank) const {
+    auto& sleepers = state(rank).bell.awaitedBy[self / 64];
+    const uint64_t bit = uint64_t{1} << (self % 64);
+    if ((sleepers.load(std::memory_order_relaxed) & bit) == 0) sleepers.fetch_or(bit);
   }
 
   static size_t stagingBytes(int ranks);
@@ -68,6 +74,11 @@ class Segment {
  private:
   Segment(int file, int ranks);
   void wake(int rank) const;
+  void wakeThose(int self, int word, uint64_t mask) const {
+    auto& sleepers = state(self).bell.awaitedBy[word];
+    if ((sleepers.load(std::memory_order_relaxed) & mask) != 0) wakeAwaiting(sleepers, word, mask);
+  }
+  void wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const;
 
   int ranks_;
   size_t stagingBytes_;

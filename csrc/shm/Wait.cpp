@@ -5,8 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "shm/Process.hpp"
 
@@ -14,11 +15,13 @@ namespace torchcomms_pg::shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
 
-// Longer than a wake-up through the kernel, so that ranks in step never sleep.
-constexpr auto kSpin = std::chrono::microseconds(100);
-// When ranks share CPUs, spinning takes time from the rank waited for.
-constexpr int kYields = 20;
+// The patience of those whose waits have been long: spinning would only take
+// the CPU from whoever could use it, such as the thread that computes what this
+// one is to send next.
+constexpr microseconds kLeastPatience{5};
+
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
@@ -32,6 +35,15 @@ int cpuCount() {
   return count;
 }
 
+bool crowded() {
+  return ranksOnHost.load(std::memory_order_relaxed) > cpuCount();
+}
+
+// As Header::cpus has it.
+uint16_t currentCpu() {
+  return static_cast<uint16_t>(sched_getcpu() + 1);
+}
+
 }  // namespace
 
 void noteRanksOnHost(int ranks) {
@@ -40,16 +52,58 @@ void noteRanksOnHost(int ranks) {
   }
 }
 
-void Waiter::sleepUnless(FunctionRef<bool()> ready) const {
-  Doorbell& bell = segment_.state(self_).bell;
-  struct Sleeper {
-    Doorbell& bell;
-    explicit Sleeper(Doorbell& bell) : bell(bell) { bell.sleepers.fetch_add(1); }
-    ~Sleeper() { bell.sleepers.fetch_sub(1); }
-  } sleeper(bell);
+void Waiter::noteCpu() const {
+  const uint16_t cpu = currentCpu();
+  auto& noted = segment_.header().cpus[self_];
+  if (noted.load(std::memory_order_relaxed) != cpu) noted.store(cpu, std::memory_order_relaxed);
+}
+
+bool Waiter::sharesCpu() const {
+  noteCpu();
+  const uint16_t cpu = currentCpu();
+  const auto& cpus = segment_.header().cpus;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    if (rank != self_ && cpus[rank].load(std::memory_order_relaxed) == cpu) return true;
+  }
+  return false;
+}
+
+// Looks without sleeping for as long as that has paid of late.
+bool Waiter::comesSoon(
+    FunctionRef<bool()> ready, FunctionRef<bool()> failed, Clock::time_point begin) const {
+  const auto end = begin + microseconds(patience_.load(std::memory_order_relaxed));
+  for (auto now = begin; now < end && !failed();) {
+    if (crowded() || sharesCpu()) {
+      if (ready()) return true;
+      sched_yield();
+    } else {
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return true;
+        pauseCpu();
+      }
+    }
+    now = Clock::now();
+  }
+  return false;
+}
+
+// The next wait is taken to last about as long as this one did.
+void Waiter::learn(bool soon) const {
+  const auto before = patience_.load(std::memory_order_relaxed);
+  const auto after = soon ? kPatience.count() : std::max(before / 2, kLeastPatience.count());
+  if (after != before) patience_.store(after, std::memory_order_relaxed);
+}
+
+void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
+  auto& bell = segment_.state(self_).bell;
   const uint32_t rings = bell.rings.load(std::memory_order_acquire);
-  // Pairs with the fence in Segment::ring: either the publisher sees the
-  // sleeper, or the sleeper sees what was published.
+  if (ringer != kAnyone) {
+    segment_.await(self_, ringer);
+  } else {
+    for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
+  }
+  // Pairs with the fence in Segment::ring: either who rings sees the sleeper,
+  // or the sleeper sees what was published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) syscall(SYS_futex, &bell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
 }
@@ -79,22 +133,10 @@ void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
 }
 
 void Waiter::waitLong(
-    FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, bool watchFailure) const {
+    FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const {
   const auto failed = [&] { return watchFailure && segment_.failed(); };
-  if (ranksOnHost.load(std::memory_order_relaxed) <= cpuCount()) {
-    const auto end = Clock::now() + kSpin;
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (ready()) return;
-        pauseCpu();
-      }
-    } while (!failed() && Clock::now() < end);
-  } else {
-    for (int i = 0; i < kYields && !failed(); ++i) {
-      if (ready()) return;
-      sched_yield();
-    }
-  }
+  const auto begin = Clock::now();
+  if (comesSoon(ready, failed, begin)) return learn(true);
   const auto left = [&] {
     for (int rank = 0; rank < segment_.size(); ++rank) {
       if (rank == self_ || !needs(rank)) continue;
@@ -117,12 +159,12 @@ void Waiter::waitLong(
         segment_.fail(failure);
       }
     }
-    if (ready()) return;
+    if (ready()) return learn(Clock::now() - begin <= kPatience);
     if (failed()) throw segment_.failure();
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
       throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");
     }
-    sleepUnless([&] { return ready() || failed(); });
+    sleepUnless(ringer, [&] { return ready() || failed(); });
   }
 }
 

@@ -2,6 +2,8 @@
 // yielding and sleeping, and that notices failed, departed and dead ranks.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <type_traits>
 
@@ -44,46 +46,70 @@ class Waiter {
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
 
   // Returns once ready() is true. ready() must turn true through something
-  // that is followed by a ring of this rank's doorbell. Throws Failure when the
+  // after which a rank, maybe this one, rings this rank's doorbell. Throws Failure when the
   // communicator has failed; also makes it fail when a rank for which
   // needs(rank) is true has left it or has died.
   template <class Ready, class Needs>
   void wait(const Ready& ready, const Needs& needs) const {
-    for (int i = 0; i < kQuickChecks; ++i) {
-      if (ready()) return;
-      pauseCpu();
-    }
-    waitLong(ready, needs, true);
+    if (!soon(ready)) waitLong(ready, needs, kAnyone, true);
   }
 
+  // The same where `peer` is the one that rings.
   template <class Ready>
   void waitForPeer(int peer, const Ready& ready) const {
-    wait(ready, [peer](int rank) { return rank == peer; });
+    if (!soon(ready)) waitLong(ready, [peer](int rank) { return rank == peer; }, peer, true);
   }
 
   // Like wait, but ignores that the communicator has failed: for those who
   // meet after a failure. Throws Failure, without recording it, when a needed
   // rank has left or died.
   void waitDespiteFailure(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs) const {
-    waitLong(ready, needs, false);
+    waitLong(ready, needs, kAnyone, false);
   }
 
   // Throws Failure if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
+  // Lets the other ranks know on which CPU this one runs.
+  void noteCpu() const;
+
  private:
   static constexpr int kQuickChecks = 64;
+  static constexpr int kAnyone = -1;
+  // Longer than a wake-up through the kernel, so that ranks in step never sleep.
+  static constexpr std::chrono::microseconds kPatience{100};
 
-  void waitLong(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, bool watchFailure) const;
-  void sleepUnless(FunctionRef<bool()> ready) const;
+  template <class Ready>
+  bool soon(const Ready& ready) const {
+    if (ready()) return true;
+    if (sharesCpu()) return false;
+    for (int i = 0; i < kQuickChecks; ++i) {
+      pauseCpu();
+      if (ready()) return true;
+    }
+    return false;
+  }
+
+  // Whether another rank was last seen on the CPU of the calling thread: it
+  // cannot go on while this thread spins.
+  bool sharesCpu() const;
+  void waitLong(
+      FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const;
+  bool comesSoon(
+      FunctionRef<bool()> ready,
+      FunctionRef<bool()> failed,
+      std::chrono::steady_clock::time_point begin) const;
+  void learn(bool soon) const;
+  void sleepUnless(int ringer, FunctionRef<bool()> ready) const;
 
   Segment& segment_;
   const int self_;
+  mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
 };
 
 // Tells the wait policy how many ranks share this host: beyond the number of
-// CPUs they yield and sleep instead of spinning. The largest number seen by
-// this process counts.
+// CPUs they yield instead of spinning. The largest number seen by this process
+// counts.
 void noteRanksOnHost(int ranks);
 
 }  // namespace torchcomms_pg::shm
