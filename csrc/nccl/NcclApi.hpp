@@ -64,8 +64,8 @@ struct Message {
   ncclDataType_t type = ncclInt8;
   int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
   int tag = 0;
-  // Called once, from a thread of the library, when the message has been
-  // delivered or has failed. Null: the call orders the message on its stream.
+  // Called once, from the call itself or from a thread of the library, when the
+  // message has been delivered or has failed. Null: the call orders the message on its stream.
   void (*done)(void* context, ncclResult_t result, int peer) = nullptr;
   void* context = nullptr;
 };

@@ -218,8 +218,8 @@ bool MessageEngine::moveIn(int source, Arriving& arriving) {
     out = message->kept.get();
   }
   const size_t before = message->moved;
-  const bool complete =
-      arriving.channel.read(out, message->bytes, message->moved, [&] { segment_.ring(rank_, source); });
+  const bool complete = arriving.channel.read(
+      out, message->bytes, message->moved, [&] { segment_.ring(rank_, source); });
   moved_ = moved_ || complete || message->moved != before;
   if (!complete) return false;
   message->arrived = true;

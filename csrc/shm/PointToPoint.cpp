@@ -192,12 +192,39 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     engine().start(transfer);
     independent_.insert(transfer);
     handleEnded();
-    work_.notify_one();
   }
   if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
     progress([&] { return transfer->ended.load(std::memory_order_acquire); });
+    completeHere(transfer);
+  }
+  {
+    const auto guard = lock();
+    if (completed_.empty() && transfer->ended.load(std::memory_order_relaxed)) return;
+    work_.notify_one();
   }
   comm_.segment().ring(comm_.rank(), comm_.rank());
+}
+
+// Calls `done` in this thread if it is due and no other thread has begun to.
+void PointToPoint::completeHere(const std::shared_ptr<Transfer>& transfer) {
+  Completion completion;
+  {
+    const auto guard = lock();
+    const auto found = std::ranges::find(completed_, transfer, &Completion::transfer);
+    if (found == completed_.end()) return;
+    completion = std::move(*found);
+    completed_.erase(found);
+    ++callingBack_;
+  }
+  callBack(completion);
+}
+
+void PointToPoint::callBack(const Completion& completion) {
+  const Transfer& transfer = *completion.transfer;
+  transfer.done(
+      transfer.context, completion.result, transfer.partner.load(std::memory_order_relaxed));
+  const auto guard = lock();
+  if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
 }
 
 void PointToPoint::startServer() {
@@ -226,7 +253,7 @@ void PointToPoint::serve() {
       work_.wait(guard, [this] { return closed_ || !completed_.empty() || !independent_.empty(); });
       if (closed_ && completed_.empty()) return;
     }
-    callBack();
+    callBackAll();
     try {
       comm_.waiter().wait(
           [&] {
@@ -249,22 +276,17 @@ bool PointToPoint::independentNeeds(int rank) {
   });
 }
 
-void PointToPoint::callBack() {
+void PointToPoint::callBackAll() {
   for (;;) {
     Completion completion;
     {
       const auto guard = lock();
-      callingBack_ = !completed_.empty();
-      if (completed_.empty()) {
-        quiet_.notify_all();
-        return;
-      }
+      if (completed_.empty()) return;
       completion = std::move(completed_.front());
       completed_.pop_front();
+      ++callingBack_;
     }
-    const Transfer& transfer = *completion.transfer;
-    transfer.done(
-        transfer.context, completion.result, transfer.partner.load(std::memory_order_relaxed));
+    callBack(completion);
   }
 }
 
@@ -291,7 +313,8 @@ void PointToPoint::shutdown(const std::string& why) {
   }
   auto guard = lock();
   if (server_ == std::this_thread::get_id()) return;
-  quiet_.wait_for(guard, kCallbackLimit, [this] { return completed_.empty() && !callingBack_; });
+  quiet_.wait_for(
+      guard, kCallbackLimit, [this] { return completed_.empty() && callingBack_ == 0; });
   completed_.clear();
 }
 

@@ -38,9 +38,10 @@ class PointToPoint {
   // When it throws Failure, no buffer is touched any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // The added transfer proceeds by itself; `done` is called from a thread of
-  // the communicator, unless this throws Failure. That thread moves no messages
-  // while it is in a callback.
+  // The added transfer proceeds by itself. `done` is called from this call, where
+  // a small message can be moved at once, or else from a thread of the
+  // communicator; never if this throws Failure. A thread moves no messages while
+  // it is in a callback.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Whom the oldest unfinished transfer waits for.
@@ -70,7 +71,13 @@ class PointToPoint {
   bool stillNeeds(int rank, const Involved& involved);
   void close(ncclResult_t result, const std::string& why);
   void serve();
-  void callBack();
+  void callBackAll();
+  struct Completion {
+    std::shared_ptr<Transfer> transfer;
+    ncclResult_t result;
+  };
+  void callBack(const Completion& completion);
+  void completeHere(const std::shared_ptr<Transfer>& transfer);
   bool independentNeeds(int rank);
 
   Comm& comm_;
@@ -84,15 +91,11 @@ class PointToPoint {
 
   // The thread that serves transfers with `done`.
   std::unordered_set<std::shared_ptr<Transfer>> independent_;  // started, not ended
-  struct Completion {
-    std::shared_ptr<Transfer> transfer;
-    ncclResult_t result;
-  };
-  std::deque<Completion> completed_;  // `done` is due
+  std::deque<Completion> completed_;                           // `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
   bool serving_ = false;
-  bool callingBack_ = false;
+  int callingBack_ = 0;  // threads in `done`
   std::thread::id server_;
 };
 
