@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import torchcomms_pg
+
 from .results import MEETS, Contender
 from .timing import Subject, power
 
+SUM = torchcomms_pg.ReduceOp.SUM
 Issue = Callable[[], Any]
 """Starts the operation; returns its Work where it was started as asynchronous."""
 
@@ -163,7 +166,86 @@ class Direct:
         return self._bind(self.backend.barrier, self._options(dist.BarrierOptions()))
 
 
-FRONT_ENDS: dict[str, type[FrontEnd]] = {"dist": Dist, "backend": Direct}
+class ThroughComm:
+    """The object API: TorchComm's methods on the group's communicator."""
+
+    def __init__(self, group: dist.ProcessGroup, asynchronous: bool) -> None:
+        self.comm = self.communicator(torchcomms_pg.get_comm(group))
+        self.asynchronous = asynchronous
+
+    def communicator(self, comm: torchcomms_pg.TorchComm) -> torchcomms_pg.TorchComm:
+        """Returns the communicator to call: with other front ends on it, or one of its own."""
+        return comm
+
+    def all_reduce(self, data: Tensor) -> Issue:
+        """Binds TorchComm.all_reduce."""
+        return partial(self.comm.all_reduce, data, SUM, self.asynchronous)
+
+    def broadcast(self, data: Tensor) -> Issue:
+        """Binds TorchComm.broadcast from rank 0."""
+        return partial(self.comm.broadcast, data, 0, self.asynchronous)
+
+    def all_gather(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds TorchComm.all_gather_single."""
+        return partial(self.comm.all_gather_single, out, data, self.asynchronous)
+
+    def reduce_scatter(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds TorchComm.reduce_scatter_single."""
+        return partial(self.comm.reduce_scatter_single, out, data, SUM, self.asynchronous)
+
+    def all_to_all(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds TorchComm.all_to_all_single."""
+        return partial(self.comm.all_to_all_single, out, data, self.asynchronous)
+
+    def reduce(self, data: Tensor) -> Issue:
+        """Binds TorchComm.reduce to rank 0."""
+        return partial(self.comm.reduce, data, 0, SUM, self.asynchronous)
+
+    def gather(self, out: list[Tensor] | None, data: Tensor) -> Issue:
+        """Binds TorchComm.gather to rank 0."""
+        return partial(self.comm.gather, out or [], data, 0, self.asynchronous)
+
+    def scatter(self, out: Tensor, data: list[Tensor] | None) -> Issue:
+        """Binds TorchComm.scatter from rank 0."""
+        return partial(self.comm.scatter, out, data or [], 0, self.asynchronous)
+
+    def send(self, data: Tensor, peer: int) -> Issue:
+        """Binds TorchComm.send."""
+        return partial(self.comm.send, data, peer, self.asynchronous)
+
+    def recv(self, data: Tensor, peer: int) -> Issue:
+        """Binds TorchComm.recv."""
+        return partial(self.comm.recv, data, peer, self.asynchronous)
+
+    def barrier(self) -> Issue:
+        """Binds TorchComm.barrier."""
+        return partial(self.comm.barrier, self.asynchronous)
+
+
+class Hooked(ThroughComm):
+    """The object API under an empty pre and an empty post hook: what watching costs at least."""
+
+    def communicator(self, comm: torchcomms_pg.TorchComm) -> torchcomms_pg.TorchComm:
+        """Returns a communicator of its own, since hooks see everything on one."""
+        watched = comm.split(list(range(comm.get_size())), "hooked")
+        assert watched is not None
+        self.handles = [
+            watched.register_pre_hook(nothing_with),
+            watched.register_post_hook(nothing_with),
+        ]
+        return watched
+
+
+def nothing_with(args: object) -> None:
+    """Is a hook."""
+
+
+FRONT_ENDS: dict[str, type[FrontEnd]] = {
+    "dist": Dist,
+    "backend": Direct,
+    "torchcomm": ThroughComm,
+    "hooked": Hooked,
+}
 
 
 def subject(contender: Contender, group: dist.ProcessGroup, rank: int) -> Subject:

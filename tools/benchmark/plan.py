@@ -16,6 +16,9 @@ RANKS = (2, 4, 8)
 IN_CACHE = 256 * KB
 """Where copies are measured too, since large buffers leave the cache."""
 
+OWN_FRONT_ENDS = ("torchcomm", "hooked")
+"""Those that no other backend has."""
+
 Meeting = list[Contender]
 """Contenders that take turns."""
 
@@ -34,6 +37,9 @@ def full(backends: Sequence[str]) -> list[Meeting]:
             meetings.append([Contender("all_reduce", 4, "fake", 2)])
             for size in (4, 64 * KB, 16 * MB):
                 meetings.append(meeting("all_reduce", size, 2, backends, frontend="backend"))
+            for size in (4, 64 * KB, 16 * MB):
+                meetings.append(meeting("all_reduce", size, 2, backends, frontend="torchcomm"))
+            meetings.append(meeting("all_reduce", 4, 2, backends, frontend="hooked"))
             for size in (4, 64 * KB, MB, 16 * MB):
                 meetings.append(meeting("all_reduce", size, 2, backends, mode="async"))
         for op in OPERATIONS[1:]:
@@ -82,7 +88,7 @@ def meeting(
             if dtype != "float32" or (op == "send_recv" and mode == "async"):
                 continue
             contenders.append(Contender(op, size, "mpi", ranks, dtype, mode, "mpi4py"))
-        else:
+        elif backend == "torchcomms" or frontend not in OWN_FRONT_ENDS:
             contenders.append(Contender(op, size, backend, ranks, dtype, mode, frontend))
     return contenders
 

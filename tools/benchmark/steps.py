@@ -18,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 WIDTHS = {10: (1024, 10), 100: (4096, 6)}
 """Width and number of square layers, by millions of parameters."""
 
+ALONE = "alone"
+"""The same steps on every rank by itself: what a step takes where communication costs nothing."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -37,16 +40,19 @@ def train(
 ) -> dict[str, Any]:
     """Trains the same model over each group, a step here and a step there.
 
-    Returns the seconds of each step and the last loss, by backend.
+    And once without a group. Returns the seconds of each step and the last loss, by backend.
     """
     width, layers = WIDTHS[job.millions]
     data = torch.randn(job.batch, width, generator=torch.Generator().manual_seed(dist.get_rank()))
     models: dict[str, Any] = {}
-    for name, group in groups.items():
+    for name in (ALONE, *groups):
         torch.manual_seed(0)
         parts = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
         model: nn.Module = nn.Sequential(*parts)
-        if job.kind == "ddp":
+        group = groups.get(name)
+        if group is None:
+            pass
+        elif job.kind == "ddp":
             model = DistributedDataParallel(
                 model, process_group=group, gradient_as_bucket_view=True
             )
@@ -71,7 +77,7 @@ def train(
             if step >= warmups:
                 seconds[name].append(time.perf_counter() - start)
             losses[name] = loss.item()
-    first, *others = losses.values()
+    first, *others = (losses[name] for name in groups)
     if any(abs(other - first) > 1e-4 * abs(first) for other in others):
         raise AssertionError(f"{job.kind}: the losses are {losses}")
     return {"seconds": seconds, "losses": losses}
@@ -80,7 +86,7 @@ def train(
 def summarise(job: Job, answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Makes one record of what all ranks returned: a step is over when its last rank is."""
     medians = {}
-    for backend in job.backends:
+    for backend in (ALONE, *job.backends):
         by_step = zip(*(answer["seconds"][backend] for answer in answers), strict=True)
         medians[backend] = median(max(times) for times in by_step) * 1e3
     return {

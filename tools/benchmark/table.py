@@ -174,12 +174,16 @@ def overlap(records: Sequence[dict[str, Any]]) -> str:
 
 def steps(records: Sequence[dict[str, Any]]) -> str:
     """Writes the training steps."""
-    lines = [["training step", "parameters", "torchcomms", "Gloo", "ratio"]]
+    lines = [["training step", "parameters", "torchcomms", "Gloo", "ratio", "alone", "at most"]]
     for r in records:
         ours, other = r["milliseconds"].get("torchcomms"), r["milliseconds"].get("gloo")
         cells = [f"{value:.1f}" if value else "-" for value in (ours, other)]
         times = ratio(other / ours) if ours and other else "-"
-        lines.append([r["kind"], f"{r['millions']} million", *cells, times])
+        # Without any communication: no backend can be ahead of Gloo by more.
+        alone = r["milliseconds"].get("alone")
+        most = ratio(other / alone) if alone and other else "-"
+        cells += [times, f"{alone:.1f}" if alone else "-", most]
+        lines.append([r["kind"], f"{r['millions']} million", *cells])
     heading = f"One training step, 2 ranks, batch of {records[0]['batch']} per rank (milliseconds)"
     return f"{heading}\n{align(lines)}"
 
