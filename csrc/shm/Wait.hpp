@@ -41,6 +41,11 @@ inline void pauseCpu() {
 }
 
 // Waits on behalf of one rank. Any number of threads may wait at once.
+//
+// A thread looks for a while before it sleeps, since a wake-up through the
+// kernel takes up to a hundred microseconds: for as long as that where the last
+// wait was over by then, and ever shorter where not. Where another rank may need
+// its CPU, it yields between two looks.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}

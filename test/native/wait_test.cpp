@@ -1,0 +1,85 @@
+// How ranks wait for each other.
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "Messages.hpp"
+
+using namespace test;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// A rank that sleeps and is not woken looks again after 100 ms.
+constexpr milliseconds kLate{20}, kUnwoken{80};
+constexpr int kRounds = 6;
+
+void addUp(ncclComm_t comm) {
+  float value = 1;
+  CHECK_NCCL(nccl().allReduce(&value, &value, 1, ncclFloat32, ncclSum, comm, nullptr));
+  CHECK_EQUAL(value, static_cast<float>(sizeOf(comm)));
+}
+
+// Of several rounds in which the others wait for `late` the least time counts: a
+// busy machine delays some of them.
+void wakesTheOthers(ncclComm_t comm, int rank, int late, const std::function<void()>& meet) {
+  auto least = Clock::duration::max();
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begin = Clock::now();
+    addUp(comm);
+    if (rank == late) std::this_thread::sleep_for(kLate);
+    meet();
+    least = std::min(least, Clock::now() - begin);
+  }
+  CHECK(least < kUnwoken);
+}
+
+double cpuSeconds() {
+  timespec used;
+  CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0);
+  return static_cast<double>(used.tv_sec) + used.tv_nsec * 1e-9;
+}
+
+}  // namespace
+
+TEST(aRankThatArrivesWakesThoseThatSleepInACollective) {
+  for (int late = 0; late < 3; ++late) {
+    threadRanks(3, [late](ncclComm_t comm, int rank) {
+      wakesTheOthers(comm, rank, late, [&] { addUp(comm); });
+    });
+  }
+}
+
+TEST(aMessageWakesItsReceiver) {
+  threadRanks(2, [](ncclComm_t comm, int rank) {
+    wakesTheOthers(comm, rank, 0, [&] {
+      float value = 1;
+      if (rank == 0) {
+        CHECK_NCCL(nccl().send(&value, 1, ncclFloat32, 1, comm, nullptr));
+      } else {
+        CHECK_NCCL(nccl().recv(&value, 1, ncclFloat32, 0, comm, nullptr));
+      }
+    });
+  });
+}
+
+// A rank that spun would use up to 100 us
+// of each step, while the one it waits for cannot run.
+TEST(ranksOfOneCpuDoNotSpinForEachOther) {
+  threadRanks(2, [](ncclComm_t comm, int) {
+    constexpr int kSteps = 2000;
+    addUp(comm);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(0, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) return;  // not ours to use
+    addUp(comm);
+    const double before = cpuSeconds();
+    for (int step = 0; step < kSteps; ++step) addUp(comm);
+    CHECK((cpuSeconds() - before) / kSteps < 20e-6);
+  });
+}
