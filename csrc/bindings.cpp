@@ -75,6 +75,7 @@ PYBIND11_MODULE(_C, module) {
   bindErrors(module);
   bindHooks(module);
   bindCommunicator(module);
+  bindWindows(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

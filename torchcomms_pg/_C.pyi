@@ -55,6 +55,12 @@ class OpName:
     gather: ClassVar[OpName]
     batch_op_issue: ClassVar[OpName]
     split: ClassVar[OpName]
+    new_window: ClassVar[OpName]
+    tensor_register: ClassVar[OpName]
+    tensor_deregister: ClassVar[OpName]
+    put: ClassVar[OpName]
+    signal: ClassVar[OpName]
+    wait_signal: ClassVar[OpName]
     finalize: ClassVar[OpName]
 
     def __init__(self, value: int) -> None: ...
@@ -77,7 +83,7 @@ class PreHookArgs:
         tensors: inputs and outputs, each once.
         tensor: the only tensor of `tensors`, None where there is not exactly one.
         root: of a rooted collective; None for others.
-        peer: other side of a message, -1 for a receive from any; None for others.
+        peer: other side of a message, put or signal, -1 for a receive from any; None for others.
         reduce_op: such as ``"SUM"``; None where nothing is reduced.
         input_split_sizes: rows for each rank, of all_to_all_v_single; empty for others.
         output_split_sizes: the same for the output.
@@ -202,6 +208,8 @@ class Communicator:
     def split(
         self, ranks: Sequence[int], name: str, timeout: timedelta | None
     ) -> Communicator | None: ...
+    def new_window(self) -> Window: ...
+    def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
     def start_batch(self) -> None: ...
     def end_batch(self) -> Work | None: ...
     def drop_batch(self) -> None: ...
@@ -321,6 +329,32 @@ class Communicator:
         async_op: bool,
         timeout: timedelta | None,
     ) -> Work | None: ...
+
+class Window:
+    """What `TorchCommWindow` is made of; see there for the operations."""
+
+    def tensor_register(self, tensor: torch.Tensor, owning: bool) -> None: ...
+    def tensor_deregister(self) -> None: ...
+    def put(
+        self,
+        tensor: torch.Tensor,
+        dst_rank: int,
+        target_offset_nelems: int,
+        async_op: bool,
+        timeout: timedelta | None,
+    ) -> Work | None: ...
+    def signal(self, peer_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
+    def wait_signal(
+        self, peer_rank: int, async_op: bool, timeout: timedelta | None
+    ) -> Work | None: ...
+    def map_remote_tensor(self, rank: int) -> torch.Tensor: ...
+    def check_rank(self, what: str, argument: str, rank: int) -> None: ...
+    @property
+    def tensor(self) -> torch.Tensor | None: ...
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+    @property
+    def shape(self) -> list[int] | None: ...
 
 class Backend(_C10dBackend):
     """The ranks of one process group.

@@ -20,6 +20,11 @@ from torchcomms_pg.errors import CommError  # noqa: E402
 from torchcomms_pg.options import CommOptions  # noqa: E402
 from torchcomms_pg.reduce_op import ReduceOp  # noqa: E402
 from torchcomms_pg.registration import register  # noqa: E402
+from torchcomms_pg.window import (  # noqa: E402
+    TorchCommWinAccessType,
+    TorchCommWindow,
+    TorchCommWindowAttr,
+)
 from torchcomms_pg.work import TorchWork, WorkStatus  # noqa: E402
 
 __all__ = [
@@ -31,6 +36,9 @@ __all__ = [
     "ReduceOp",
     "RemovableHandle",
     "TorchComm",
+    "TorchCommWinAccessType",
+    "TorchCommWindow",
+    "TorchCommWindowAttr",
     "TorchWork",
     "WorkStatus",
     "__version__",

@@ -5,6 +5,7 @@ from torchcomms_pg.batch import BatchSendRecv
 from torchcomms_pg.comm import TorchComm, new_comm
 from torchcomms_pg.options import CommOptions
 from torchcomms_pg.reduce_op import ReduceOp
+from torchcomms_pg.window import TorchCommWinAccessType, TorchCommWindow, TorchCommWindowAttr
 from torchcomms_pg.work import TorchWork, WorkStatus
 
 __all__ = [
@@ -17,6 +18,9 @@ __all__ = [
     "ReduceOp",
     "RemovableHandle",
     "TorchComm",
+    "TorchCommWinAccessType",
+    "TorchCommWindow",
+    "TorchCommWindowAttr",
     "TorchWork",
     "WorkStatus",
     "new_comm",

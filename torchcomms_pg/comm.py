@@ -27,6 +27,7 @@ from torchcomms_pg.options import (
     check_timeout,
 )
 from torchcomms_pg.reduce_op import ReduceOp, native_op
+from torchcomms_pg.window import TorchCommWindow
 from torchcomms_pg.work import TorchWork
 
 Op = ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -547,6 +548,35 @@ class TorchComm:
     ) -> None:
         """Replaces the entries of `object_list` by those that rank `src` sends."""
         objcol.recv_object_list(self, object_list, src, timeout)
+
+    # Windows
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> TorchCommWindow:
+        """Returns a window, through which ranks write into each other's tensors.
+
+        All ranks call it.
+
+        Args:
+            tensor: registered with it at once. None: `TorchCommWindow.tensor_register` follows.
+        """
+        window = TorchCommWindow(self._native("new_window").new_window(), self.get_name())
+        if tensor is not None:
+            window.tensor_register(tensor)
+        return window
+
+    def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a tensor, not initialized, that a window takes without moving its memory.
+
+        Local. The system's memory for it is taken at once.
+
+        Args:
+            size: number of elements; the tensor has one dimension.
+            dtype: of the elements.
+
+        Raises:
+            torch.OutOfMemoryError: the system has not that much shared memory.
+        """
+        return self._native("allocate_tensor").allocate_tensor(size, dtype)
 
     # Hooks
 

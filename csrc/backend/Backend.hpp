@@ -127,6 +127,8 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  bool supportsWindow() const override { return cpu_ != nullptr; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
 #endif

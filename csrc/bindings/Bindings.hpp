@@ -13,26 +13,29 @@ namespace py = pybind11;
 
 namespace torchcomms_pg {
 
-// A communicator as Python holds it. Destroying one may join threads that need
-// the GIL.
-class Comm {
+// A communicator, or what holds one, as Python holds it. Destroying one may
+// join threads that need the GIL.
+template <class T>
+class Held {
  public:
-  explicit Comm(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
-  ~Comm() {
+  explicit Held(std::shared_ptr<T> object) : object_(std::move(object)) {}
+  ~Held() {
     if (PyGILState_Check() != 0) {
       py::gil_scoped_release release;
-      comm_.reset();
+      object_.reset();
     }
   }
-  Comm(const Comm&) = delete;
-  Comm& operator=(const Comm&) = delete;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
 
-  Communicator& operator*() const { return *comm_; }
-  Communicator* operator->() const { return comm_.get(); }
+  T& operator*() const { return *object_; }
+  T* operator->() const { return object_.get(); }
 
  private:
-  std::shared_ptr<Communicator> comm_;
+  std::shared_ptr<T> object_;
 };
+
+using Comm = Held<Communicator>;
 
 // The exception as a Python object, None for none. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);
@@ -40,5 +43,6 @@ py::object pythonError(const std::exception_ptr& error);
 void bindErrors(py::module_& module);
 void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);
+void bindWindows(py::module_& module);
 
 }  // namespace torchcomms_pg

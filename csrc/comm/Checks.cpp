@@ -108,7 +108,7 @@ void checkNumel(const char* what, const char* argument, const at::Tensor& tensor
       numel);
 }
 
-void checkRank(const char* what, const char* argument, int rank, int size) {
+void checkRank(const char* what, const char* argument, int64_t rank, int size) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,
       what,

@@ -35,7 +35,7 @@ void checkSameType(
 void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel);
 
 // `rank` is one of the group's.
-void checkRank(const char* what, const char* argument, int rank, int size);
+void checkRank(const char* what, const char* argument, int64_t rank, int size);
 
 void checkListLength(const char* what, const char* argument, size_t length, size_t wanted);
 

@@ -136,7 +136,7 @@ WorkPtr Communicator::launch(Call call, WorkPtr work) {
 WorkPtr Communicator::start(Call& call, WorkPtr work) {
   auto& op = call.op;
   // Ranks that exchange no messages must still agree on the number of collectives.
-  auto& counter = call.message || !call.parts.empty() ? messages_ : collectives_;
+  auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
   op.seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
   op.issued = Clock::now();
   if (!work && (op.async || timing_.load(std::memory_order_relaxed))) {

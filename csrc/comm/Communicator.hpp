@@ -28,6 +28,7 @@
 namespace torchcomms_pg {
 
 class Reduction;
+class Window;
 
 // Who takes part, for messages and records.
 struct Group {
@@ -145,6 +146,13 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     return openBatches_.load(std::memory_order_relaxed) > 0 && openBatch() != nullptr;
   }
 
+  // One-sided communication, see Window.hpp. Collective.
+  std::shared_ptr<Window> newWindow();
+
+  // A tensor, not initialized, in memory that peers can map: a window takes it
+  // as it is.
+  at::Tensor allocateTensor(int64_t numel, c10::ScalarType dtype) const;
+
   // A communicator of the listed ranks (of this one), in that order; null on
   // ranks that are not listed. Collective over all ranks.
   std::shared_ptr<Communicator> split(
@@ -218,6 +226,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void giveUp(const char* why) noexcept override;
 
  private:
+  friend class Window;
   using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
   // Everything one operation consists of.
@@ -355,6 +364,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   InFlightList inFlight_;
 
   std::mutex issueMutex_;  // held while an operation goes into the communicator's stream
+
+  std::mutex windowMutex_;
+  std::vector<bool> windowSignals_ = std::vector<bool>(kSignals);  // in use, by sigIdx
 
   std::mutex batchMutex_;
   std::atomic<int> openBatches_{0};

@@ -167,7 +167,7 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
       absent = api_.absentRanks(comm);
     }
   }
-  if (isPointToPoint(op.kind) && op.peer >= 0) {
+  if (waitsForPeer(op.kind) && op.peer >= 0) {
     absent = {op.peer};
   }
   auto text = "timed out after " + inSeconds(timeout) + ": ";
@@ -177,7 +177,8 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
   } else {
-    text += rankNames(absent) + " did not arrive";
+    text += rankNames(absent) +
+            (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
   }
   auto failure = describeFailure(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(absent);

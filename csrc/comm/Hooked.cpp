@@ -52,6 +52,12 @@ OpName Communicator::hookName(const Call& call) {
     case OpKind::barrier:
     case OpKind::monitoredBarrier: return OpName::barrier;
     case OpKind::coalesced: return OpName::batch_op_issue;
+    case OpKind::newWindow: return OpName::new_window;
+    case OpKind::tensorRegister: return OpName::tensor_register;
+    case OpKind::tensorDeregister: return OpName::tensor_deregister;
+    case OpKind::put: return OpName::put;
+    case OpKind::signal: return OpName::signal;
+    case OpKind::waitSignal: return OpName::wait_signal;
     case OpKind::split: return OpName::split;
     case OpKind::shrink:
     case OpKind::initialization: break;  // not launched through here

@@ -25,6 +25,12 @@ namespace torchcomms_pg {
   X(gather)                       \
   X(batch_op_issue)               \
   X(split)                        \
+  X(new_window)                   \
+  X(tensor_register)              \
+  X(tensor_deregister)            \
+  X(put)                          \
+  X(signal)                       \
+  X(wait_signal)                  \
   X(finalize)
 
 enum class OpName : uint8_t {

@@ -37,6 +37,12 @@ const Names& names(OpKind kind) {
       TORCHCOMMS_PG_NAMES("barrier", "barrier", BARRIER),
       TORCHCOMMS_PG_NAMES("monitored_barrier", "barrier", BARRIER),
       TORCHCOMMS_PG_NAMES("coalesced", "coalesced", COALESCED),
+      TORCHCOMMS_PG_NAMES("new_window", "new_window", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("tensor_register", "tensor_register", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("tensor_deregister", "tensor_deregister", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("put", "put", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("signal", "signal", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("wait_signal", "wait_signal", UNKNOWN),
       TORCHCOMMS_PG_NAMES("split", "split", UNKNOWN),
       TORCHCOMMS_PG_NAMES("shrink", "shrink", UNKNOWN),
       TORCHCOMMS_PG_NAMES("init", "init", UNKNOWN),
@@ -48,7 +54,8 @@ const Names& names(OpKind kind) {
 
 // Whether the operation has tensors of its own to tell of.
 bool hasData(OpKind kind) {
-  return kind < OpKind::barrier || kind == OpKind::coalesced;
+  return kind < OpKind::barrier || kind == OpKind::coalesced || kind == OpKind::tensorRegister ||
+         kind == OpKind::put;
 }
 
 }  // namespace
@@ -76,7 +83,10 @@ std::string describe(const Operation& op) {
   }
   out << name(op.kind) << " #" << op.seq;
   switch (op.kind) {
-    case OpKind::send: out << " to rank " << op.peer; break;
+    case OpKind::send:
+    case OpKind::put:
+    case OpKind::signal: out << " to rank " << op.peer; break;
+    case OpKind::waitSignal:
     case OpKind::recv:
       if (op.peer >= 0) {
         out << " from rank " << op.peer;

@@ -33,6 +33,12 @@ enum class OpKind : uint8_t {
   barrier,
   monitoredBarrier,
   coalesced,
+  newWindow,
+  tensorRegister,
+  tensorDeregister,
+  put,
+  signal,
+  waitSignal,
   split,
   shrink,
   initialization,
@@ -50,14 +56,19 @@ const char* profilingTitle(OpKind kind);
 // The nearest c10d type.
 c10d::OpType opType(OpKind kind);
 
+// Whether it cannot end without its `peer`.
+inline bool waitsForPeer(OpKind kind) {
+  return kind == OpKind::send || kind == OpKind::recv || kind == OpKind::waitSignal;
+}
+
 inline bool isPointToPoint(OpKind kind) {
-  return kind == OpKind::send || kind == OpKind::recv;
+  return waitsForPeer(kind) || kind == OpKind::put || kind == OpKind::signal;
 }
 
 struct Operation {
   OpKind kind = OpKind::allReduce;
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
-  int peer = -1;     // root of a rooted collective, other side of a message; -1: none
+  int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;
   int64_t numelIn = 0;
   int64_t numelOut = 0;

@@ -8,12 +8,43 @@
 
 #include <nccl.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 #if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE < NCCL_VERSION(2, 28, 7)
 #error \
     "torchcomms_pg needs nccl.h of NCCL 2.28.7 or later to build (an older libnccl still works at run time)"
+#endif
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 29, 2)
+// What a newer libnccl has is in the table whatever header it was built with.
+struct ncclWaitSignalDesc_t {
+  int opCnt;
+  int peer;
+  int sigIdx;
+  int ctx;
+};
+extern "C" {
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void** pointer);
+ncclResult_t ncclPutSignal(
+    const void* data,
+    size_t count,
+    ncclDataType_t type,
+    int peer,
+    ncclWindow_t window,
+    size_t offset,
+    int sigIdx,
+    int ctx,
+    unsigned int flags,
+    ncclComm_t comm,
+    cudaStream_t stream);
+ncclResult_t ncclSignal(
+    int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclWaitSignal(
+    int count, ncclWaitSignalDesc_t* descriptions, ncclComm_t comm, cudaStream_t stream);
+}
 #endif
 
 namespace torchcomms_pg {
@@ -46,16 +77,22 @@ namespace torchcomms_pg {
   X(groupEnd, ncclGroupEnd)
 
 // X(field, function): came later; null where the loaded library lacks it.
-#define TORCHCOMMS_PG_NCCL_OPTIONAL(X)  \
-  X(memAlloc, ncclMemAlloc)             \
-  X(memFree, ncclMemFree)               \
-  X(commRegister, ncclCommRegister)     \
-  X(commDeregister, ncclCommDeregister) \
-  X(commShrink, ncclCommShrink)         \
-  X(allToAll, ncclAlltoAll)             \
-  X(gather, ncclGather)                 \
-  X(scatter, ncclScatter)               \
-  X(commRevoke, ncclCommRevoke)
+#define TORCHCOMMS_PG_NCCL_OPTIONAL(X)              \
+  X(memAlloc, ncclMemAlloc)                         \
+  X(memFree, ncclMemFree)                           \
+  X(commRegister, ncclCommRegister)                 \
+  X(commDeregister, ncclCommDeregister)             \
+  X(commShrink, ncclCommShrink)                     \
+  X(commWindowRegister, ncclCommWindowRegister)     \
+  X(commWindowDeregister, ncclCommWindowDeregister) \
+  X(allToAll, ncclAlltoAll)                         \
+  X(gather, ncclGather)                             \
+  X(scatter, ncclScatter)                           \
+  X(commRevoke, ncclCommRevoke)                     \
+  X(winGetUserPtr, ncclWinGetUserPtr)               \
+  X(putSignal, ncclPutSignal)                       \
+  X(signal, ncclSignal)                             \
+  X(waitSignal, ncclWaitSignal)
 
 // One tagged point-to-point message, see NcclApi::sendTagged.
 struct Message {
@@ -71,6 +108,17 @@ struct Message {
 };
 
 inline constexpr int kAnyPeer = -1;
+
+// Beyond NCCL, which has sigIdx 0 alone: sigIdx is below kSignals, and putSignal
+// with kNoSignal puts without a signal.
+inline constexpr int kSignals = 128;
+inline constexpr int kNoSignal = -1;
+
+// What one rank has registered with a window, mapped here.
+struct WindowView {
+  std::shared_ptr<std::byte> memory;  // keeps the mapping, whatever becomes of the window
+  size_t bytes = 0;
+};
 
 struct NcclApi {
 #define TORCHCOMMS_PG_FIELD(field, function) decltype(&::function) field = nullptr;
@@ -104,6 +152,10 @@ struct NcclApi {
       ncclResult_t result,
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
+
+  // The memory of `peer` in a window. Callable from any thread.
+  ncclResult_t (*windowView)(ncclComm_t comm, ncclWindow_t window, int peer, WindowView& view) =
+      nullptr;
 };
 
 }  // namespace torchcomms_pg

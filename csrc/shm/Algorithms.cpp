@@ -117,7 +117,8 @@ void Execution::run() {
     case CollectiveKind::allToAll: return allToAll();
     case CollectiveKind::gather: return gather();
     case CollectiveKind::scatter: return scatter();
-    case CollectiveKind::split: break;
+    case CollectiveKind::split:
+    case CollectiveKind::window: break;
   }
   throw Failure(ncclInternalError, "not a collective that moves data");
 }

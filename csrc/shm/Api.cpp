@@ -5,6 +5,7 @@
 #include "shm/Management.hpp"
 #include "shm/Names.hpp"
 #include "shm/Validate.hpp"
+#include "shm/Window.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -192,6 +193,7 @@ const NcclApi& api() {
   static const NcclApi table = [] {
     NcclApi t;
     addManagement(t);
+    addWindows(t);
     t.allReduce = allReduce;
     t.allGather = allGather;
     t.reduceScatter = reduceScatter;

@@ -35,7 +35,7 @@ Signature signatureOf(const Collective& collective) {
 
 std::string describe(const Signature& signature) {
   const auto kind = static_cast<CollectiveKind>(signature.kind);
-  if (kind == CollectiveKind::split) return "commSplit";
+  if (kind == CollectiveKind::split || kind == CollectiveKind::window) return kindName(kind);
   const uint64_t count = uint64_t{signature.countHigh} << 32 | signature.countLow;
   std::string text = std::string(kindName(kind)) + "(count=" + std::to_string(count) + ", " +
                      typeName(static_cast<ncclDataType_t>(signature.types & 15));

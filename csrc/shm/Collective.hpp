@@ -22,6 +22,7 @@ enum class CollectiveKind : uint8_t {
   gather,
   scatter,
   split,
+  window,
 };
 
 // A reduction operator, resolved from an ncclRedOp_t when the operation is

@@ -32,7 +32,8 @@ Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
       forkGeneration_(shm::forkGeneration()),
       waiter_(*segment_, rank),
       exchange_(*segment_, waiter_, rank),
-      pointToPoint_(*this) {}
+      pointToPoint_(*this),
+      windows_(*this) {}
 
 Comm::~Comm() = default;
 
@@ -188,7 +189,8 @@ std::vector<int> Comm::absentRanks() {
     std::vector<int> absent = exchange_.absentRanks();
     if (!absent.empty()) return absent;
   }
-  return pointToPoint_.absentRanks();
+  std::vector<int> absent = windows_.absentRanks();
+  return absent.empty() ? pointToPoint_.absentRanks() : absent;
 }
 
 void Comm::finalize() {

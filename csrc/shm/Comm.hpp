@@ -16,6 +16,7 @@
 #include "shm/Segment.hpp"
 #include "shm/Turnstile.hpp"
 #include "shm/Wait.hpp"
+#include "shm/Window.hpp"
 
 namespace torchcomms_pg::shm {
 
@@ -36,6 +37,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const Waiter& waiter() const { return waiter_; }
   PointToPoint& pointToPoint() { return pointToPoint_; }
   Exchange& exchange() { return exchange_; }
+  Windows& windows() { return windows_; }
   Turnstile& turnstile() { return turnstile_; }
 
   bool allJoined() const;
@@ -106,6 +108,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Turnstile turnstile_;
   Exchange exchange_;
   PointToPoint pointToPoint_;
+  Windows windows_;
 
   std::atomic<bool> exchanging_{false};
   std::atomic<int> active_{0};

@@ -98,11 +98,16 @@ void issue(Operation operation) {
     group.operations.push_back(std::move(operation));
     return;
   }
-  const auto* collective = std::get_if<Collective>(&operation.what);
-  if (operation.stream == nullptr && collective != nullptr) {
+  if (operation.stream == nullptr) {
     // The short way, without allocations.
-    operation.comm->run(*collective);
-    return;
+    Comm& comm = *operation.comm;
+    if (const auto* collective = std::get_if<Collective>(&operation.what)) {
+      return comm.run(*collective);
+    }
+    if (const auto* put = std::get_if<Put>(&operation.what)) return comm.windows().run(*put);
+    if (const auto* wait = std::get_if<SignalWait>(&operation.what)) {
+      return comm.windows().run(*wait);
+    }
   }
   const std::shared_ptr<Comm> comm = operation.comm;
   auto launch = std::make_shared<Launch>();

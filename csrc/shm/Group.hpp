@@ -16,7 +16,7 @@ namespace torchcomms_pg::shm {
 struct Operation {
   std::shared_ptr<Comm> comm;
   cudaStream_t stream;
-  std::variant<Collective, std::shared_ptr<Transfer>> what;
+  std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
 };
 
 // Launches an operation, or, in a group, keeps it for the group's end. Throws

@@ -1,13 +1,9 @@
 #include "shm/Management.hpp"
 
-#include <sys/mman.h>
-
-#include <map>
-#include <mutex>
-
 #include "shm/Boundary.hpp"
 #include "shm/Group.hpp"
 #include "shm/Lifecycle.hpp"
+#include "shm/Memory.hpp"
 #include "shm/Reduce.hpp"
 #include "shm/Validate.hpp"
 
@@ -200,43 +196,18 @@ ncclResult_t redOpDestroy(ncclRedOp_t op, ncclComm_t handle) {
   });
 }
 
-// Sizes of what memAlloc has returned. Never destroyed.
-struct Allocations {
-  std::mutex mutex;
-  std::map<void*, size_t> sizes;
-};
-
-Allocations& allocations() {
-  static auto* const instance = new Allocations;
-  return *instance;
-}
-
 ncclResult_t memAlloc(void** pointer, size_t size) {
   return guarded(nullptr, [&] {
     checkPointer("memAlloc", "ptr", pointer);
     *pointer = nullptr;
-    if (size == 0) return ncclSuccess;
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      throw Failure(ncclSystemError, "memAlloc: no memory for " + std::to_string(size) + " bytes");
-    }
-    std::lock_guard lock(allocations().mutex);
-    allocations().sizes[memory] = size;
-    *pointer = memory;
+    if (size != 0) *pointer = allocateMemory(size);
     return ncclSuccess;
   });
 }
 
 ncclResult_t memFree(void* pointer) {
   return guarded(nullptr, [&] {
-    if (pointer == nullptr) return ncclSuccess;
-    std::lock_guard lock(allocations().mutex);
-    const auto found = allocations().sizes.find(pointer);
-    if (found == allocations().sizes.end()) {
-      invalidArgument("memFree", "ptr was not returned by memAlloc, or is already freed");
-    }
-    munmap(pointer, found->second);
-    allocations().sizes.erase(found);
+    if (pointer != nullptr) freeMemory(pointer);
     return ncclSuccess;
   });
 }

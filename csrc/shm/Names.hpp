@@ -18,6 +18,7 @@ constexpr const char* kindName(CollectiveKind kind) {
     case CollectiveKind::gather: return "gather";
     case CollectiveKind::scatter: return "scatter";
     case CollectiveKind::split: return "commSplit";
+    case CollectiveKind::window: return "commWindowRegister";
   }
   return "unknown";
 }

@@ -49,6 +49,7 @@ ncclResult_t Plan::execute() noexcept {
   };
   try {
     if (comm_->segment().failed()) throw comm_->segment().failure();
+    for (const Put& put : puts_) comm_->windows().run(put);
     if (!transfers_.empty()) {
       struct Active {
         Comm& comm;
@@ -57,6 +58,7 @@ ncclResult_t Plan::execute() noexcept {
       } active(*comm_);
       comm_->pointToPoint().run(transfers_);
     }
+    for (const SignalWait& wait : waits_) comm_->windows().run(wait);
     if (!collectives_.empty()) {
       comm_->inTurn(ticket_, [this] {
         for (const Collective& collective : collectives_) {

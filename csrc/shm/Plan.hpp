@@ -22,18 +22,23 @@ class Plan {
   void addStream(cudaStream_t stream);
   void add(const Collective& collective) { collectives_.push_back(collective); }
   void add(std::shared_ptr<Transfer> transfer) { transfers_.push_back(std::move(transfer)); }
+  void add(Put put) { puts_.push_back(std::move(put)); }
+  void add(SignalWait wait) { waits_.push_back(std::move(wait)); }
 
   // Fixes the order among the communicator's operations.
   void launch();
 
-  // Runs the transfers together and then the collectives in order; blocks. An
-  // error fails the communicator.
+  // Runs the puts, which wait for nobody, then the transfers together, then the
+  // waits for signals and the collectives in order; blocks. An error fails the
+  // communicator.
   ncclResult_t execute() noexcept;
 
  private:
   std::shared_ptr<Comm> comm_;
   std::vector<cudaStream_t> streams_;
   std::vector<std::shared_ptr<Transfer>> transfers_;
+  std::vector<Put> puts_;
+  std::vector<SignalWait> waits_;
   std::vector<Collective> collectives_;
   uint64_t ticket_ = 0;
 };

@@ -104,7 +104,8 @@ Segment::Segment(int file, int ranks)
   const size_t statesAt = kPage;
   const size_t stagingAt = statesAt + roundUp(n * sizeof(RankState), kPage);
   const size_t channelsAt = stagingAt + n * kDepth * stagingBytes_;
-  bytes_ = channelsAt + n * n * channelBytes_;
+  const size_t signalsAt = channelsAt + n * n * channelBytes_;
+  bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
   // Every rank sets the same size, so the order does not matter.
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
     throw Failure(
@@ -122,6 +123,7 @@ Segment::Segment(int file, int ranks)
   states_ = reinterpret_cast<RankState*>(base_ + statesAt);
   staging_ = base_ + stagingAt;
   channels_ = base_ + channelsAt;
+  signals_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + signalsAt);
 }
 
 Segment::~Segment() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "nccl/NcclApi.hpp"
 #include "shm/Failure.hpp"
 #include "shm/Layout.hpp"
 #include "shm/UniqueId.hpp"
@@ -16,7 +17,8 @@ namespace torchcomms_pg::shm {
 // them blocks.
 //
 // Layout: Header, RankState per rank, kDepth staging buffers per rank, one
-// channel per ordered pair of ranks. Pages cost memory once they are touched.
+// channel per ordered pair of ranks, kSignals counters per ordered pair. Pages
+// cost memory once they are touched.
 class Segment {
  public:
   // Throws Failure if `id` does not lead to memory for `ranks` ranks.
@@ -39,6 +41,11 @@ class Segment {
   size_t channelBytes() const { return channelBytes_; }
   std::byte* channel(int source, int destination) const {
     return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
+  }
+
+  // How often `source` has sent the signal `index` to `destination`.
+  std::atomic<uint64_t>& signal(int source, int destination, int index) const {
+    return signals_[(static_cast<size_t>(destination) * kSignals + index) * ranks_ + source];
   }
 
   // Declares the communicator failed on every rank and wakes everyone. Only
@@ -88,6 +95,7 @@ class Segment {
   RankState* states_;
   std::byte* staging_;
   std::byte* channels_;
+  std::atomic<uint64_t>* signals_;
 };
 
 }  // namespace torchcomms_pg::shm

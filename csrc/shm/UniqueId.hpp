@@ -24,7 +24,7 @@ struct IdContent {
 };
 static_assert(sizeof(IdContent) == sizeof(ncclUniqueId));
 
-inline constexpr uint64_t kMagic = 0x31304d4853475054;  // changes with the layout
+inline constexpr uint64_t kMagic = 0x32304d4853475054;  // changes with the layout
 
 // The memory file stays open in this process until all ranks have joined.
 ncclUniqueId makeUniqueId();

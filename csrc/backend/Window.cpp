@@ -1,0 +1,79 @@
+// c10d's one-sided windows, which torch has from 2.14 on.
+#include "comm/Window.hpp"
+
+#include <utility>
+
+#include "backend/Backend.hpp"
+
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+
+namespace torchcomms_pg {
+
+namespace {
+
+class GroupWindow final : public c10d::Window {
+ public:
+  explicit GroupWindow(std::shared_ptr<torchcomms_pg::Window> window)
+      : window_(std::move(window)) {}
+
+  void tensor_register(const at::Tensor& tensor, bool owning) override {
+    window_->registerTensor(tensor, owning);
+  }
+
+  void tensor_deregister() override { window_->deregister(); }
+
+  c10::intrusive_ptr<c10d::Work> put(
+      const at::Tensor& tensor,
+      int64_t destination,
+      int64_t offset,
+      bool async,
+      const c10d::PutOptions& opts) override {
+    return given(window_->put(tensor, destination, offset, options(async, opts)), OpKind::put);
+  }
+
+  c10::intrusive_ptr<c10d::Work> signal(
+      int64_t peer, bool async, const c10d::SignalOptions& opts) override {
+    return given(window_->signal(peer, options(async, opts)), OpKind::signal);
+  }
+
+  c10::intrusive_ptr<c10d::Work> wait_signal(
+      int64_t peer, bool async, const c10d::WaitSignalOptions& opts) override {
+    return given(window_->waitSignal(peer, options(async, opts)), OpKind::waitSignal);
+  }
+
+  at::Tensor map_remote_tensor(int64_t rank) override { return window_->mapRemoteTensor(rank); }
+
+  c10d::WindowAttr get_attr(int64_t peer) override {
+    window_->checkRank("get_attr", "peer_rank", peer);
+    return {c10d::WindowAccessType::UNIFIED};  // all ranks share the memory
+  }
+
+ private:
+  // `opts.hints` are for other backends.
+  template <class Opts>
+  static torchcomms_pg::Window::Options options(bool async, const Opts& opts) {
+    const bool given = opts.timeout != c10d::kUnsetTimeout;
+    return {.async = async, .timeout = given ? std::optional(opts.timeout) : std::nullopt};
+  }
+
+  // Unlike a collective's, callers of these wait for a Work in any case.
+  c10::intrusive_ptr<c10d::Work> given(WorkPtr work, OpKind kind) const {
+    return work ? std::move(work) : window_->finishedWork(kind);
+  }
+
+  const std::shared_ptr<torchcomms_pg::Window> window_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Tensor>& tensor) {
+  auto window = cpuCommunicator("new_window")->newWindow();
+  if (tensor) {
+    window->registerTensor(*tensor, /*owning=*/true);
+  }
+  return c10::make_intrusive<GroupWindow>(std::move(window));
+}
+
+}  // namespace torchcomms_pg
+
+#endif

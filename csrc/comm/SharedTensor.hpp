@@ -1,0 +1,26 @@
+// Tensors in memory of the library, which peers can map.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+// One dimension, not initialized. `what` is the calling operation, for errors.
+at::Tensor makeSharedTensor(
+    const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype);
+
+// Moves the storage of a CPU tensor, and so every tensor that shares it, into
+// memory of the library; does nothing where it is there already. It stays there
+// and cannot be resized any more, which would move it out again.
+//
+// What was its memory is freed with the storage and not now: a kernel that
+// runs, or an array made by DLPack, may hold its address. So a tensor that was
+// moved costs its size twice.
+//
+// Throws ValueError for a storage that torch did not allocate or may not move:
+// that of a NumPy array, of an mmap, of torch.multiprocessing.
+void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor);
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,35 @@
+// The operations that a rank does without the other side: puts and signals,
+// and the wait for a signal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg::shm {
+
+struct Window;
+
+// Content, a signal, or first the one and then the other.
+struct Put {
+  int peer = 0;
+  std::shared_ptr<const Window> window;  // null: no content
+  size_t offset = 0;                     // in bytes
+  const void* data = nullptr;
+  size_t bytes = 0;
+  int signal = kNoSignal;
+};
+
+struct SignalWait {
+  struct Signals {
+    int peer;
+    int signal;
+    uint64_t count;  // of all that the peer has sent by then
+  };
+  std::vector<Signals> all;
+};
+
+}  // namespace torchcomms_pg::shm

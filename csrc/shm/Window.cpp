@@ -1,0 +1,331 @@
+#include "shm/Window.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "shm/Boundary.hpp"
+#include "shm/Comm.hpp"
+#include "shm/Group.hpp"
+#include "shm/Reduce.hpp"
+#include "shm/Validate.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+// Between two pieces of a put this rank sees that the communicator has failed.
+constexpr size_t kPiece = 4 << 20;
+
+constexpr const char* kRegister = "commWindowRegister";
+
+WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
+  try {
+    return {mapMemory(address), address.bytes};
+  } catch (const Failure& failure) {
+    comm.waiter().checkPeers([peer](int rank) { return rank == peer; });  // may have died
+    throw Failure(
+        failure.result,
+        std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
+            failure.what());
+  }
+}
+
+// Brackets what touches the user's buffers.
+class Active {
+ public:
+  explicit Active(Comm& comm) : comm_(comm) { comm.enter(); }
+  ~Active() { comm_.exit(); }
+
+ private:
+  Comm& comm_;
+};
+
+}  // namespace
+
+ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory) {
+  Exchange& exchange = comm_.exchange();
+  Collective meeting;
+  meeting.kind = CollectiveKind::window;
+  exchange.begin(signatureOf(meeting));
+  const MemoryAddress mine = memory ? memory->address(buffer, bytes) : MemoryAddress{};
+  std::memcpy(exchange.open(), &mine, sizeof mine);
+  exchange.publish();
+  auto window = std::make_shared<Window>();
+  window->userPointer = buffer;
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    if (rank == comm_.rank()) {
+      window->views.push_back({{memory, static_cast<std::byte*>(buffer)}, bytes});
+      continue;
+    }
+    MemoryAddress theirs;
+    std::memcpy(&theirs, exchange.read(rank), sizeof theirs);
+    window->views.push_back(mapPeer(comm_, rank, theirs));
+  }
+  exchange.close();
+  // Memory may be freed from here on: everybody has mapped it.
+  exchange.open();
+  exchange.publish();
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    if (rank != comm_.rank()) exchange.read(rank);
+  }
+  exchange.close();
+
+  std::lock_guard lock(mutex_);
+  const uintptr_t handle = nextWindow_++;
+  windows_[handle] = std::move(window);
+  return reinterpret_cast<ncclWindow_t>(handle);
+}
+
+void Windows::remove(ncclWindow_t handle) {
+  std::shared_ptr<const Window> window;  // declared first: unmapped after the lock is released
+  std::lock_guard lock(mutex_);
+  const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
+  if (found == windows_.end()) {
+    invalidArgument(
+        "commWindowDeregister",
+        "win is not a window of this communicator, or is already deregistered");
+  }
+  window = std::move(found->second);
+  windows_.erase(found);
+}
+
+std::shared_ptr<const Window> Windows::find(ncclWindow_t handle, const char* operation) const {
+  std::lock_guard lock(mutex_);
+  const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
+  if (found == windows_.end()) {
+    invalidArgument(operation, "win is not a window of this communicator, or was deregistered");
+  }
+  return found->second;
+}
+
+SignalWait::Signals Windows::expect(const ncclWaitSignalDesc_t& description) {
+  std::lock_guard lock(mutex_);
+  uint64_t& taken = taken_[{description.peer, description.sigIdx}];
+  taken += static_cast<uint64_t>(description.opCnt);
+  return {description.peer, description.sigIdx, taken};
+}
+
+void Windows::run(const Put& put) {
+  Segment& segment = comm_.segment();
+  if (segment.state(put.peer).phase.load(std::memory_order_acquire) > Phase::joined) {
+    try {
+      comm_.waiter().checkPeers([&](int rank) { return rank == put.peer; });
+    } catch (const Failure& failure) {
+      segment.fail(failure);
+    }
+  }
+  if (segment.failed()) throw segment.failure();
+  if (put.bytes != 0) {
+    const Active active(comm_);
+    std::byte* const target = put.window->views[put.peer].memory.get() + put.offset;
+    const auto* source = static_cast<const std::byte*>(put.data);
+    if (put.peer == comm_.rank()) {
+      std::memmove(target, source, put.bytes);  // may be part of the window
+    } else {
+      for (size_t done = 0; done < put.bytes; done += kPiece) {
+        if (segment.failed()) throw segment.failure();
+        copy(target + done, source + done, std::min(kPiece, put.bytes - done));
+      }
+    }
+  }
+  if (put.signal == kNoSignal) return;
+  segment.signal(comm_.rank(), put.peer, put.signal).fetch_add(1, std::memory_order_acq_rel);
+  segment.ring(put.peer);
+}
+
+void Windows::run(const SignalWait& wait) {
+  for (const SignalWait::Signals& signals : wait.all) {
+    const auto& sent = comm_.segment().signal(signals.peer, comm_.rank(), signals.signal);
+    const auto ready = [&] { return sent.load(std::memory_order_acquire) >= signals.count; };
+    if (ready()) continue;
+    struct Awaited {
+      Windows& windows;
+      std::multiset<int>::iterator entry;
+      Awaited(Windows& windows, int peer) : windows(windows) {
+        std::lock_guard lock(windows.mutex_);
+        entry = windows.awaited_.insert(peer);
+      }
+      ~Awaited() {
+        std::lock_guard lock(windows.mutex_);
+        windows.awaited_.erase(entry);
+      }
+    } const awaited(*this, signals.peer);
+    comm_.waiter().waitForPeer(signals.peer, ready);
+  }
+}
+
+std::vector<int> Windows::absentRanks() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> ranks(awaited_.begin(), awaited_.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+namespace {
+
+void checkSignal(const char* operation, int signal, int least, int context, unsigned flags) {
+  if (signal < least || signal >= kSignals) {
+    invalidArgument(
+        operation,
+        "sigIdx is " + std::to_string(signal) + ", wanted 0 to " + std::to_string(kSignals - 1));
+  }
+  if (context != 0) {
+    invalidArgument(operation, "ctx is " + std::to_string(context) + ", wanted 0");
+  }
+  if (flags != 0) {
+    invalidArgument(operation, "flags is " + std::to_string(flags) + ", wanted 0");
+  }
+}
+
+ncclResult_t windowRegister(
+    ncclComm_t handle, void* buffer, size_t bytes, ncclWindow_t* made, int flags) {
+  return withComm(handle, kRegister, [&](const std::shared_ptr<Comm>& comm) {
+    checkPointer(kRegister, "win", made);
+    *made = nullptr;
+    comm->checkUsable();
+    checkBuffer(kRegister, "buff", buffer, bytes);
+    // All of NCCL's flags ask for what is the case here anyway.
+    constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING;
+    if ((flags & ~kKnown) != 0) {
+      invalidArgument(kRegister, "winFlags is " + std::to_string(flags) + ", wanted NCCL_WIN_*");
+    }
+    const auto memory = bytes == 0 ? nullptr : findMemory(buffer, bytes);
+    if (bytes != 0 && memory == nullptr) {
+      invalidArgument(
+          kRegister, "buff is not part of memory that memAlloc returned, which peers can map");
+    }
+    const auto ticket = std::make_shared<uint64_t>();
+    return issue(
+        Job{
+            .prepare = [=] { *ticket = comm->turnstile().take(); },
+            .run =
+                [=] {
+                  comm->inTurn(*ticket, [&] {
+                    try {
+                      *made = comm->windows().add(buffer, bytes, memory);
+                    } catch (const Failure& failure) {
+                      // Such as no more file descriptors: the peers wait for this rank.
+                      comm->fail(failure);
+                      throw;
+                    }
+                  });
+                  return ncclSuccess;
+                },
+            .cancel = [] {},
+        });
+  });
+}
+
+ncclResult_t windowDeregister(ncclComm_t handle, ncclWindow_t window) {
+  return withComm(handle, "commWindowDeregister", [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkProcess();
+    comm->windows().remove(window);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t winGetUserPtr(ncclComm_t handle, ncclWindow_t window, void** pointer) {
+  constexpr const char* kName = "winGetUserPtr";
+  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
+    checkPointer(kName, "outUserPtr", pointer);
+    *pointer = comm->windows().find(window, kName)->userPointer;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t windowView(ncclComm_t handle, ncclWindow_t window, int peer, WindowView& view) {
+  constexpr const char* kName = "windowView";
+  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkProcess();
+    checkRank(kName, "peer", peer, comm->size());
+    view = comm->windows().find(window, kName)->views[peer];
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t putSignal(
+    const void* data,
+    size_t count,
+    ncclDataType_t type,
+    int peer,
+    ncclWindow_t handle,
+    size_t offset,
+    int signal,
+    int context,
+    unsigned int flags,
+    ncclComm_t commHandle,
+    cudaStream_t stream) {
+  constexpr const char* kName = "putSignal";
+  return withComm(commHandle, kName, [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkUsable();
+    checkType(kName, type);
+    checkRank(kName, "peer", peer, comm->size());
+    checkBuffer(kName, "localbuff", data, count);
+    checkSignal(kName, signal, kNoSignal, context, flags);
+    auto window = comm->windows().find(handle, kName);
+    const size_t room = window->views[peer].bytes;
+    const size_t size = elementSize(type);
+    if (offset > room || count > (room - offset) / size) {
+      invalidArgument(
+          kName,
+          std::to_string(count) + " elements of " + std::to_string(size) + " bytes at offset " +
+              std::to_string(offset) + " do not fit into the " + std::to_string(room) +
+              " bytes that rank " + std::to_string(peer) + " has registered");
+    }
+    issue({comm, stream, Put{peer, std::move(window), offset, data, count * size, signal}});
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t signalPeer(
+    int peer, int signal, int context, unsigned int flags, ncclComm_t handle, cudaStream_t stream) {
+  constexpr const char* kName = "signal";
+  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkUsable();
+    checkRank(kName, "peer", peer, comm->size());
+    checkSignal(kName, signal, 0, context, flags);
+    Put put;
+    put.peer = peer;
+    put.signal = signal;
+    issue({comm, stream, std::move(put)});
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t waitSignal(
+    int count, ncclWaitSignalDesc_t* descriptions, ncclComm_t handle, cudaStream_t stream) {
+  constexpr const char* kName = "waitSignal";
+  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkUsable();
+    if (count < 1) {
+      invalidArgument(kName, "nDesc is " + std::to_string(count) + ", wanted 1 or more");
+    }
+    checkPointer(kName, "signalDescs", descriptions);
+    for (int i = 0; i < count; ++i) {
+      checkRank(kName, "peer", descriptions[i].peer, comm->size());
+      checkSignal(kName, descriptions[i].sigIdx, 0, descriptions[i].ctx, 0);
+      if (descriptions[i].opCnt < 1) {
+        invalidArgument(
+            kName, "opCnt is " + std::to_string(descriptions[i].opCnt) + ", wanted 1 or more");
+      }
+    }
+    SignalWait wait;
+    for (int i = 0; i < count; ++i) wait.all.push_back(comm->windows().expect(descriptions[i]));
+    issue({comm, stream, std::move(wait)});
+    return ncclSuccess;
+  });
+}
+
+}  // namespace
+
+void addWindows(NcclApi& table) {
+  table.commWindowRegister = windowRegister;
+  table.commWindowDeregister = windowDeregister;
+  table.winGetUserPtr = winGetUserPtr;
+  table.putSignal = putSignal;
+  table.signal = signalPeer;
+  table.waitSignal = waitSignal;
+  table.windowView = windowView;
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,63 @@
+// Windows: memory of every rank that its peers write to by themselves.
+#pragma once
+
+#include <nccl.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "nccl/NcclApi.hpp"
+#include "shm/Memory.hpp"
+#include "shm/OneSided.hpp"
+
+namespace torchcomms_pg::shm {
+
+class Comm;
+
+// One window as one rank sees it. Unchanged once made.
+struct Window {
+  std::vector<WindowView> views;  // by rank
+  void* userPointer = nullptr;    // what this rank registered
+};
+
+// The windows of one communicator, and the signals that this rank has waited
+// for. Called from any thread.
+class Windows {
+ public:
+  explicit Windows(Comm& comm) : comm_(comm) {}
+
+  // Collective, called in this rank's turn; blocks until every rank has mapped
+  // the memory of all others. `buffer` is part of `memory`. Throws Failure.
+  ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
+  // Local: what peers have mapped stays with them. Throws Failure.
+  void remove(ncclWindow_t handle);
+  std::shared_ptr<const Window> find(ncclWindow_t handle, const char* operation) const;
+
+  // The next signals of a peer, for a wait: waits are satisfied in the order
+  // of these calls.
+  SignalWait::Signals expect(const ncclWaitSignalDesc_t& description);
+
+  // Execute in the calling thread; throw Failure.
+  void run(const Put& put);
+  void run(const SignalWait& wait);  // blocks
+
+  // Whom a thread is waiting for.
+  std::vector<int> absentRanks() const;
+
+ private:
+  Comm& comm_;
+  mutable std::mutex mutex_;  // of what follows
+  std::map<uintptr_t, std::shared_ptr<const Window>> windows_;
+  uintptr_t nextWindow_ = 1;
+  std::map<std::pair<int, int>, uint64_t> taken_;  // by peer and signal
+  std::multiset<int> awaited_;                     // peers
+};
+
+// The table's functions.
+void addWindows(NcclApi& table);
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,199 @@
+"""One-sided windows: a rank writes into the tensors of its peers by itself."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from torchcomms_pg import _C
+from torchcomms_pg.options import OPERATION_HINTS, Hints, check_hints, check_timeout
+from torchcomms_pg.work import TorchWork
+
+
+class TorchCommWinAccessType(enum.Enum):
+    """How a rank reaches the memory of a peer."""
+
+    WIN_ACCESS_TYPE_UNIFIED = 0  # as its own
+    WIN_ACCESS_TYPE_SEPARATE = 1  # by operations only
+
+
+@dataclass(frozen=True)
+class TorchCommWindowAttr:
+    """Attributes of a window.
+
+    Attributes:
+        access_type: how this rank reaches the peer's memory.
+    """
+
+    access_type: TorchCommWinAccessType
+
+
+class TorchCommWindow:
+    """A tensor of every rank that its peers write to; `TorchComm.new_window` makes it.
+
+    `tensor_register` and `tensor_deregister` are collective; the other operations are not, and the
+    peer takes no part in them. A put is complete at its destination when a later signal of the
+    same rank is: ``put`` here, ``signal`` here, ``wait_signal`` there, then read there. A put by
+    itself makes no signal. Signals are counted for each window and each ordered pair of ranks: a
+    wait takes one of them, and those that come before anybody waits are kept. Between a read and
+    the next put to the same place the reader has to signal back, or the ranks have to meet in a
+    barrier.
+
+    With ``async_op=True`` operations run in the order of their issue, and an asynchronous
+    `wait_signal` holds back what is issued asynchronously after it. A signal follows all puts of
+    this rank that were issued on the window before it, whatever is asynchronous. Windows take no
+    part in ``with comm.group():``.
+
+    Thread-safe.
+    """
+
+    def __init__(self, window: _C.Window, name: str) -> None:
+        self._window = window
+        self._name = name
+
+    def __repr__(self) -> str:
+        shape = "nothing registered" if self._window.dtype is None else f"{self.dtype} {self.shape}"
+        return f"<TorchCommWindow of {self._name!r}: {shape}>"
+
+    def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
+        """Makes `tensor` what peers write to. All ranks call it; shapes and dtypes may differ.
+
+        The storage of `tensor` moves into shared memory, with its content, and stays there: the
+        tensor, its views and all that share its storage then are that memory. It cannot be resized
+        afterwards, and its former memory is freed with it, not before. A tensor of
+        `TorchComm.allocate_tensor`, or one that was registered before, is taken as it is. No
+        operation may be using the tensor meanwhile. Autograd does not see what peers write.
+
+        Args:
+            tensor: contiguous; the window is its elements, not its whole storage.
+            owning: whether the window keeps the tensor alive. Peers may write in any case.
+
+        Raises:
+            ValueError: it is not contiguous, or its memory is not torch's own, such as that of
+                a NumPy array (also after ``tensor.numpy()``), a file or torch.multiprocessing.
+            RuntimeError: a tensor is registered with this window already, or 128 windows of the
+                communicator have one.
+        """
+        self._window.tensor_register(tensor, owning)
+
+    def tensor_deregister(self) -> None:
+        """Ends the registration, when no rank writes any more. All ranks call it.
+
+        Asynchronous operations of the window are waited for. Signals that nobody has waited for
+        are dropped. The tensor keeps its content and stays in shared memory.
+
+        Raises:
+            RuntimeError: nothing is registered.
+        """
+        self._window.tensor_deregister()
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        dst_rank: int,
+        target_offset_nelems: int,
+        async_op: bool,
+        hints: Hints | None = None,
+        timeout: timedelta | None = None,
+    ) -> TorchWork:
+        """Writes `tensor` to what rank `dst_rank` has registered. When done it may be reused.
+
+        Args:
+            tensor: of any strides, of the dtype registered there.
+            dst_rank: may be this rank.
+            target_offset_nelems: the first element written, counted from the registered tensor's.
+            async_op: whether to return at once.
+            hints: see docs/api.md.
+            timeout: from issue to end. None: the communicator's.
+
+        Raises:
+            TypeError: the dtype is another one.
+            ValueError: there is no such rank, or it has not registered that many elements.
+            RuntimeError: nothing is registered.
+        """
+        self._check("put", hints, timeout)
+        return TorchWork(
+            self._window.put(tensor, dst_rank, target_offset_nelems, async_op, timeout)
+        )
+
+    def signal(
+        self,
+        peer_rank: int,
+        async_op: bool,
+        hints: Hints | None = None,
+        timeout: timedelta | None = None,
+    ) -> TorchWork:
+        """Adds one to the signals that rank `peer_rank` has from this rank. See `put`."""
+        self._check("signal", hints, timeout)
+        return TorchWork(self._window.signal(peer_rank, async_op, timeout))
+
+    def wait_signal(
+        self,
+        peer_rank: int,
+        async_op: bool,
+        hints: Hints | None = None,
+        timeout: timedelta | None = None,
+    ) -> TorchWork:
+        """Takes one signal of rank `peer_rank`; until there is one it waits. See `put`.
+
+        What the peer had put before the signal is there then.
+        """
+        self._check("wait_signal", hints, timeout)
+        return TorchWork(self._window.wait_signal(peer_rank, async_op, timeout))
+
+    def map_remote_tensor(self, rank: int) -> torch.Tensor:
+        """Returns the tensor that `rank` has registered: its memory itself, not a copy.
+
+        What either side writes shows on the other at once; `signal` and `wait_signal` order it.
+        It may be used for as long as it lives, also when the window, the communicator and the peer
+        are gone, and then is what is left of the memory.
+
+        Raises:
+            ValueError: there is no such rank.
+            RuntimeError: nothing is registered.
+        """
+        return self._window.map_remote_tensor(rank)
+
+    def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
+        """Returns the attributes of the window towards a peer: all ranks share their memory."""
+        self._window.check_rank("get_attr", "peer_rank", peer_rank)
+        return TorchCommWindowAttr(TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED)
+
+    def get_size(self) -> int:
+        """Returns the bytes that this rank has registered; 0 where nothing is."""
+        dtype, shape = self._window.dtype, self._window.shape
+        if dtype is None or shape is None:
+            return 0
+        return torch.Size(shape).numel() * dtype.itemsize
+
+    def get_tensor(self) -> torch.Tensor | None:
+        """Returns this rank's registered tensor; None without one, and if it is not owned."""
+        return self._window.tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of this rank's registered tensor. Raises RuntimeError where there is none."""
+        if self._window.dtype is None:
+            raise RuntimeError("dtype: no tensor is registered with this window")
+        return self._window.dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """Of this rank's registered tensor. Raises RuntimeError where there is none."""
+        if self._window.shape is None:
+            raise RuntimeError("shape: no tensor is registered with this window")
+        return self._window.shape
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the registered tensors."""
+        return torch.device("cpu")
+
+    def _check(self, what: str, hints: Hints | None, timeout: timedelta | None) -> None:
+        if timeout is not None:
+            check_timeout(what, timeout)
+        if hints is not None:
+            check_hints(what, hints, OPERATION_HINTS)
