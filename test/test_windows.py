@@ -120,6 +120,7 @@ def test_signals_count_for_each_window_and_pair(world):
     waiting = second.wait_signal(before, True)
     comm.barrier(False)  # whatever was sent is there
     assert not waiting.is_completed(), "took the signal of another window"
+    comm.barrier(False)
     second.signal(after, False)
     waiting.wait()
     first.wait_signal(before, False)
@@ -162,6 +163,7 @@ def test_left_over_signals_do_not_reach_the_next_window(world):
     waiting = window.wait_signal(before, True)
     comm.barrier(False)
     assert not waiting.is_completed(), "a signal of before the registration was taken"
+    comm.barrier(False)
     window.signal(after, False)
     waiting.wait()
     window.tensor_deregister()

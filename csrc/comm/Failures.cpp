@@ -177,8 +177,8 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
   } else {
-    text += rankNames(absent) +
-            (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
+    text +=
+        rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
   }
   auto failure = describeFailure(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(absent);

@@ -1,6 +1,7 @@
 #include "comm/SharedTensor.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <cstring>
 #include <memory>
@@ -59,14 +60,17 @@ void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor
   if (storage->nbytes() == 0 || storage->data_ptr().get_deleter() == &freeBlock) {
     return;
   }
+  auto* const content = storage->mutable_data();  // of a lazy clone: makes its own memory
+  // torch.multiprocessing's storages call themselves resizable too.
   TORCH_CHECK_VALUE(
-      storage->resizable(),
+      storage->resizable() &&
+          storage->data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter(),
       what,
       ": the memory of the tensor belongs to something else, such as a NumPy array, a file or "
       "torch.multiprocessing, and cannot become memory that peers map; pass tensor.clone() or a "
       "tensor of allocate_tensor()");
   auto shared = allocate(what, api, storage->nbytes());
-  std::memcpy(shared.get(), storage->mutable_data(), storage->nbytes());
+  std::memcpy(shared.get(), content, storage->nbytes());
   auto* const block = static_cast<Block*>(shared.get_context());
   block->before = storage->set_data_ptr(std::move(shared));
   storage->set_resizable(false);
