@@ -176,7 +176,8 @@ class Build:
             self.python,
         ]
         torch = common + [f"-isystem{relative(path)}" for path in includes]
-        torch += ["-DFMT_HEADER_ONLY=1", f'-DTORCHCOMMS_PG_TORCH_VERSION="{minor}"']
+        torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
+        torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{minor}"']
         # Last, so that they win.
         added = shlex.split(os.environ.get("CXXFLAGS", ""))
         return {

@@ -9,6 +9,7 @@
 #include "bindings/Bindings.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
+#include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
@@ -72,10 +73,12 @@ PYBIND11_MODULE(_C, module) {
       },
       NoGil()));
 
+  registerControlPlane();
   bindErrors(module);
   bindHooks(module);
   bindCommunicator(module);
   bindWindows(module);
+  bindRecorder(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

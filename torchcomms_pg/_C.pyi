@@ -31,6 +31,34 @@ def new_shm_communicator(
 ) -> Communicator:
     """A communicator over shared memory; collective over its ranks."""
 
+def configure_recorder(
+    *,
+    max_entries: int,
+    cpp_stacks: bool,
+    prefix: str,
+    on_failure: bool,
+    patience: timedelta,
+    stacks: bool,
+    completed: bool,
+) -> None:
+    """Makes the recorder of this process, or changes how it is dumped after a failure."""
+
+def process_recorder() -> Recorder | None:
+    """Returns the recorder of this process; None where it is off or was not made."""
+
+class Recorder:
+    """What `FlightRecorderHook` is made of; see there."""
+
+    def __init__(self, max_entries: int, cpp_stacks: bool) -> None: ...
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+    def reset(self) -> None: ...
+    def json(self, completed: bool) -> str: ...
+    def write(self, path: str, completed: bool) -> None:
+        """Writes the pickle to a file; raises RuntimeError when it cannot."""
+
 class OpName:
     """Which operation a hook is told of."""
 
@@ -188,6 +216,12 @@ class Communicator:
     def register_post_hook(self, hook: Callable[[PostHookArgs], object]) -> RemovableHandle: ...
     def register_end_hook(self, hook: Callable[[EndHookArgs], object]) -> RemovableHandle: ...
     def register_abort_hook(self, hook: Callable[[], object]) -> RemovableHandle: ...
+    def record(self, recorder: Recorder) -> bool:
+        """Has the operations recorded, from the next one on; False: they are, or it is off."""
+
+    def stop_recording(self, recorder: Recorder) -> None:
+        """Ends what `record` began. Idempotent."""
+
     @property
     def rank(self) -> int: ...
     @property

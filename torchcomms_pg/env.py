@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,46 @@ VARIABLES = (
     Variable("WORLD_SIZE", "none", "number of ranks, set by torchrun"),
     Variable("MASTER_ADDR", "none", "host of the store where ranks meet, set by torchrun"),
     Variable("MASTER_PORT", "none", "its port, set by torchrun"),
+    Variable(
+        "TORCH_FR_BUFFER_SIZE",
+        "2000",
+        "how many operations the flight recorder of a process remembers; 0: it records nothing",
+    ),
+    Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "none", "the same; TORCH_FR_BUFFER_SIZE goes first"),
+    Variable("TORCH_FR_CPP_STACK", "false", "whether it records C++ stacks too, which is slow"),
+    Variable("TORCH_NCCL_TRACE_CPP_STACK", "none", "the same; TORCH_FR_CPP_STACK goes first"),
+    Variable(
+        "TORCHCOMM_FR_DUMP_TEMP_FILE", "none", "what the path of its dumps begins with; then rank"
+    ),
+    Variable(
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "~/.cache/torch/comm_lib_trace_rank_",
+        "the same; TORCHCOMM_FR_DUMP_TEMP_FILE goes first",
+    ),
+    Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "none", "the same; the other two go first"),
+    Variable(
+        "TORCH_FR_DUMP_ON_TIMEOUT",
+        "true",
+        "whether it is dumped when an operation times out or fails",
+    ),
+    Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "none", "the same; TORCH_FR_DUMP_ON_TIMEOUT goes first"),
+    Variable(
+        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
+        "15000",
+        "how long a dump waits for Python's stacks, before it goes without",
+    ),
+    Variable(
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+        "none",
+        "the same; TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC goes first",
+    ),
+    Variable("TORCH_INCLUDE_STACK_TRACE", "true", "whether a dump after a failure has stacks"),
+    Variable(
+        "TORCH_INCLUDE_ONLY_ACTIVE",
+        "false",
+        "whether a dump after a failure leaves completed operations out",
+    ),
+    Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
 )
 
 # Rank and number of ranks by launcher, the first that is set wins.
@@ -102,19 +143,87 @@ def default_timeout() -> timedelta:
     return timeout
 
 
+def read_bool(*names: str, default: bool) -> bool:
+    """Returns what the first of the variables that is set says.
+
+    Raises:
+        ValueError: it is neither true nor false.
+    """
+    for name in names:
+        value = read(name)
+        if value is None:
+            continue
+        word = value.strip().lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(f"{name}={value!r}: wanted true or false")
+        return word in _TRUE
+    return default
+
+
 def abort_on_error() -> bool:
     """Returns what TORCHCOMM_ABORT_ON_ERROR says, True where it is not set.
 
     Raises:
         ValueError: it is neither true nor false.
     """
-    value = read("TORCHCOMM_ABORT_ON_ERROR")
-    if value is None:
-        return True
-    word = value.strip().lower()
-    if word not in _TRUE | _FALSE:
-        raise ValueError(f"TORCHCOMM_ABORT_ON_ERROR={value!r}: wanted true or false")
-    return word in _TRUE
+    return read_bool("TORCHCOMM_ABORT_ON_ERROR", default=True)
+
+
+def recorder_size() -> int:
+    """Returns how many operations the recorder of a process remembers; 0: it is off.
+
+    Raises:
+        ValueError: the variable is not a whole number.
+    """
+    size = _first_int("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    return 2000 if size is None else size
+
+
+def recorder_cpp_stacks() -> bool:
+    """Returns whether recorders keep C++ stacks beside those of Python."""
+    return read_bool("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", default=False)
+
+
+def dump_prefix() -> str:
+    """Returns what the path of a dump begins with; the rank follows."""
+    names = (
+        "TORCHCOMM_FR_DUMP_TEMP_FILE",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    )
+    for name in names:
+        if value := read(name):
+            return value
+    cache = read("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return str(Path(cache, "torch", "comm_lib_trace_rank_"))
+
+
+def dump_on_failure() -> bool:
+    """Returns whether a failure writes a dump."""
+    return read_bool("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", default=True)
+
+
+def dump_patience() -> timedelta:
+    """Returns how long a dump after a failure waits for Python's stacks."""
+    milliseconds = _first_int(
+        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+    )
+    return timedelta(milliseconds=15000 if milliseconds is None else milliseconds)
+
+
+def dump_stacks() -> bool:
+    """Returns whether a dump after a failure has stacks."""
+    return read_bool("TORCH_INCLUDE_STACK_TRACE", default=True)
+
+
+def dump_only_active() -> bool:
+    """Returns whether a dump after a failure leaves completed operations out."""
+    return read_bool("TORCH_INCLUDE_ONLY_ACTIVE", default=False)
+
+
+def _first_int(*names: str) -> int | None:
+    found = (read_int(name) for name in names)
+    return next((value for value in found if value is not None), None)
 
 
 def launcher_ranks() -> tuple[int, int] | None:

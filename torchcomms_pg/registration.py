@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchcomms_pg._C import Backend
 from torchcomms_pg._compat import minor_of
+from torchcomms_pg.hooks import flight_recorder
 
 BACKEND_NAME = "torchcomms"
 DEVICES = ["cpu", "cuda"]
@@ -39,6 +40,9 @@ def register() -> None:
     dist.Backend.register_backend(
         BACKEND_NAME, create_backend, extended_api=True, devices=list(DEVICES)
     )
+    # From torch 2.14 on torch records what backends do that do not do so themselves.
+    recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.add(BACKEND_NAME)
     if _torch_minor() < 14:
         _name_default_backend()
 
@@ -64,6 +68,7 @@ def create_backend(
     own._timeout = options.timeout
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
+    flight_recorder.configure()
     return Backend(options.store, options.group_rank, options.group_size, own)
 
 

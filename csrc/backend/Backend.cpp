@@ -5,6 +5,7 @@
 
 #include "comm/Bootstrap.hpp"
 #include "device/HostDevice.hpp"
+#include "recorder/ProcessRecorder.hpp"
 #include "shm/Api.hpp"
 
 namespace torchcomms_pg {
@@ -72,6 +73,16 @@ void Backend::start() {
   init();
 }
 
+void Backend::startRecording() const {
+  std::call_once(recording_, [this] {
+    cpu_->setDescription(getGroupDesc());
+    if (auto recorder = process_recorder::get()) {
+      cpu_->record(std::move(recorder));
+    }
+    recorded_.store(true, std::memory_order_release);
+  });
+}
+
 const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) const {
   TORCH_CHECK(
       cpu_ != nullptr,
@@ -81,6 +92,9 @@ const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) 
       "' go through shared memory, and its ranks are on different hosts: ",
       cpuUnavailable_,
       ". Use backend 'cpu:gloo,cuda:torchcomms' there");
+  if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
+    startRecording();
+  }
   return cpu_;
 }
 

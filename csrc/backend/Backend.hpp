@@ -151,6 +151,8 @@ class Backend final : public c10d::Backend {
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
+  // With the first use: torch describes a group after it has made it.
+  void startRecording() const;
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   void installAbortHooks();
 #endif
@@ -172,6 +174,8 @@ class Backend final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   std::shared_ptr<Communicator> cpu_;
   std::string cpuUnavailable_;
+  mutable std::once_flag recording_;
+  mutable std::atomic<bool> recorded_{false};
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
   std::shared_ptr<CallbackThread> completionHooks_;

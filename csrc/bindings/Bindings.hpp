@@ -44,5 +44,7 @@ void bindErrors(py::module_& module);
 void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
+void bindRecorder(py::module_& module);
+void usePythonStacks();
 
 }  // namespace torchcomms_pg

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/ParamComms.hpp"
+#include "comm/Recording.hpp"
 
 namespace torchcomms_pg {
 
@@ -137,8 +138,12 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
   auto& op = call.op;
   // Ranks that exchange no messages must still agree on the number of collectives.
   auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
-  op.seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
+  const auto count = std::max<size_t>(call.parts.size(), 1);
+  op.seq = counter.fetch_add(count, std::memory_order_relaxed) + 1;
   op.issued = Clock::now();
+  if (C10_UNLIKELY(recorded_.load(std::memory_order_acquire))) {
+    recordIssue(call);
+  }
   if (!work && (op.async || timing_.load(std::memory_order_relaxed))) {
     work = newWork(call);
   } else if (work) {
@@ -160,7 +165,12 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
   const auto entry = enter(call.op, nullptr);
   std::exception_ptr error;
   try {
-    awaitInitialization();
+    if (C10_UNLIKELY(!initialized())) {
+      awaitInitialization();
+      if (call.op.recording) {
+        call.op.recording->start();
+      }
+    }
     auto* const stream = device_->stream(/*async=*/false);
     const auto result = call.launch(usable(), stream);
     // A split or shrunk communicator may go on initializing by itself.
@@ -174,6 +184,9 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
     error = std::current_exception();
   }
   leave(entry);
+  if (call.op.recording) {
+    call.op.recording->end(!error, Clock::now() - call.op.issued, -1);
+  }
   if (work) {
     work->setStarted(call.op.issued);
     work->finish(error);
@@ -199,8 +212,13 @@ void Communicator::runOnStream(Call& call, const WorkPtr& work) {
     std::lock_guard lock(issueMutex_);
     auto* const stream = device_->stream(/*async=*/true);
     auto* const comm = usable();
-    if (timing_.load(std::memory_order_relaxed)) {
-      device_->run(stream, [work] { work->setStarted(Clock::now()); });
+    if (call.op.recording || timing_.load(std::memory_order_relaxed)) {
+      device_->run(stream, [work] {
+        work->setStarted(Clock::now());
+        if (const auto& recording = work->operation().recording) {
+          recording->start();
+        }
+      });
     }
     const auto result = call.launch(comm, stream);
     if (result != ncclSuccess) {
@@ -235,6 +253,12 @@ void Communicator::finish(
     const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error) {
   const auto held = work;  // leaving may drop the last other reference
   leave(entry);
+  if (const auto& recording = held->operation().recording) {
+    const auto started = held->started();
+    const auto now = Clock::now();
+    recording->end(
+        !error, started == Clock::time_point{} ? Clock::duration{} : now - started, held->source());
+  }
   held->finish(error);
   if (const auto hook = std::atomic_load(&endHook_)) {
     (*hook)(held->operation(), held.get(), held->started(), held->finished());

@@ -27,8 +27,10 @@
 
 namespace torchcomms_pg {
 
+class Recorder;
 class Reduction;
 class Window;
+struct Recorded;
 
 // Who takes part, for messages and records.
 struct Group {
@@ -65,6 +67,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Group& group() const { return group_; }
+  // For whom the description is late: before the first operation.
+  void setDescription(std::string description);
   const at::Device& device() const { return device_->device(); }
   std::vector<at::Device> futureDevices() const;
 
@@ -212,6 +216,12 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // so that a hook can be removed after the communicator is gone.
   const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
 
+  // From the next operation on, `recorder` has an entry for each (Recorded.cpp).
+  // Where it is the process's, a failure has it written to its file. False:
+  // it has been there already, or is to record nothing.
+  bool record(std::shared_ptr<Recorder> recorder);
+  void stopRecording(const Recorder* recorder);
+
   // Whether a failure, other than by abort() here, ends the process when the
   // abort hooks have run.
   void setEndsProcess(bool endsProcess) {
@@ -224,6 +234,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   void check(Clock::time_point now) noexcept override;
   void giveUp(const char* why) noexcept override;
+  std::string failureMessage() const override;
 
  private:
   friend class Window;
@@ -315,6 +326,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       Clock::time_point finished);
   void closeHooked(const std::function<void()>& body);
 
+  // Recorded.cpp
+  static const char* recordedName(const Call& call);
+  void recordIssue(Call& call);
+  void dumpRecords();
+
   InFlightList::iterator enter(const Operation& op, WorkPtr work);
   void leave(InFlightList::iterator entry);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
@@ -324,6 +340,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
   std::exception_ptr resultError(const Operation& op, ncclResult_t result);
   void timeOut(const Operation& op, Milliseconds timeout);
+  bool libraryFailed();
   void failLibrary(const Failure& failure);
   void failBy(const std::string& why);
   // `requested`: by abort() here.
@@ -335,7 +352,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const NcclApi& api_;
   const int rank_;
   const int size_;
-  const Group group_;
+  Group group_;
   const pid_t pid_;
   const std::unique_ptr<Device> device_;
   std::atomic<int64_t> timeoutMs_;
@@ -358,6 +375,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::mutex hookMutex_;
   FailureHook failureHook_;
   std::shared_future<void> failureHookDone_;
+
+  std::atomic<bool> recorded_{false};
+  std::shared_ptr<const std::vector<Recorded>> recorders_;  // by std::atomic_load
+  std::once_flag dumped_;
+  bool dumping_ = false;  // of the monitor's thread
 
   mutable std::mutex inFlightMutex_;
   std::condition_variable drained_;

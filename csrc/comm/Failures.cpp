@@ -52,19 +52,24 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   std::lock_guard lock(hookMutex_);
   const auto table = hooks_->table();
   const bool end = !requested && endsProcess();
-  if (failureHook_ || !table->abort.empty() || end) {
+  const bool dump = !requested && recorded_.load(std::memory_order_acquire);
+  if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
-    std::packaged_task<void()> task([first = failureHook_, table, end, text = ours->message] {
-      if (first) {
-        callAbortHook(first);
-      }
-      for (const auto& [id, hook] : table->abort) {
-        callAbortHook(*hook);
-      }
-      if (end) {
-        endProcess(text);
-      }
-    });
+    std::packaged_task<void()> task(
+        [self = shared_from_this(), first = failureHook_, table, end, dump, text = ours->message] {
+          if (dump) {
+            self->dumpRecords();
+          }
+          if (first) {
+            callAbortHook(first);
+          }
+          for (const auto& [id, hook] : table->abort) {
+            callAbortHook(*hook);
+          }
+          if (end) {
+            endProcess(text);
+          }
+        });
     failureHookDone_ = task.get_future();
     std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
       std::exchange(task, {})();
@@ -188,6 +193,19 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
   failLibrary(told);
 }
 
+bool Communicator::libraryFailed() {
+  std::lock_guard lock(commMutex_);
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  ncclResult_t state = ncclSuccess;
+  return comm != nullptr && api_.commGetAsyncError(comm, &state) == ncclSuccess &&
+         state != ncclSuccess && state != ncclInProgress;
+}
+
+std::string Communicator::failureMessage() const {
+  const auto failure = std::atomic_load(&failure_);
+  return failure && !closed_.load(std::memory_order_acquire) ? failure->message : "";
+}
+
 void Communicator::check(Clock::time_point now) noexcept {
   try {
     std::optional<Operation> overdue;
@@ -200,8 +218,18 @@ void Communicator::check(Clock::time_point now) noexcept {
         }
       }
     }
-    if (overdue && !failure()) {
+    if (failure()) {
+      return;
+    }
+    if (overdue) {
       timeOut(*overdue, overdue->timeout);
+    } else if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
+      // A rank that has no operation in flight, such as one that is late, has
+      // its part of the record too.
+      dumping_ = true;
+      std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+        self->dumpRecords();
+      }).detach();
     }
   } catch (...) {
     // Out of memory while describing a failure; the next tick tries again.

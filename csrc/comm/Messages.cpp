@@ -8,6 +8,7 @@
 #include "comm/Buffers.hpp"
 #include "comm/Checks.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/Recording.hpp"
 #include "comm/Types.hpp"
 #include "device/Unfinished.hpp"
 
@@ -147,6 +148,9 @@ void Communicator::runMessages(Call& call, const WorkPtr& work) {
   size_t launched = 0;
   try {
     awaitInitialization();
+    if (call.op.recording) {
+      call.op.recording->start();
+    }
     auto* const comm = usable();
     for (auto& part : calls) {
       auto message = *part.message;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ inline bool isPointToPoint(OpKind kind) {
   return waitsForPeer(kind) || kind == OpKind::put || kind == OpKind::signal;
 }
 
+class Recording;
+
 struct Operation {
   OpKind kind = OpKind::allReduce;
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
@@ -83,6 +86,7 @@ struct Operation {
   std::vector<int64_t> outputSplits;
   uint64_t hookId = 0;  // 0: no hook has been told of it
   OpName hookName = OpName::all_reduce;
+  std::shared_ptr<const Recording> recording;  // null: nobody records it
 };
 
 // E.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x Int)".

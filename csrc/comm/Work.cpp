@@ -153,6 +153,11 @@ void Work::setSource(int rank) {
   source_ = rank;
 }
 
+int Work::source() const {
+  std::lock_guard lock(mutex_);
+  return source_;
+}
+
 void Work::setTimed(bool timed) {
   timed_ = timed;
 }

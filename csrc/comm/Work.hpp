@@ -68,6 +68,7 @@ class Work final : public c10d::Work {
   // callbacks of the futures, which may take time and locks.
   void setStarted(Clock::time_point at);
   void setSource(int rank);
+  int source() const;  // -1: not known
   void setTimed(bool timed);
   // Of a batch: what it turned out to be, when it is launched.
   void become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace torchcomms_pg {
 
@@ -61,6 +62,17 @@ void Monitor::giveUp(const char* why) {
   for (Watched* watched : watched_) {
     watched->giveUp(why);
   }
+}
+
+std::vector<std::string> Monitor::failures() {
+  std::vector<std::string> messages;
+  std::lock_guard lock(mutex_);
+  for (const Watched* watched : watched_) {
+    if (auto message = watched->failureMessage(); !message.empty()) {
+      messages.push_back(std::move(message));
+    }
+  }
+  return messages;
 }
 
 void Monitor::run() {

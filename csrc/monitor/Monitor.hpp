@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,6 +28,8 @@ class Monitor {
     virtual void check(Clock::time_point now) noexcept = 0;
     // Ends what is in flight, for `why`. As check() otherwise.
     virtual void giveUp(const char* why) noexcept = 0;
+    // What it failed with; "": it has not.
+    virtual std::string failureMessage() const = 0;
   };
 
   // The monitor of this process. A forked child gets one of its own, since
@@ -38,6 +41,9 @@ class Monitor {
 
   // Has every watched object give up what it has in flight.
   void giveUp(const char* why);
+
+  // What the watched objects that have failed say.
+  std::vector<std::string> failures();
 
   // Returns when no check of `watched` is running. Not to be called from
   // check().

@@ -26,17 +26,18 @@ class Counting : public Monitor::Watched {
     std::lock_guard lock(mutex_);
     why_ = why;
   }
-  std::string why() {
+  std::string failureMessage() const override {
     std::lock_guard lock(mutex_);
     return why_;
   }
+  std::string why() const { return failureMessage(); }
   void await(int checks) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return checks_ >= checks; });
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   int checks_ = 0;
   std::string why_;
@@ -92,6 +93,19 @@ TEST(addingAndRemovingFromManyThreadsIsSafe) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(failuresAreThoseOfTheWatchedObjectsThatHaveFailed) {
+  Counting failed;
+  Counting healthy;
+  Monitor::get().add(&failed);
+  Monitor::get().add(&healthy);
+  CHECK(Monitor::get().failures().empty());
+  failed.giveUp("lost a rank");
+  CHECK(Monitor::get().failures() == std::vector<std::string>{"lost a rank"});
+  Monitor::get().remove(&failed);
+  CHECK(Monitor::get().failures().empty());
+  Monitor::get().remove(&healthy);
 }
 
 TEST(watchedObjectsAreToldToGiveUp) {

@@ -4,13 +4,17 @@
 ``register_post_hook`` with `PostHookArgs` after it was launched, ``register_end_hook`` with
 `EndHookArgs` when it has ended, and ``register_abort_hook`` without arguments when the
 communicator has failed. docs/api.md says what a hook may do.
+
+`FlightRecorderHook` records operations, `NanCheckHook` refuses those that would send NaN.
 """
 
 from torchcomms_pg._C import EndHookArgs, OpName, PostHookArgs, PreHookArgs, RemovableHandle
+from torchcomms_pg.hooks.flight_recorder import FlightRecorderHook
 from torchcomms_pg.hooks.nan_check import NanCheckHook
 
 __all__ = [
     "EndHookArgs",
+    "FlightRecorderHook",
     "NanCheckHook",
     "OpName",
     "PostHookArgs",

@@ -1,0 +1,122 @@
+// The stacks of Python, for the flight recorder.
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "bindings/Bindings.hpp"
+#include "recorder/Stack.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// The innermost are told; deeper ones would cost every operation more.
+constexpr size_t kMaxFrames = 64;
+
+struct Call {
+  PyCodeObject* code = nullptr;  // owned
+  int instruction = 0;
+};
+
+int instructionOf(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030b0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+#endif
+}
+
+// Stacks are dropped by threads that must not wait for the GIL. What they held
+// is let go of by the next one that is captured.
+struct Dropped {
+  std::mutex mutex;
+  std::vector<std::vector<Call>> stacks;
+};
+Dropped& dropped() {
+  static auto* const list = new Dropped();
+  return *list;
+}
+
+struct Calls {
+  std::vector<Call> calls;
+  ~Calls() {
+    auto& list = dropped();
+    std::lock_guard lock(list.mutex);
+    list.stacks.push_back(std::move(calls));
+  }
+};
+
+void letGoOfDropped() {
+  std::vector<std::vector<Call>> stacks;
+  {
+    auto& list = dropped();
+    std::lock_guard lock(list.mutex);
+    stacks.swap(list.stacks);
+  }
+  for (const auto& stack : stacks) {
+    for (const auto& call : stack) {
+      Py_DECREF(call.code);
+    }
+  }
+}
+
+std::string text(PyObject* string) {
+  Py_ssize_t size = 0;
+  const char* const utf8 = PyUnicode_AsUTF8AndSize(string, &size);
+  if (utf8 == nullptr) {
+    PyErr_Clear();  // a file's name need not be text
+    return "?";
+  }
+  return {utf8, static_cast<size_t>(size)};
+}
+
+class PythonStacks final : public StackSource {
+ public:
+  Stack capture() override {
+    // A thread that Python does not know has no stack there.
+    if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
+      return nullptr;
+    }
+    auto stack = std::make_shared<Calls>();
+    stack->calls.reserve(16);
+    py::gil_scoped_acquire gil;
+    letGoOfDropped();
+    auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    while (frame != nullptr && stack->calls.size() < kMaxFrames) {
+      stack->calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
+      auto* const caller = PyFrame_GetBack(frame);
+      Py_DECREF(frame);
+      frame = caller;
+    }
+    Py_XDECREF(frame);
+    return stack;
+  }
+
+  std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) override {
+    std::vector<std::vector<Frame>> described(stacks.size());
+    if (Py_IsInitialized() == 0) {
+      return described;
+    }
+    py::gil_scoped_acquire gil;
+    for (size_t i = 0; i < stacks.size(); ++i) {
+      if (stacks[i] == nullptr) {
+        continue;
+      }
+      for (const auto& call : std::static_pointer_cast<const Calls>(stacks[i])->calls) {
+        described[i].push_back(
+            {text(call.code->co_name),
+             text(call.code->co_filename),
+             PyCode_Addr2Line(call.code, call.instruction)});
+      }
+    }
+    return described;
+  }
+};
+
+}  // namespace
+
+void usePythonStacks() {
+  StackSource::set(new PythonStacks());
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,170 @@
+// Operations that go into a flight recorder.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "comm/Buffers.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/Recording.hpp"
+#include "recorder/ProcessRecorder.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Names that torch's analyser knows in every version, which are those of
+// ProcessGroupNCCL. "coalesced" is for what has none: the analyser then checks
+// that all ranks came, and no sizes.
+constexpr const char* kUnchecked = "coalesced";
+
+const char* batchName(OpKind member) {
+  switch (member) {
+    case OpKind::allReduce: return "allreduce_coalesced";
+    case OpKind::allGather: return "ALLGATHER_coalesced";
+    case OpKind::allGatherSingle: return "all_gather_into_tensor_coalesced";
+    case OpKind::reduceScatter: return "REDUCE_SCATTER_coalesced";
+    case OpKind::reduceScatterSingle: return "reduce_scatter_tensor_coalesced";
+    default: return kUnchecked;
+  }
+}
+
+}  // namespace
+
+const char* Communicator::recordedName(const Call& call) {
+  switch (call.op.kind) {
+    case OpKind::allReduce: return "all_reduce";
+    case OpKind::broadcast: return "broadcast";
+    case OpKind::reduce: return "reduce";
+    // Uneven parts: the ranks' own sizes differ, which the analyser would call an error.
+    case OpKind::allGather: return sameNumel(call.outputs) ? "all_gather" : kUnchecked;
+    case OpKind::allGatherSingle: return "_all_gather_base";
+    case OpKind::reduceScatter: return sameNumel(call.inputs) ? "reduce_scatter" : kUnchecked;
+    case OpKind::reduceScatterSingle: return "_reduce_scatter_base";
+    case OpKind::allToAll:
+    case OpKind::allToAllSingle: return "all_to_all";
+    case OpKind::gather: return "gather";
+    case OpKind::scatter: return "scatter";
+    case OpKind::send: return "send";
+    case OpKind::recv: return "recv";
+    case OpKind::barrier:
+    case OpKind::monitoredBarrier: return "all_reduce_barrier";
+    case OpKind::split: return TORCHCOMMS_PG_TORCH_AT_LEAST(13) ? "split" : kUnchecked;
+    case OpKind::coalesced: {
+      if (!call.members) {
+        return kUnchecked;
+      }
+      const auto& members = *call.members;
+      const auto kind = members.front().op.kind;
+      const bool alike = std::all_of(members.begin(), members.end(), [&](const Call& member) {
+        return member.op.kind == kind;
+      });
+      return alike ? batchName(kind) : kUnchecked;
+    }
+    case OpKind::shrink:
+    case OpKind::initialization: break;  // not launched through here
+  }
+  TORCH_INTERNAL_ASSERT(false, "the recorder does not know ", name(call.op.kind));
+}
+
+void Communicator::setDescription(std::string description) {
+  std::lock_guard lock(hookMutex_);
+  group_.description = std::move(description);
+}
+
+bool Communicator::record(std::shared_ptr<Recorder> recorder) {
+  if (!recorder->enabled()) {
+    return false;
+  }
+  std::lock_guard lock(hookMutex_);
+  auto all = std::make_shared<std::vector<Recorded>>();
+  if (const auto now = std::atomic_load(&recorders_)) {
+    *all = *now;
+  }
+  const auto same = [&](const Recorded& recorded) { return recorded.recorder == recorder; };
+  if (std::any_of(all->begin(), all->end(), same)) {
+    return false;
+  }
+  auto ranks = group_.globalRanks;
+  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
+    ranks.push_back(rank);
+  }
+  const auto id = recorder->addGroup(group_.name, group_.description, ranks, rank_);
+  all->push_back({std::move(recorder), id});
+  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(all)));
+  recorded_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Communicator::stopRecording(const Recorder* recorder) {
+  std::lock_guard lock(hookMutex_);
+  const auto now = std::atomic_load(&recorders_);
+  if (!now) {
+    return;
+  }
+  auto rest = std::make_shared<std::vector<Recorded>>(*now);
+  std::erase_if(
+      *rest, [&](const Recorded& recorded) { return recorded.recorder.get() == recorder; });
+  recorded_.store(!rest->empty(), std::memory_order_release);
+  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(rest)));
+}
+
+void Communicator::recordIssue(Call& call) {
+  const auto recorders = std::atomic_load(&recorders_);
+  auto recording = std::make_shared<Recording>();
+  const auto& op = call.op;
+  const auto add = [&](const Recorder::Issue& issue, const Stack& stack) {
+    for (const auto& recorded : *recorders) {
+      recording->add(recorded, issue, stack);
+    }
+  };
+  if (recorders->empty()) {
+    return;  // removed just now
+  }
+  auto* const source = StackSource::get();
+  const auto stack = source == nullptr ? nullptr : source->capture();
+  const bool started = !op.async && initialized_.load(std::memory_order_acquire);
+  const auto addMessage = [&](const Call& message, uint64_t seq) {
+    const bool sends = message.op.kind == OpKind::send;
+    add({.seq = seq,
+         .inputs = message.inputs,
+         .outputs = message.outputs,
+         .timeout = op.timeout,
+         .direction = sends ? Recorder::Direction::send : Recorder::Direction::receive,
+         .peer = message.op.peer,
+         .started = started},
+        stack);
+  };
+  if (call.message) {
+    addMessage(call, op.seq);
+  } else if (!call.parts.empty()) {
+    for (size_t i = 0; i < call.parts.size(); ++i) {
+      addMessage(call.parts[i], op.seq + i);
+    }
+  } else {
+    add({.op = recordedName(call),
+         .seq = op.seq,
+         .inputs = call.inputs,
+         .outputs = call.outputs,
+         // The analyser looks at the first tensor alone.
+         .join = op.kind != OpKind::coalesced,
+         .timeout = op.timeout,
+         .started = started},
+        stack);
+  }
+  call.op.recording = std::move(recording);
+}
+
+void Communicator::dumpRecords() {
+  const auto recorder = process_recorder::get();
+  const auto recorders = std::atomic_load(&recorders_);
+  if (!recorder || !recorders ||
+      std::none_of(recorders->begin(), recorders->end(), [&](const Recorded& recorded) {
+        return recorded.recorder == recorder;
+      })) {
+    return;
+  }
+  // Whoever comes second waits for the first, who is bounded.
+  std::call_once(dumped_, process_recorder::dumpAfterFailure);
+}
+
+}  // namespace torchcomms_pg

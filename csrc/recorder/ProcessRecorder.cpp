@@ -1,0 +1,156 @@
+#include "recorder/ProcessRecorder.hpp"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "device/Unfinished.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+struct Instance {
+  std::shared_ptr<Recorder> recorder;
+  DumpOptions options;
+  pid_t pid = 0;  // a forked child has groups, and so a record, of its own
+};
+
+// Leaked on purpose: entries hold frames of Python, which may end first.
+struct Shared {
+  std::mutex mutex;
+  Instance instance;
+  std::mutex writing;
+};
+Shared& shared() {
+  static auto* const state = new Shared();
+  return *state;
+}
+
+Instance current() {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  return state.instance.pid == getpid() ? state.instance : Instance{};
+}
+
+[[noreturn]] void failToWrite(const std::string& path, const std::string& why) {
+  throw std::runtime_error("flight recorder: cannot write " + path + ": " + why);
+}
+
+std::string pickleInTime(
+    const std::shared_ptr<Recorder>& recorder,
+    Recorder::What what,
+    std::chrono::milliseconds patience) {
+  if (what.stacks) {
+    // Whoever has the GIL may keep it: this thread must not ask for it.
+    std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
+    auto pickle = task.get_future();
+    std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
+      std::exchange(task, {})();
+    }).detach();
+    if (pickle.wait_for(patience) == std::future_status::ready) {
+      return pickle.get();
+    }
+    what.stacks = false;
+  }
+  return recorder->pickle(what);
+}
+
+}  // namespace
+
+void writeDump(const std::string& path, const std::string& content) {
+  namespace fs = std::filesystem;
+  static std::atomic<uint64_t> count{0};
+  const fs::path target(path);
+  std::error_code error;
+  if (target.has_parent_path()) {
+    fs::create_directories(target.parent_path(), error);
+  }
+  const auto partial = target.parent_path() /
+                       (".flight-" + std::to_string(getpid()) + "-" + std::to_string(++count));
+  const int file = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file < 0) {
+    failToWrite(path, std::strerror(errno));
+  }
+  const char* next = content.data();
+  auto left = content.size();
+  while (left > 0) {
+    const auto written = write(file, next, left);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written < 0) {
+      const std::string why = std::strerror(errno);
+      close(file);
+      fs::remove(partial, error);
+      failToWrite(path, why);
+    }
+    next += written;
+    left -= written;
+  }
+  close(file);
+  fs::rename(partial, target, error);
+  if (error) {
+    const auto why = error.message();
+    fs::remove(partial, error);
+    failToWrite(path, why);
+  }
+}
+
+namespace process_recorder {
+
+void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  auto& instance = state.instance;
+  instance.options = std::move(options);
+  if (instance.pid != getpid()) {
+    instance.pid = getpid();
+    // A parent's is leaked: the fork may have come while it was in use.
+    new std::shared_ptr<Recorder>(std::move(instance.recorder));
+    instance.recorder =
+        maxEntries > 0 ? std::make_shared<Recorder>(maxEntries, cppStacks) : nullptr;
+  }
+}
+
+std::shared_ptr<Recorder> get() {
+  return current().recorder;
+}
+
+std::string dump() {
+  const auto [recorder, options, pid] = current();
+  if (!recorder) {
+    return "";
+  }
+  const auto path = options.prefix + std::to_string(std::max(recorder->rank(), 0));
+  const auto content = pickleInTime(recorder, options.what, options.patience);
+  // The last to write is the last to have looked at the ring.
+  std::lock_guard lock(shared().writing);
+  writeDump(path, content);
+  return path;
+}
+
+void dumpAfterFailure() noexcept {
+  try {
+    if (current().options.onFailure) {
+      dump();
+    }
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  }
+}
+
+}  // namespace process_recorder
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,46 @@
+// The recorder that the process groups of this process share, and its files.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "recorder/Recorder.hpp"
+
+namespace torchcomms_pg {
+
+struct DumpOptions {
+  std::string prefix;                         // the file is <prefix><rank>
+  bool onFailure = true;                      // of a group that is recorded
+  std::chrono::milliseconds patience{15000};  // for stacks, which take the GIL
+  Recorder::What what;
+};
+
+namespace process_recorder {
+
+// Makes the recorder with the first call in a process; a later one changes the
+// options of dumps, not the size.
+void configure(size_t maxEntries, bool cppStacks, DumpOptions options);
+
+// Null where it was not made, or is to record nothing.
+std::shared_ptr<Recorder> get();
+
+// Writes the record to its file and returns the file's path; "" where there is
+// no recorder. Where the GIL is not to be had in time, without stacks. Raises
+// std::runtime_error when the file cannot be written.
+std::string dump();
+
+// The same, if dumps are wanted after failures. Raises nothing.
+void dumpAfterFailure() noexcept;
+
+}  // namespace process_recorder
+
+// Replaces the file at `path`, which is never seen half written. Makes its
+// folder. Raises std::runtime_error.
+void writeDump(const std::string& path, const std::string& content);
+
+// Makes the handlers behind the torchcomms_* pages of torch's debug server
+// known to c10d's control plane. Idempotent.
+void registerControlPlane();
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,106 @@
+"""What the ranks did last, for when one of them hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchcomms_pg import _C, env
+
+if TYPE_CHECKING:
+    from torchcomms_pg.comm import TorchComm
+
+
+class FlightRecorderHook:
+    """A ring of the latest operations of the communicators it is registered with.
+
+    An operation is recorded when it is issued, and its entry follows it: ``scheduled``,
+    ``started``, ``completed``. The dumps have c10d's schema: JSON, and the pickle that
+    ``torchfrtrace`` reads. Process groups are recorded without this, in a ring of their own; see
+    docs/recorder.md.
+
+    Args:
+        max_entries: how many operations it remembers; 0: it records nothing.
+
+    Raises:
+        ValueError: `max_entries` is negative.
+    """
+
+    def __init__(self, max_entries: int = 2048) -> None:
+        if max_entries < 0:
+            raise ValueError(f"FlightRecorderHook: max_entries is {max_entries}, wanted 0 or more")
+        self._recorder = _C.Recorder(max_entries, env.recorder_cpp_stacks())
+        self._comms: list[tuple[_C.Communicator, _C.Recorder]] = []
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def register_with_comm(self, comm: TorchComm) -> None:
+        """Records the operations of `comm` from the next one on. Has an effect once.
+
+        They also go into the ring of the process, which the debug server shows and which is
+        written to a file when a communicator fails.
+        """
+        configure()
+        native = comm._native("register_with_comm")
+        for recorder in (self._recorder, _C.process_recorder()):
+            # That of a process group is in the ring of the process before and after this.
+            if recorder is not None and native.record(recorder):
+                self._comms.append((native, recorder))
+
+    def unregister(self) -> None:
+        """Stops recording, on all communicators; the entries stay. Idempotent."""
+        while self._comms:
+            comm, recorder = self._comms.pop()
+            comm.stop_recording(recorder)
+
+    def is_enabled(self) -> bool:
+        """Returns whether it can record: whether `max_entries` is not 0."""
+        return self._recorder.enabled
+
+    def size(self) -> int:
+        """Returns the number of entries, at most `max_entries`."""
+        return self._recorder.size
+
+    def reset(self) -> None:
+        """Forgets all entries."""
+        self._recorder.reset()
+
+    def dump_json(self, include_completed: bool = True) -> str:
+        """Returns the record as a JSON document, without stacks.
+
+        Args:
+            include_completed: whether it has the operations that have completed.
+        """
+        return self._recorder.json(include_completed)
+
+    def dump_file(self, rank: int, include_completed: bool = True) -> str:
+        """Writes the record with stacks, as a pickle, and returns the path of the file.
+
+        The path is `rank` behind the value of TORCHCOMM_FR_DUMP_TEMP_FILE; where that is not set,
+        behind that of torch's variables, and without any ``~/.cache/torch/comm_lib_trace_rank_``.
+
+        Raises:
+            RuntimeError: the file cannot be written.
+        """
+        path = f"{env.dump_prefix()}{rank}"
+        self._recorder.write(path, include_completed)
+        return path
+
+
+def configure() -> None:
+    """Makes the recorder of this process as the environment says, before its first use.
+
+    Later calls change where and how it is dumped.
+
+    Raises:
+        ValueError: a variable has a value that it cannot have.
+    """
+    _C.configure_recorder(
+        max_entries=env.recorder_size(),
+        cpp_stacks=env.recorder_cpp_stacks(),
+        prefix=env.dump_prefix(),
+        on_failure=env.dump_on_failure(),
+        patience=env.dump_patience(),
+        stacks=env.dump_stacks(),
+        completed=not env.dump_only_active(),
+    )
