@@ -31,6 +31,17 @@ def new_shm_communicator(
 ) -> Communicator:
     """A communicator over shared memory; collective over its ranks."""
 
+def new_gloo_communicator(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+    ends_process: bool,
+    connect: Callable[[Store, int, int], _C10dBackend],
+) -> Communicator:
+    """A communicator over the connections that `connect` makes; collective over its ranks."""
+
 class OpName:
     """Which operation a hook is told of."""
 

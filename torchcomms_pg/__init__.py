@@ -15,7 +15,8 @@ from torchcomms_pg import _C, env, hooks, objcol  # noqa: E402
 from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
-from torchcomms_pg.comm import TorchComm, get_comm, new_comm  # noqa: E402
+from torchcomms_pg.comm import TorchComm  # noqa: E402
+from torchcomms_pg.creation import get_comm, new_comm  # noqa: E402
 from torchcomms_pg.errors import CommError  # noqa: E402
 from torchcomms_pg.options import CommOptions  # noqa: E402
 from torchcomms_pg.reduce_op import ReduceOp  # noqa: E402
