@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 from torch._C._distributed_c10d import Backend as _C10dBackend
@@ -378,6 +378,8 @@ class Backend(_C10dBackend):
         rank: of this process or thread, from 0.
         size: number of ranks.
         options: timeout and name of the group.
+        communicator: instead of the first three: one that there is already, and that lives on when
+            the group is shut down.
 
     Raises:
         CommError: not all ranks came within ``options._timeout``.
@@ -394,7 +396,10 @@ class Backend(_C10dBackend):
         def __copy__(self) -> Backend.Options: ...
         def __deepcopy__(self, memo: dict[int, Any]) -> Backend.Options: ...
 
+    @overload
     def __init__(self, store: Store, rank: int, size: int, options: Backend.Options) -> None: ...
+    @overload
+    def __init__(self, communicator: Communicator, options: Backend.Options) -> None: ...
     @property
     def options(self) -> Backend.Options: ...
     def communicator(self) -> Communicator:

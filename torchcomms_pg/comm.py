@@ -49,12 +49,23 @@ class TorchComm:
     """
 
     def __init__(
-        self, comm: _C.Communicator, backend: str, options: CommOptions, *, owned: bool
+        self,
+        comm: _C.Communicator,
+        backend: str,
+        options: CommOptions,
+        *,
+        store: dist.Store | None = None,
+        world_size: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        owned: bool = True,
     ) -> None:
         self._comm = comm
         self._backend = backend
         self._options = options
         self._owned = owned
+        self._store = store  # of its own ranks
+        self._world_size = world_size or comm.size  # of the communicator that all splits began with
+        self._group = group  # over it, if there is one
         self._splits = 0
         self._finalized = False
         self._forgotten = weakref.finalize(self, _warn_forgotten, comm.name) if owned else None
@@ -188,7 +199,10 @@ class TorchComm:
         options.store = None
         options.hints = dict(options.hints if hints is None else hints)
         options.timeout = child.timeout
-        return wrap(child, self._backend, options)
+        store = None
+        if self._store is not None:
+            store = dist.PrefixStore(f"split/{self._splits}/{ranks[0]}", self._store)
+        return wrap(child, self._backend, options, store, self._world_size)
 
     # Messages
 
@@ -639,11 +653,17 @@ class TorchComm:
             )
 
 
-def wrap(comm: _C.Communicator, backend: str, options: CommOptions) -> TorchComm:
+def wrap(
+    comm: _C.Communicator,
+    backend: str,
+    options: CommOptions,
+    store: dist.Store | None,
+    world_size: int | None = None,
+) -> TorchComm:
     """Returns a new communicator as the object that its creator owns."""
     if options.hints.get(TIMING) == "true":
         comm.enable_timing()
-    return TorchComm(comm, backend, options, owned=True)
+    return TorchComm(comm, backend, options, store=store, world_size=world_size)
 
 
 def _warn_forgotten(name: str) -> None:

@@ -97,7 +97,7 @@ def new_comm(
         comm = _C.new_gloo_communicator(
             meeting, rank, size, name, chosen.timeout, ends_process, connect
         )
-    return wrap(comm, backend, chosen)
+    return wrap(comm, backend, chosen, meeting)
 
 
 def get_comm(
@@ -125,4 +125,4 @@ def get_comm(
         )
     comm = backend.communicator()
     options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
-    return TorchComm(comm, "shm", options, owned=False)
+    return TorchComm(comm, "shm", options, group=group, owned=False)

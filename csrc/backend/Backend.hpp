@@ -31,6 +31,9 @@ class Backend final : public c10d::Backend {
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
+  // Of a communicator that belongs to somebody else, who ends it. Shutting the group down leaves it
+  // as it is. A communicator has one such group at a time.
+  Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -151,6 +154,8 @@ class Backend final : public c10d::Backend {
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
+  // Has the communicator call nothing of this group any more.
+  void detach();
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   void installAbortHooks();
 #endif
@@ -172,6 +177,8 @@ class Backend final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   std::shared_ptr<Communicator> cpu_;
   std::string cpuUnavailable_;
+  const bool borrowed_ = false;
+  std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
   std::shared_ptr<CallbackThread> completionHooks_;
