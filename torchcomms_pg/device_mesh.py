@@ -66,7 +66,7 @@ def _layout(comms: tuple[TorchComm, ...], everyone: TorchComm) -> torch.Tensor:
     everyone.all_gather_single(told, torch.tensor(mine + shape), False)
     mesh = torch.full(shape, -1)
     fits = all(row[len(comms) :] == shape for row in told.tolist())
-    for rank, row in zip(everyone.get_ranks(), told.tolist()):
+    for rank, row in zip(everyone.get_ranks(), told.tolist(), strict=True):
         if fits:
             mesh[tuple(row[: len(comms)])] = rank
     fits = fits and mesh.numel() == len(told) and bool((mesh >= 0).all())

@@ -40,15 +40,12 @@ def get_process_group(comm: TorchComm) -> dist.ProcessGroup:
     if not dist.is_initialized():
         if ranks != list(range(comm._world_size)):
             raise ValueError(
-                f"get_process_group: {comm!r} has ranks {ranks} of {comm._world_size}, and there is "
-                "no default process group that it could be a part of; call get_process_group first "
-                "with the communicator that it was split from, or init_process_group"
+                f"get_process_group: {comm!r} has ranks {ranks} of {comm._world_size}, and there "
+                "is no default process group that it could be a part of; call get_process_group "
+                "first with the communicator that it was split from, or init_process_group"
             )
-        dist.init_process_group(
-            store=comm._store, rank=rank, world_size=comm.get_size(), **options
-        )
-        group = dist.group.WORLD
-        assert group is not None
+        dist.init_process_group(store=comm._store, rank=rank, world_size=comm.get_size(), **options)
+        group: Any = dist.group.WORLD
     else:
         if comm._world_size > dist.get_world_size() or ranks[rank] != dist.get_rank():
             raise ValueError(
@@ -64,6 +61,7 @@ def get_process_group(comm: TorchComm) -> dist.ProcessGroup:
                 )
             options["sort_ranks"] = False
         group = dist.new_group(ranks, use_local_synchronization=True, **options)
+    assert isinstance(group, dist.ProcessGroup)
     comm._group = group
     return group
 
