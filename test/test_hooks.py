@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import on_ranks, time_limit
 from test_torchcomm import each_backend, make, torchcomms
 from values import assert_same, data
 
@@ -67,6 +67,8 @@ def test_every_operation_is_told_with_its_arguments(world, backend):
         "barrier": (lambda a: comm.barrier(a), dict(inputs=[], outputs=[])),
         "scatter": (lambda a: comm.scatter(t, lists() if rank == 0 else [], 0, a), dict(root=0)),
         "gather": (lambda a: comm.gather(lists() if rank == 0 else [], t, 0, a), dict(input=t)),
+        "gather_single": (
+            lambda a: comm.gather_single(many if rank == 0 else None, t, 0, a), dict(root=0)),
     }  # fmt: skip
     ids = []
     for name, (call, wanted) in calls.items():
@@ -236,6 +238,35 @@ def test_failure_is_told_by_end_post_and_abort_hooks(world, backend):
         with pytest.raises(error):
             comm.barrier(True).wait()
     comm.finalize()
+
+
+@on_ranks(2)
+def test_an_abort_hook_may_abort(world):
+    comm, ran = make("again"), []
+    comm.register_abort_hook(lambda: (comm.abort(), ran.append(True)))
+    comm.barrier(False)
+    with time_limit(0, 10, "abort"):
+        comm.abort()
+    assert ran
+    dist.barrier()
+    comm.finalize()
+
+
+@on_ranks(3)
+def test_shrink_is_told(world):
+    group, rank = dist.new_group(), dist.get_rank()
+    if rank < 2:
+        log = Log(torchcomms().get_comm(group))
+        smaller = group._get_backend(torch.device("cpu")).shrink([2])
+        (pre,), (post,), (end,) = log.take("pre"), log.take("post"), log.take("end")
+        assert pre.name.name == post.name.name == end.name.name == "shrink"
+        assert pre.op_id == post.op_id == end.op_id and pre.ranks == [0, 1]
+        assert post.error is None and end.status == "completed"
+        assert smaller.size() == 2
+        log.remove()
+        smaller.shutdown()
+    dist.barrier()
+    dist.destroy_process_group(group)
 
 
 @each_backend

@@ -64,8 +64,10 @@ class OpName:
     barrier: ClassVar[OpName]
     scatter: ClassVar[OpName]
     gather: ClassVar[OpName]
+    gather_single: ClassVar[OpName]
     batch_op_issue: ClassVar[OpName]
     split: ClassVar[OpName]
+    shrink: ClassVar[OpName]
     new_window: ClassVar[OpName]
     tensor_register: ClassVar[OpName]
     tensor_deregister: ClassVar[OpName]
@@ -100,8 +102,9 @@ class PreHookArgs:
         output_split_sizes: the same for the output.
         ops: of a batch: its members, with the op_id of the batch.
         num_ops: how many these are.
-        ranks: of a split: the ranks of the new communicator; empty: this rank is in none.
-        new_name: of a split: what the new communicator is called.
+        ranks: of a split or shrink: the ranks of the new communicator, as they are called in this
+            one; empty: this rank is in none.
+        new_name: of a split or shrink: what the new communicator is called.
     """
 
     @property

@@ -15,6 +15,9 @@ namespace {
 // a dump.
 constexpr std::chrono::seconds kHookPatience{30};
 
+// Whether this thread calls abort hooks. They may call what waits for abort hooks.
+thread_local bool inAbortHook = false;
+
 void callAbortHook(const std::function<void()>& hook) {
   try {
     hook();
@@ -55,6 +58,7 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   if (failureHook_ || !table->abort.empty() || end) {
     // Hooks may take the GIL and time; whoever found the failure must not.
     std::packaged_task<void()> task([first = failureHook_, table, end, text = ours->message] {
+      inAbortHook = true;
       if (first) {
         callAbortHook(first);
       }
@@ -74,6 +78,9 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
 }
 
 void Communicator::awaitFailureHook() {
+  if (inAbortHook) {
+    return;
+  }
   std::shared_future<void> done;
   {
     std::lock_guard lock(hookMutex_);
