@@ -113,6 +113,14 @@ PYBIND11_MODULE(_C, module) {
           py::arg("size"),
           py::arg("options"),
           NoGil())
+      .def(
+          py::init([](const Comm& communicator, c10::intrusive_ptr<GroupOptions> options) {
+            return NoGilDestructor<Backend>(
+                c10::make_intrusive<Backend>(communicator.shared(), std::move(options)));
+          }),
+          py::arg("communicator"),
+          py::arg("options"),
+          NoGil())
       .def_property_readonly(
           "options",
           [](Backend& self) {

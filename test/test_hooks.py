@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
-from test_torchcomm import make, torchcomms
+from ranks import on_ranks, time_limit
+from test_torchcomm import each_backend, make, torchcomms
 from values import assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -36,9 +36,10 @@ class Log:
         return taken
 
 
+@each_backend
 @on_ranks(2, 3)
-def test_every_operation_is_told_with_its_arguments(world):
-    comm, rank, op = make("every"), dist.get_rank(), torchcomms().ReduceOp
+def test_every_operation_is_told_with_its_arguments(world, backend):
+    comm, rank, op = make("every", backend), dist.get_rank(), torchcomms().ReduceOp
     log, last = Log(comm), world - 1
     t, many = torch.ones(2), torch.ones(world * 2)
     lists = lambda: [torch.ones(2) for _ in range(world)]  # noqa: E731
@@ -66,6 +67,8 @@ def test_every_operation_is_told_with_its_arguments(world):
         "barrier": (lambda a: comm.barrier(a), dict(inputs=[], outputs=[])),
         "scatter": (lambda a: comm.scatter(t, lists() if rank == 0 else [], 0, a), dict(root=0)),
         "gather": (lambda a: comm.gather(lists() if rank == 0 else [], t, 0, a), dict(input=t)),
+        "gather_single": (
+            lambda a: comm.gather_single(many if rank == 0 else None, t, 0, a), dict(root=0)),
     }  # fmt: skip
     ids = []
     for name, (call, wanted) in calls.items():
@@ -103,9 +106,10 @@ def test_every_operation_is_told_with_its_arguments(world):
     assert all(e.error is None and e.duration > 0 for e in log.end)
 
 
+@each_backend
 @on_ranks(2)
-def test_batches_are_one_operation_with_members(world):
-    comm, rank = make("batches"), dist.get_rank()
+def test_batches_are_one_operation_with_members(world, backend):
+    comm, rank = make("batches", backend), dist.get_rank()
     log, other = Log(comm), 1 - dist.get_rank()
     for async_op in (False, True):
         batch, got = comm.batch_op_create(), torch.empty(4)
@@ -213,9 +217,10 @@ def test_post_hook_exception_reaches_the_caller_after_the_operation(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2)
-def test_failure_is_told_by_end_post_and_abort_hooks(world):
-    comm, posts, ends, ended, aborted = make("failure"), [], [], threading.Event(), []
+def test_failure_is_told_by_end_post_and_abort_hooks(world, backend):
+    comm, posts, ends, ended, aborted = make("failure", backend), [], [], threading.Event(), []
     comm.barrier(False)
     comm.register_post_hook(posts.append)
     comm.register_end_hook(lambda args: (ends.append(args), ended.set()))
@@ -236,8 +241,38 @@ def test_failure_is_told_by_end_post_and_abort_hooks(world):
 
 
 @on_ranks(2)
-def test_operations_torn_down_by_abort_end(world):
-    comm, ends, ended = make("torn"), [], threading.Event()
+def test_an_abort_hook_may_abort(world):
+    comm, ran = make("again"), []
+    comm.register_abort_hook(lambda: (comm.abort(), ran.append(True)))
+    comm.barrier(False)
+    with time_limit(0, 10, "abort"):
+        comm.abort()
+    assert ran
+    dist.barrier()
+    comm.finalize()
+
+
+@on_ranks(3)
+def test_shrink_is_told(world):
+    group, rank = dist.new_group(), dist.get_rank()
+    if rank < 2:
+        log = Log(torchcomms().get_comm(group))
+        smaller = group._get_backend(torch.device("cpu")).shrink([2])
+        (pre,), (post,), (end,) = log.take("pre"), log.take("post"), log.take("end")
+        assert pre.name.name == post.name.name == end.name.name == "shrink"
+        assert pre.op_id == post.op_id == end.op_id and pre.ranks == [0, 1]
+        assert post.error is None and end.status == "completed"
+        assert smaller.size() == 2
+        log.remove()
+        smaller.shutdown()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+@each_backend
+@on_ranks(2)
+def test_operations_torn_down_by_abort_end(world, backend):
+    comm, ends, ended = make("torn", backend), [], threading.Event()
     comm.barrier(False)
     comm.register_end_hook(lambda args: (ends.append(args), ended.set()))
     if dist.get_rank() == 0:

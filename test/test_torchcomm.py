@@ -27,12 +27,15 @@ def torchcomms():
     return torchcomms_pg
 
 
-def make(name, **options):
+each_backend = pytest.mark.parametrize("backend", ("shm", "gloo"))
+
+
+def make(name, backend="shm", **options):
     """A communicator of all ranks, over the store of the default group."""
     options.setdefault("abort_process_on_timeout_or_error", False)
     options.setdefault("timeout", datetime.timedelta(seconds=20))
     return torchcomms().new_comm(
-        "shm",
+        backend,
         "cpu",
         name,
         store=dist.distributed_c10d._get_default_store(),
@@ -51,9 +54,10 @@ def both(call):
         assert work.exception() is None
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_reductions(world):
-    comm, rank, op = make("reductions"), dist.get_rank(), torchcomms().ReduceOp
+def test_reductions(world, backend):
+    comm, rank, op = make("reductions", backend), dist.get_rank(), torchcomms().ReduceOp
     for name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
         dtype = torch.int32 if name.startswith("B") else torch.float32
         inputs = all_data(world, 1025, dtype)
@@ -88,9 +92,10 @@ def test_reductions(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_reduce_scatter(world):
-    comm, rank, op = make("reduce_scatter"), dist.get_rank(), torchcomms().ReduceOp
+def test_reduce_scatter(world, backend):
+    comm, rank, op = make("reduce_scatter", backend), dist.get_rank(), torchcomms().ReduceOp
     inputs = all_data(world, (world, 5))
     want = [x[rank] for x in inputs]
     out = torch.empty(5)
@@ -106,9 +111,10 @@ def test_reduce_scatter(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_gathering(world):
-    comm, rank = make("gathering"), dist.get_rank()
+def test_gathering(world, backend):
+    comm, rank = make("gathering", backend), dist.get_rank()
     inputs = all_data(world, (3, 2))
     out = torch.empty(world * 3, 2)
     both(lambda a: comm.all_gather_single(out, inputs[rank], a))
@@ -136,9 +142,10 @@ def test_gathering(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_all_to_all_and_barrier(world):
-    comm, rank = make("exchanges"), dist.get_rank()
+def test_all_to_all_and_barrier(world, backend):
+    comm, rank = make("exchanges", backend), dist.get_rank()
     out = torch.empty(world, 4)
     both(lambda a: comm.all_to_all_single(out, data(rank, (world, 4)), a))
     assert_same(out, torch.stack([data(r, (world, 4))[rank] for r in range(world)]))
@@ -155,9 +162,10 @@ def test_all_to_all_and_barrier(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2, 3)
-def test_messages_tags_and_batches(world):
-    comm, rank = make("messages"), dist.get_rank()
+def test_messages_tags_and_batches(world, backend):
+    comm, rank = make("messages", backend), dist.get_rank()
     right, left = (rank + 1) % world, (rank - 1) % world
     got = torch.empty(5)
     sending = comm.send(data(rank, 5), right, True)
@@ -188,9 +196,10 @@ def test_messages_tags_and_batches(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_group_launches_together(world):
-    comm, rank, op = make("group"), dist.get_rank(), torchcomms().ReduceOp
+def test_group_launches_together(world, backend):
+    comm, rank, op = make("group", backend), dist.get_rank(), torchcomms().ReduceOp
     for async_op in (False, True):
         first, second = data(rank, 7), data(rank, 9)
         with comm.group() as group:
@@ -215,9 +224,10 @@ def test_group_launches_together(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(1, 2, 3)
-def test_object_collectives(world):
-    comm, rank = make("objects"), dist.get_rank()
+def test_object_collectives(world, backend):
+    comm, rank = make("objects", backend), dist.get_rank()
     values = [{"rank": r, "text": "x" * (r * 1000), "size": datetime.date} for r in range(world)]
     got = [None] * world
     comm.all_gather_object(got, values[rank])
@@ -243,9 +253,13 @@ def test_object_collectives(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2, 3)
-def test_split_inherits_options(world):
-    comm, rank = make("parent", timeout=17 * SECOND, hints={TIMING: "true"}), dist.get_rank()
+def test_split_inherits_options(world, backend):
+    comm, rank = (
+        make("parent", backend, timeout=17 * SECOND, hints={TIMING: "true"}),
+        dist.get_rank(),
+    )
     mine = [r for r in range(world) if r % 2 == rank % 2]
     child = comm.split(mine, "half")
     options = child.get_options()
@@ -269,13 +283,16 @@ def test_split_inherits_options(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2)
-def test_accessors_and_set_timeout(world):
-    comm, rank = make("accessors"), dist.get_rank()
+def test_accessors_and_set_timeout(world, backend):
+    comm, rank = make("accessors", backend), dist.get_rank()
     assert comm.get_rank() == rank and comm.get_size() == world
     assert comm.get_ranks() == list(range(world)) and comm.get_name() == "accessors"
-    assert comm.get_device() == torch.device("cpu") and comm.get_backend() == "shm"
-    assert comm.get_backend_version() == torchcomms().__version__
+    assert comm.get_device() == torch.device("cpu") and comm.get_backend() == backend
+    assert comm.get_backend_version() == (
+        torch.__version__ if backend == "gloo" else torchcomms().__version__
+    )
     assert copy.copy(comm) is comm and copy.deepcopy(comm) is comm
     comm.set_timeout(5 * SECOND)
     assert comm.get_options().timeout == 5 * SECOND
@@ -286,9 +303,10 @@ def test_accessors_and_set_timeout(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2)
-def test_mistakes_raise_with_nothing_enqueued(world):
-    comm, op, ones = make("mistakes"), torchcomms().ReduceOp, torch.ones(4)
+def test_mistakes_raise_with_nothing_enqueued(world, backend):
+    comm, op, ones = make("mistakes", backend), torchcomms().ReduceOp, torch.ones(4)
     if dist.get_rank() == 0:
         for error, match, call in (
             (ValueError, "unknown hint 'x'", lambda: comm.barrier(False, {"x": "1"})),
@@ -318,9 +336,10 @@ def test_mistakes_raise_with_nothing_enqueued(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2)
-def test_timeout_of_one_operation(world):
-    comm = make("timeouts")
+def test_timeout_of_one_operation(world, backend):
+    comm = make("timeouts", backend)
     if dist.get_rank() == 0:
         with time_limit(0.4, 5, "all_reduce"):
             work = comm.barrier(True, timeout=SECOND / 2)
@@ -337,9 +356,10 @@ def test_timeout_of_one_operation(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2)
-def test_abort_releases_and_never_ends_the_process(world):
-    comm = make("abort", abort_process_on_timeout_or_error=dist.get_rank() == 0)
+def test_abort_releases_and_never_ends_the_process(world, backend):
+    comm = make("abort", backend, abort_process_on_timeout_or_error=dist.get_rank() == 0)
     comm.barrier(False)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -369,10 +389,11 @@ def test_duration_is_known_when_timing_is_on(world):
     comm.finalize()
 
 
+@each_backend
 @on_ranks(2, 3)
-def test_several_communicators_of_one_name_and_in_threads(world):
+def test_several_communicators_of_one_name_and_in_threads(world, backend):
     rank = dist.get_rank()
-    comms = [make("twin"), make("twin")]
+    comms = [make("twin", backend), make("twin", backend)]
     sums = [torch.full((1000,), float(rank + i)) for i in range(2)]
 
     def reduce(i):
@@ -400,7 +421,6 @@ def test_forgetting_finalize_warns(world):
 def test_missing_backends_say_what_is_missing():
     new_comm = torchcomms().new_comm
     for backend, error, match in (
-        ("gloo", RuntimeError, "Use backend 'shm'"),
         ("nccl", RuntimeError, "libnccl"),
         ("ncclx", RuntimeError, "NCCLX"),
         ("mpi", ValueError, "unknown backend 'mpi'"),

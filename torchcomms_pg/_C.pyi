@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 from torch._C._distributed_c10d import Backend as _C10dBackend
@@ -58,6 +58,16 @@ class Recorder:
     def json(self, completed: bool) -> str: ...
     def write(self, path: str, completed: bool) -> None:
         """Writes the pickle to a file; raises RuntimeError when it cannot."""
+def new_gloo_communicator(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+    ends_process: bool,
+    connect: Callable[[Store, int, int], _C10dBackend],
+) -> Communicator:
+    """A communicator over the connections that `connect` makes; collective over its ranks."""
 
 class OpName:
     """Which operation a hook is told of."""
@@ -81,8 +91,10 @@ class OpName:
     barrier: ClassVar[OpName]
     scatter: ClassVar[OpName]
     gather: ClassVar[OpName]
+    gather_single: ClassVar[OpName]
     batch_op_issue: ClassVar[OpName]
     split: ClassVar[OpName]
+    shrink: ClassVar[OpName]
     new_window: ClassVar[OpName]
     tensor_register: ClassVar[OpName]
     tensor_deregister: ClassVar[OpName]
@@ -117,8 +129,9 @@ class PreHookArgs:
         output_split_sizes: the same for the output.
         ops: of a batch: its members, with the op_id of the batch.
         num_ops: how many these are.
-        ranks: of a split: the ranks of the new communicator; empty: this rank is in none.
-        new_name: of a split: what the new communicator is called.
+        ranks: of a split or shrink: the ranks of the new communicator, as they are called in this
+            one; empty: this rank is in none.
+        new_name: of a split or shrink: what the new communicator is called.
     """
 
     @property
@@ -401,6 +414,8 @@ class Backend(_C10dBackend):
         rank: of this process or thread, from 0.
         size: number of ranks.
         options: timeout and name of the group.
+        communicator: instead of the first three: one that there is already, and that lives on when
+            the group is shut down.
 
     Raises:
         CommError: not all ranks came within ``options._timeout``.
@@ -417,7 +432,10 @@ class Backend(_C10dBackend):
         def __copy__(self) -> Backend.Options: ...
         def __deepcopy__(self, memo: dict[int, Any]) -> Backend.Options: ...
 
+    @overload
     def __init__(self, store: Store, rank: int, size: int, options: Backend.Options) -> None: ...
+    @overload
+    def __init__(self, communicator: Communicator, options: Backend.Options) -> None: ...
     @property
     def options(self) -> Backend.Options: ...
     def communicator(self) -> Communicator:

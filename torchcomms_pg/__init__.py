@@ -11,13 +11,15 @@ from torchcomms_pg._compat import check_torch
 check_torch(torch.__version__)
 
 # These load the extension, which must not happen under another torch.
-from torchcomms_pg import _C, env, hooks, objcol  # noqa: E402
+from torchcomms_pg import _C, device_mesh, env, hooks, objcol  # noqa: E402
 from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
-from torchcomms_pg.comm import TorchComm, get_comm, new_comm  # noqa: E402
+from torchcomms_pg.comm import TorchComm  # noqa: E402
+from torchcomms_pg.creation import get_comm, new_comm  # noqa: E402
 from torchcomms_pg.errors import CommError  # noqa: E402
 from torchcomms_pg.options import CommOptions  # noqa: E402
+from torchcomms_pg.process_group import get_process_group  # noqa: E402
 from torchcomms_pg.reduce_op import ReduceOp  # noqa: E402
 from torchcomms_pg.registration import register  # noqa: E402
 from torchcomms_pg.window import (  # noqa: E402
@@ -42,8 +44,10 @@ __all__ = [
     "TorchWork",
     "WorkStatus",
     "__version__",
+    "device_mesh",
     "env",
     "get_comm",
+    "get_process_group",
     "hooks",
     "new_comm",
     "objcol",

@@ -2,7 +2,8 @@
 
 from torchcomms_pg._C import EndHookArgs, OpName, PostHookArgs, PreHookArgs, RemovableHandle
 from torchcomms_pg.batch import BatchSendRecv
-from torchcomms_pg.comm import TorchComm, new_comm
+from torchcomms_pg.comm import TorchComm
+from torchcomms_pg.creation import new_comm
 from torchcomms_pg.options import CommOptions
 from torchcomms_pg.reduce_op import ReduceOp
 from torchcomms_pg.window import TorchCommWinAccessType, TorchCommWindow, TorchCommWindowAttr

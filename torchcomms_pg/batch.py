@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from torchcomms_pg.compiled import trace_batch
 from torchcomms_pg.options import Hints
 from torchcomms_pg.work import TorchWork
 
 if TYPE_CHECKING:
-    from torchcomms_pg.comm import TorchComm
+    from torchcomms_pg.operations import Operations
 
 
 class BatchSendRecv:
@@ -22,20 +23,20 @@ class BatchSendRecv:
     for each other, so that all ranks may list them in any order.
     """
 
-    def __init__(self, comm: TorchComm) -> None:
+    def __init__(self, comm: Operations) -> None:
         self._comm = comm
-        self._ops: list[tuple[Callable[..., TorchWork], torch.Tensor, int]] = []
+        self._ops: list[tuple[bool, torch.Tensor, int]] = []  # whether it is sent, to or from whom
 
     def __len__(self) -> int:
         return len(self._ops)
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         """Adds a send of `tensor` to rank `dst`."""
-        self._ops.append((self._comm.send, tensor, dst))
+        self._ops.append((True, tensor, dst))
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
         """Adds a receive into `tensor` from rank `src`."""
-        self._ops.append((self._comm.recv, tensor, src))
+        self._ops.append((False, tensor, src))
 
     def issue(
         self, async_op: bool, hints: Hints | None = None, timeout: timedelta | None = None
@@ -51,8 +52,13 @@ class BatchSendRecv:
             ValueError, TypeError: a message is wrong; then none was sent, and the batch is kept.
             CommError: the communicator has failed.
         """
+        if is_dynamo_compiling():
+            work = trace_batch(self._comm, list(self._ops), async_op, hints, timeout)
+            self._ops.clear()
+            return work
         with self._comm.group() as group:
-            for op, tensor, peer in self._ops:
+            for sending, tensor, peer in self._ops:
+                op = self._comm.send if sending else self._comm.recv
                 op(tensor, peer, async_op, hints, timeout)
         self._ops.clear()
         return group.work
@@ -65,7 +71,7 @@ class GroupLaunch:
         work: of all of them; there when the block has been left.
     """
 
-    def __init__(self, comm: TorchComm) -> None:
+    def __init__(self, comm: Operations) -> None:
         self._comm = comm._native("group")
         self.work = TorchWork(None)
 

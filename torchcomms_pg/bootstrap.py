@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from torchcomms_pg import env
+from torchcomms_pg.errors import CommError
 
 
 def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -52,6 +54,28 @@ def find_store(
         else:
             store = _launcher_store(rank, size, timeout)
     return dist.PrefixStore(f"torchcomm/{name}", store)
+
+
+def connect_gloo(
+    name: str, timeout: timedelta
+) -> Callable[[dist.Store, int, int], dist.ProcessGroupGloo]:
+    """Returns what connects the ranks that meet in a store through torch's Gloo.
+
+    Which network interface that takes, GLOO_SOCKET_IFNAME says; else it is the host name's.
+    """
+
+    def connect(store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
+        try:
+            return dist.ProcessGroupGloo(store, rank, size, timeout)
+        except RuntimeError as error:
+            raise CommError(
+                f"communicator {name!r}: rank {rank} could not be connected with the others over "
+                f"Gloo within {timeout.total_seconds():g} s: {error}",
+                op="init",
+                group=name,
+            ) from error
+
+    return connect
 
 
 def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:

@@ -11,38 +11,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, objcol
+from torchcomms_pg import _C, compiled, objcol
 from torchcomms_pg._version import __version__
-from torchcomms_pg.batch import BatchSendRecv, GroupLaunch
-from torchcomms_pg.bootstrap import find_ranks, find_store
+from torchcomms_pg.operations import Operations
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
-    MESSAGE_HINTS,
-    OPERATION_HINTS,
-    TAG,
     TIMING,
     CommOptions,
     Hints,
     check_hints,
     check_timeout,
 )
-from torchcomms_pg.reduce_op import ReduceOp, native_op
 from torchcomms_pg.window import TorchCommWindow
 from torchcomms_pg.work import TorchWork
 
-Op = ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 
-_MISSING = {
-    "gloo": "TorchComm does not go over Gloo. Use backend 'shm' for CPU tensors of ranks on one "
-    "host, or torch.distributed's backend 'gloo' for ranks on several hosts",
-    "nccl": "this build does not load NCCL's library, libnccl.so.2, and so has nothing for CUDA "
-    "tensors. Use torch.distributed's backend 'nccl' for them, or backend 'shm' with CPU tensors",
-    "ncclx": "NCCLX's library is not installed, and this build does not load it. Use backend "
-    "'shm' with CPU tensors",
-}
-
-
-class TorchComm:
+class TorchComm(Operations):
     """A group of ranks that communicate; `new_comm`, `split` and `get_comm` make it.
 
     All ranks call the same collectives in the same order. ``async_op=False`` returns when the
@@ -59,14 +43,24 @@ class TorchComm:
     """
 
     def __init__(
-        self, comm: _C.Communicator, backend: str, options: CommOptions, *, owned: bool
+        self,
+        comm: _C.Communicator,
+        backend: str,
+        options: CommOptions,
+        *,
+        store: dist.Store | None = None,
+        world_size: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        owned: bool = True,
     ) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self._backend = backend
         self._options = options
         self._owned = owned
+        self._store = store  # of its own ranks
+        self._world_size = world_size or comm.size  # of the communicator that all splits began with
+        self._group = group  # over it, if there is one
         self._splits = 0
-        self._finalized = False
         self._forgotten = weakref.finalize(self, _warn_forgotten, comm.name) if owned else None
 
     def __copy__(self) -> TorchComm:
@@ -85,11 +79,11 @@ class TorchComm:
 
     def get_rank(self) -> int:
         """Returns the rank of this process in the communicator, from 0."""
-        return self._comm.rank
+        return self._rank
 
     def get_size(self) -> int:
         """Returns the number of ranks."""
-        return self._comm.size
+        return self._size
 
     def get_ranks(self) -> list[int]:
         """Returns what the ranks are called in the communicator that all splits began with.
@@ -112,7 +106,8 @@ class TorchComm:
 
     def get_backend_version(self) -> str:
         """Returns the version of the backend's library."""
-        return __version__  # shm is part of this package
+        # shm is part of this package, and Gloo of torch.
+        return torch.__version__ if self._backend == "gloo" else __version__
 
     def get_options(self) -> CommOptions:
         """Returns a copy of the options in force, the environment's defaults filled in."""
@@ -132,8 +127,8 @@ class TorchComm:
     def abort(self) -> None:
         """Fails all operations, here and on the other ranks, now and later.
 
-        Never blocks, has an effect once, and never ends this process. Abort hooks run. Still call
-        `finalize` afterwards.
+        Returns when the abort hooks have run, or after 30 s; waits for nothing else. Has an effect
+        once, and never ends this process. Still call `finalize` afterwards.
         """
         self._comm.abort("abort()")
 
@@ -154,6 +149,7 @@ class TorchComm:
         if self._finalized:
             return
         self._comm.close()
+        compiled.forget(self._key)
         self._finalized = True
         if self._forgotten is not None:
             self._forgotten.detach()
@@ -197,309 +193,10 @@ class TorchComm:
         options.store = None
         options.hints = dict(options.hints if hints is None else hints)
         options.timeout = child.timeout
-        return _wrap(child, self._backend, options)
-
-    # Messages
-
-    def send(
-        self,
-        tensor: torch.Tensor,
-        dst: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sends `tensor` to rank `dst`, whose receive has as many elements of the same dtype.
-
-        Hint ``torchcomm::shm::tag`` gives the message a tag, which the receive has to name too;
-        messages of one pair and tag arrive in order.
-        """
-        tag = self._tag("send", hints)
-        return TorchWork(self._native("send", timeout).send(tensor, dst, tag, async_op, timeout))
-
-    def recv(
-        self,
-        tensor: torch.Tensor,
-        src: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Receives into `tensor` what rank `src` sends. Hints: see `send`."""
-        tag = self._tag("recv", hints)
-        self._check_rank("recv", "src", src)
-        work = self._native("recv", timeout).recv(tensor, src, tag, async_op, timeout)
-        return TorchWork(work, (tensor,))
-
-    def batch_op_create(self) -> BatchSendRecv:
-        """Returns an empty list of sends and receives, to be issued together."""
-        return BatchSendRecv(self)
-
-    def group(self) -> GroupLaunch:
-        """Returns a context; the operations inside it are launched as one when it is left.
-
-        Their works stand for all of them and are not to be waited for inside. They run in the
-        calling thread if all of them are synchronous. An exception inside drops them all.
-        """
-        return GroupLaunch(self)
-
-    # Collectives
-
-    def broadcast(
-        self,
-        tensor: torch.Tensor,
-        root: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets `tensor`, of equal size on all ranks, to that of rank `root`."""
-        comm = self._native("broadcast", timeout, hints)
-        return TorchWork(comm.broadcast(tensor, root, async_op, timeout), (tensor,))
-
-    def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        op: Op,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-        *,
-        output: torch.Tensor | None = None,
-    ) -> TorchWork:
-        """Reduces `tensor`, of equal size on all ranks, to all ranks.
-
-        The result has the same bits on every rank. It replaces `tensor`, or goes to `output`, of
-        the same dtype and number of elements, and leaves `tensor` as it is.
-        """
-        comm = self._native("all_reduce", timeout, hints)
-        target = tensor if output is None else output
-        work = comm.all_reduce(target, tensor, native_op("all_reduce", op), async_op, timeout)
-        return TorchWork(work, (target,))
-
-    def reduce(
-        self,
-        tensor: torch.Tensor,
-        root: int,
-        op: Op,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """As `all_reduce`, on `root` only; elsewhere `tensor` is unchanged."""
-        comm = self._native("reduce", timeout, hints)
-        work = comm.reduce(tensor, root, native_op("reduce", op), async_op, timeout)
-        return TorchWork(work, (tensor,))
-
-    def all_gather(
-        self,
-        tensor_list: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets ``tensor_list[r]`` to the `tensor` of rank r; all have equal size."""
-        self._check_equal("all_gather", "tensor_list", tensor_list, "all_gather_v")
-        comm = self._native("all_gather", timeout, hints)
-        return TorchWork(comm.all_gather(tensor_list, tensor, async_op, timeout), tensor_list)
-
-    def all_gather_v(
-        self,
-        tensor_list: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """As `all_gather`; sizes may differ from rank to rank, and every rank knows them all."""
-        comm = self._native("all_gather_v", timeout, hints)
-        return TorchWork(comm.all_gather(tensor_list, tensor, async_op, timeout), tensor_list)
-
-    def all_gather_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets `output`, of size x input.numel() elements, to the ranks' inputs in rank order."""
-        comm = self._native("all_gather_single", timeout, hints)
-        return TorchWork(comm.all_gather_single(output, input, async_op, timeout), (output,))
-
-    def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        input_list: Sequence[torch.Tensor],
-        op: Op,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets `output` to the reduction of all ranks' ``input_list[rank]``; of equal sizes."""
-        self._check_equal("reduce_scatter", "input_list", input_list, "reduce_scatter_v")
-        return self._reduce_scatter(
-            "reduce_scatter", output, input_list, op, async_op, hints, timeout
-        )
-
-    def reduce_scatter_v(
-        self,
-        output: torch.Tensor,
-        input_list: Sequence[torch.Tensor],
-        op: Op,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """As `reduce_scatter`; the entries of `input_list` may differ in size."""
-        return self._reduce_scatter(
-            "reduce_scatter_v", output, input_list, op, async_op, hints, timeout
-        )
-
-    def _reduce_scatter(
-        self,
-        what: str,
-        output: torch.Tensor,
-        input_list: Sequence[torch.Tensor],
-        op: Op,
-        async_op: bool,
-        hints: Hints | None,
-        timeout: timedelta | None,
-    ) -> TorchWork:
-        comm = self._native(what, timeout, hints)
-        work = comm.reduce_scatter(output, input_list, native_op(what, op), async_op, timeout)
-        return TorchWork(work, (output,))
-
-    def reduce_scatter_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: Op,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets `output` to the reduction of this rank's part of all ranks' inputs.
-
-        `input` has size x output.numel() elements, the ranks' parts one after another.
-        """
-        what = "reduce_scatter_single"
-        comm = self._native(what, timeout, hints)
-        work = comm.reduce_scatter_single(output, input, native_op(what, op), async_op, timeout)
-        return TorchWork(work, (output,))
-
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sends part r of `input` to rank r; `output` takes the parts for this one in rank order.
-
-        The first dimension is divisible by the number of ranks.
-        """
-        comm = self._native("all_to_all_single", timeout, hints)
-        work = comm.all_to_all_single(output, input, [], [], async_op, timeout)
-        return TorchWork(work, (output,))
-
-    def all_to_all_v_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """As `all_to_all_single`, with parts of different sizes.
-
-        Split sizes count rows of the first dimension, one for each rank; they add up to all rows.
-        """
-        comm = self._native("all_to_all_v_single", timeout, hints)
-        for argument, splits in (("output", output_split_sizes), ("input", input_split_sizes)):
-            if len(splits) != self._comm.size:
-                raise ValueError(
-                    f"all_to_all_v_single: {argument}_split_sizes has {len(splits)} entries, "
-                    f"wanted {self._comm.size} (one for each rank)"
-                )
-        work = comm.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, async_op, timeout
-        )
-        return TorchWork(work, (output,))
-
-    def all_to_all(
-        self,
-        output_tensor_list: Sequence[torch.Tensor],
-        input_tensor_list: Sequence[torch.Tensor],
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sends entry r of the input list to rank r; entry r of the outputs takes that of rank r.
-
-        Entries may differ in size; sender and receiver agree.
-        """
-        comm = self._native("all_to_all", timeout, hints)
-        work = comm.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
-        return TorchWork(work, output_tensor_list)
-
-    def barrier(
-        self,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Ends when all ranks have come to it."""
-        return TorchWork(self._native("barrier", timeout, hints).barrier(async_op, timeout))
-
-    def scatter(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor_list: Sequence[torch.Tensor],
-        root: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets `output_tensor` to this rank's entry of the root's list; others pass ``[]``."""
-        comm = self._native("scatter", timeout, hints)
-        work = comm.scatter(output_tensor, input_tensor_list, root, async_op, timeout)
-        return TorchWork(work, (output_tensor,))
-
-    def gather(
-        self,
-        output_tensor_list: Sequence[torch.Tensor],
-        input_tensor: torch.Tensor,
-        root: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """Sets the entries of the root's list to the ranks' inputs; others pass ``[]``."""
-        comm = self._native("gather", timeout, hints)
-        work = comm.gather(output_tensor_list, input_tensor, root, async_op, timeout)
-        return TorchWork(work, output_tensor_list)
-
-    def gather_single(
-        self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
-        root: int,
-        async_op: bool,
-        hints: Hints | None = None,
-        timeout: timedelta | None = None,
-    ) -> TorchWork:
-        """As `gather`, into one contiguous tensor of size x input.numel() elements.
-
-        `output` is used on the root only; others may pass None.
-        """
-        comm = self._native("gather_single", timeout, hints)
-        work = comm.gather_single(output, input, root, async_op, timeout)
-        return TorchWork(work, () if output is None or root != comm.rank else (output,))
+        store = None
+        if self._store is not None:
+            store = dist.PrefixStore(f"split/{self._splits}/{ranks[0]}", self._store)
+        return wrap(child, self._backend, options, store, self._world_size)
 
     # Python objects (objcol.py)
 
@@ -610,144 +307,18 @@ class TorchComm:
         """
         return self._comm.register_abort_hook(hook)
 
-    # Checks
 
-    def _native(
-        self, what: str, timeout: timedelta | None = None, hints: Hints | None = None
-    ) -> _C.Communicator:
-        if timeout is not None:
-            check_timeout(what, timeout)
-        if hints is not None:
-            check_hints(what, hints, OPERATION_HINTS)
-        if self._finalized:
-            raise RuntimeError(
-                f"{what}: communicator {self.get_name()!r} was finalized; create a new one"
-            )
-        return self._comm
-
-    def _tag(self, what: str, hints: Hints | None) -> int:
-        if hints is None:
-            return 0
-        check_hints(what, hints, MESSAGE_HINTS)
-        return int(hints.get(TAG, 0))
-
-    def _check_rank(self, what: str, argument: str, rank: int) -> None:
-        if not 0 <= rank < self._comm.size:
-            raise ValueError(
-                f"{what}: {argument} {rank} is not a rank of this communicator, "
-                f"wanted 0 to {self._comm.size - 1}"
-            )
-
-    def _check_equal(
-        self, what: str, argument: str, tensors: Sequence[torch.Tensor], other: str
-    ) -> None:
-        if len({tensor.numel() for tensor in tensors}) > 1:
-            raise ValueError(
-                f"{what}: the tensors of {argument} have {[t.numel() for t in tensors]} elements, "
-                f"wanted equally many; use {other} for different sizes"
-            )
-
-
-def new_comm(
+def wrap(
+    comm: _C.Communicator,
     backend: str,
-    device: torch.device | str,
-    name: str | None = None,
-    *,
-    store: dist.Store | None = None,
-    timeout: timedelta | None = None,
-    abort_process_on_timeout_or_error: bool | None = None,
-    hints: Hints | None = None,
-    rank: int | None = None,
-    size: int | None = None,
-    options: CommOptions | None = None,
+    options: CommOptions,
+    store: dist.Store | None,
+    world_size: int | None = None,
 ) -> TorchComm:
-    """Creates a communicator. All of its ranks call this.
-
-    Args:
-        backend: ``"shm"`` (CPU tensors, ranks of one host) or ``"auto"``, the right one for
-            `device`.
-        device: whose tensors it communicates.
-        name: tells communicators apart, in the store and in messages. Communicators of one name
-            on one store are told apart by the order of their creation.
-        store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
-            and other launchers set them.
-        timeout: how long an operation may take, and how long to wait for the other ranks here.
-        abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
-            abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
-        hints: see docs/api.md.
-        rank: of this process or thread. None: the launcher's environment says.
-        size: number of ranks; goes with `rank`.
-        options: defaults for the arguments above. Their own defaults: see `CommOptions`.
-
-    Raises:
-        ValueError, TypeError: an argument or an environment variable is wrong or missing.
-        RuntimeError: the backend is not there, or cannot do this.
-        CommError: not all ranks came in time.
-    """
-    device = torch.device(device)
-    if backend == "auto":
-        backend = "shm" if device.type == "cpu" else "nccl"
-    if backend in _MISSING:
-        raise RuntimeError(f"new_comm: backend {backend!r} is not available: {_MISSING[backend]}")
-    if backend != "shm":
-        known = "'shm', 'auto', 'gloo', 'nccl' or 'ncclx'"
-        raise ValueError(f"new_comm: unknown backend {backend!r}, wanted {known}")
-    if device.type != "cpu":
-        raise ValueError(
-            f"new_comm: backend 'shm' communicates CPU tensors, got device {device}; pass 'cpu'"
-        )
-    check_timeout("new_comm", timeout)
-    chosen = options or CommOptions()
-    abort = abort_process_on_timeout_or_error
-    chosen = CommOptions(
-        chosen.abort_process_on_timeout_or_error if abort is None else abort,
-        chosen.timeout if timeout is None else timeout,
-        chosen.store if store is None else store,
-        dict(chosen.hints if hints is None else hints),
-    ).resolved()
-    check_hints("new_comm", chosen.hints, COMMUNICATOR_HINTS)
-    name = name or "torchcomm"
-    rank, size = find_ranks(rank, size)
-    assert chosen.timeout is not None  # resolved
-    meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
-    comm = _C.new_shm_communicator(
-        meeting, rank, size, name, chosen.timeout, bool(chosen.abort_process_on_timeout_or_error)
-    )
-    return _wrap(comm, backend, chosen)
-
-
-def get_comm(
-    group: dist.ProcessGroup | None = None, device: torch.device | str | None = None
-) -> TorchComm:
-    """Returns the communicator behind a process group of backend ``torchcomms``.
-
-    Its hooks see what goes through the process group. The group owns it: it cannot be finalized.
-
-    Args:
-        group: None: the default group.
-        device: whose tensors; None: CPU.
-
-    Raises:
-        ValueError: this rank is not in the group, or the group has another backend for the device.
-    """
-    device = torch.device("cpu" if device is None else device)
-    group = dist.group.WORLD if group is None else group
-    if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"get_comm: group is {group!r}, wanted a process group this rank is in")
-    backend = group._get_backend(device)
-    if not isinstance(backend, _C.Backend):
-        raise ValueError(
-            f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
-        )
-    comm = backend.communicator()
-    options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
-    return TorchComm(comm, "shm", options, owned=False)
-
-
-def _wrap(comm: _C.Communicator, backend: str, options: CommOptions) -> TorchComm:
+    """Returns a new communicator as the object that its creator owns."""
     if options.hints.get(TIMING) == "true":
         comm.enable_timing()
-    return TorchComm(comm, backend, options, owned=True)
+    return TorchComm(comm, backend, options, store=store, world_size=world_size)
 
 
 def _warn_forgotten(name: str) -> None:

@@ -34,6 +34,7 @@ class ReduceOp:
     def __init__(self, type: str, factor: float | torch.Tensor | None = None) -> None:
         self.type = type
         self.factor = factor
+        self.native: dist.ReduceOp | None = None  # c10d's form, made on first use
         if type == "PREMUL_SUM":
             if not isinstance(factor, (int, float, torch.Tensor)) or isinstance(factor, bool):
                 raise TypeError(
@@ -44,32 +45,54 @@ class ReduceOp:
                 raise ValueError(
                     f"ReduceOp.PREMUL_SUM: factor has {factor.numel()} elements, wanted 1"
                 )
-            self.native = _make_nccl_premul_sum(
-                float(factor) if isinstance(factor, int) else factor
-            )
-        else:
-            self.native = dist.ReduceOp(getattr(dist.ReduceOp, type))
 
     @staticmethod
     def PREMUL_SUM(factor: float | torch.Tensor) -> ReduceOp:  # noqa: N802
         """Returns the sum of the ranks' tensors, each multiplied by its `factor`."""
         return ReduceOp("PREMUL_SUM", factor)
 
+    def make_native(self) -> dist.ReduceOp:
+        """Sets `native` and returns it."""
+        if self.type == "PREMUL_SUM":
+            assert self.factor is not None  # see __init__
+            factor = float(self.factor) if isinstance(self.factor, int) else self.factor
+            self.native = _make_nccl_premul_sum(factor)
+        else:
+            self.native = dist.ReduceOp(getattr(dist.ReduceOp, self.type))
+        return self.native
+
     def __repr__(self) -> str:
         return f"ReduceOp.{self.type}" + ("" if self.factor is None else f"({self.factor!r})")
 
 
-for _type in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"):
+_PLAIN = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
+for _type in _PLAIN:
     setattr(ReduceOp, _type, ReduceOp(_type))
 
 
 def native_op(what: str, op: object) -> dist.ReduceOp:
     """Returns c10d's form of a reduce op of ours or of c10d."""
     if isinstance(op, ReduceOp):
-        return op.native
+        return op.native or op.make_native()
     if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         return dist.ReduceOp(op) if isinstance(op, dist.ReduceOp.RedOpType) else op
     raise TypeError(
         f"{what}: op is {op!r}, wanted a torchcomms_pg.ReduceOp such as ReduceOp.SUM"
         + (", or call ReduceOp.PREMUL_SUM with its factor" if callable(op) else "")
     )
+
+
+def op_name(what: str, op: object) -> tuple[str, float]:
+    """Returns name and factor of a reduce op, for ``torch.compile``; factor 1 where it has none."""
+    if isinstance(op, ReduceOp):
+        if op.factor is None:
+            return op.type, 1.0
+        if isinstance(op.factor, torch.Tensor):
+            raise TypeError(
+                f"{what}: inside torch.compile the factor of PREMUL_SUM has to be a number"
+            )
+        return op.type, float(op.factor)
+    for name in _PLAIN:
+        if op == getattr(dist.ReduceOp, name):
+            return name, 1.0
+    raise TypeError(f"{what}: inside torch.compile op has to be a torchcomms_pg.ReduceOp")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg._C import Backend
+from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg.hooks import flight_recorder
 
@@ -47,6 +47,14 @@ def register() -> None:
         _name_default_backend()
 
 
+class SharedOptions(Backend.Options):
+    """Has a new group go over a communicator that there is already."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator.timeout)
+        self.communicator = communicator
+
+
 def create_backend(
     options: _DistributedBackendOptions, group_options: Backend.Options | None
 ) -> Backend:
@@ -69,6 +77,8 @@ def create_backend(
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     flight_recorder.configure()
+    if isinstance(group_options, SharedOptions):
+        return Backend(group_options.communicator, own)
     return Backend(options.store, options.group_rank, options.group_size, own)
 
 

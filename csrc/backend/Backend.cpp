@@ -60,11 +60,24 @@ Backend::Backend(
   start();
 }
 
+Backend::Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options)
+    : c10d::Backend(comm->rank(), comm->size()),
+      options_(std::move(options)),
+      cpu_(std::move(comm)),
+      borrowed_(true) {
+  start();
+}
+
 Backend::~Backend() {
   // Nothing that could block: a communicator that was not shut down leaves
   // its peers, who are told so if they wait for it.
-  if (cpu_) {
+  detach();
+}
+
+void Backend::detach() {
+  if (cpu_ && !detached_.exchange(true)) {
     cpu_->setEndHook(nullptr);
+    cpu_->setFailureHook(nullptr);
   }
 }
 
@@ -95,6 +108,11 @@ const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) 
   if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
     startRecording();
   }
+  TORCH_CHECK(
+      !detached_.load(std::memory_order_relaxed),
+      "group '",
+      options_->group_name,
+      "' has been shut down; create a new one");
   return cpu_;
 }
 
@@ -318,7 +336,9 @@ void Backend::abort() {
 }
 
 void Backend::shutdown() {
-  if (cpu_) {
+  if (borrowed_) {
+    detach();
+  } else if (cpu_) {
     cpu_->close();
   }
 }

@@ -31,6 +31,9 @@ class Backend final : public c10d::Backend {
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
+  // Of a communicator that belongs to somebody else, who ends it. Shutting the group down leaves it
+  // as it is. A communicator has one such group at a time.
+  Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -153,6 +156,8 @@ class Backend final : public c10d::Backend {
   void start();
   // With the first use: torch describes a group after it has made it.
   void startRecording() const;
+  // Has the communicator call nothing of this group any more.
+  void detach();
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   void installAbortHooks();
 #endif
@@ -176,6 +181,8 @@ class Backend final : public c10d::Backend {
   std::string cpuUnavailable_;
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
+  const bool borrowed_ = false;
+  std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
   std::shared_ptr<CallbackThread> completionHooks_;

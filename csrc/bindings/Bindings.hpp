@@ -30,6 +30,7 @@ class Held {
 
   T& operator*() const { return *object_; }
   T* operator->() const { return object_.get(); }
+  const std::shared_ptr<T>& shared() const { return object_; }
 
  private:
   std::shared_ptr<T> object_;

@@ -65,6 +65,8 @@ class Rendezvous {
 
   std::string awaitAnswer() { return get("answer"); }
 
+  const std::string& prefix() const { return prefix_; }
+
  private:
   std::string hostKey(int rank) const { return "host/" + std::to_string(rank); }
 
@@ -182,6 +184,23 @@ Joined joinOnHost(
   config.blocking = 0;
   check(api, api.commInitRankConfig(&joined.comm, size, id, rank, &config), group);
   return joined;
+}
+
+std::string meet(
+    c10d::Store& store,
+    int rank,
+    int size,
+    const std::string& group,
+    const std::string& members,
+    Milliseconds timeout) {
+  Rendezvous rendezvous(store, rank, size, group, members, timeout);
+  rendezvous.gatherHosts();
+  if (rank == 0) {
+    rendezvous.answer({kId});
+  } else {
+    rendezvous.awaitAnswer();
+  }
+  return rendezvous.prefix();
 }
 
 }  // namespace torchcomms_pg

@@ -29,4 +29,14 @@ Joined joinOnHost(
     const std::string& members,
     Milliseconds timeout);
 
+// Returns when every rank has come, on whichever hosts, with the prefix of the store's keys that
+// is theirs alone. Arguments and errors as for joinOnHost.
+std::string meet(
+    c10d::Store& store,
+    int rank,
+    int size,
+    const std::string& group,
+    const std::string& members,
+    Milliseconds timeout);
+
 }  // namespace torchcomms_pg

@@ -113,7 +113,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       const at::Tensor& input,
       int root,
       const Options& options);
-  // `output`, on `root` only: the ranks' inputs one after another; contiguous.
+  // `output`, on `root` only: the ranks' inputs one after another.
   WorkPtr gatherSingle(
       const std::optional<at::Tensor>& output,
       const at::Tensor& input,
@@ -172,8 +172,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Waits for the end of `work`, see Work::wait.
   void await(Work& work, Milliseconds timeout);
 
-  // Fails every operation here and on the other ranks, now and later. Never
-  // blocks; has an effect once.
+  // Fails every operation here and on the other ranks, now and later. Returns
+  // when the abort hooks have run, or after 30 s. Has an effect once.
   void abort(const std::string& why);
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
@@ -324,7 +324,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
-  void closeHooked(const std::function<void()>& body);
+  // Of what is no launch: finalize and shrink.
+  void runHooked(std::shared_ptr<PreHookArgs> before, const std::function<void()>& body);
 
   // Recorded.cpp
   static const char* recordedName(const Call& call);

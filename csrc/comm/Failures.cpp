@@ -15,6 +15,9 @@ namespace {
 // a dump.
 constexpr std::chrono::seconds kHookPatience{30};
 
+// Whether this thread calls abort hooks. They may call what waits for abort hooks.
+thread_local bool inAbortHook = false;
+
 void callAbortHook(const std::function<void()>& hook) {
   try {
     hook();
@@ -55,30 +58,39 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   const bool dump = !requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
-    std::packaged_task<void()> task(
-        [self = shared_from_this(), first = failureHook_, table, end, dump, text = ours->message] {
-          if (dump) {
-            self->dumpRecords();
-          }
-          if (first) {
-            callAbortHook(first);
-          }
-          for (const auto& [id, hook] : table->abort) {
-            callAbortHook(*hook);
-          }
-          if (end) {
-            endProcess(text);
-          }
-        });
-    failureHookDone_ = task.get_future();
-    std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
-      std::exchange(task, {})();
+    std::promise<void> done;
+    failureHookDone_ = done.get_future();
+    std::thread([unfinished = Unfinished(),
+                 self = shared_from_this(),
+                 first = failureHook_,
+                 table,
+                 end,
+                 dump,
+                 text = ours->message,
+                 done = std::move(done)]() mutable {
+      inAbortHook = true;
+      if (dump) {
+        self->dumpRecords();
+      }
+      if (first) {
+        callAbortHook(first);
+      }
+      for (const auto& [id, hook] : table->abort) {
+        callAbortHook(*hook);
+      }
+      if (end) {
+        endProcess(text);
+      }
+      done.set_value();
     }).detach();
   }
   return ours;
 }
 
 void Communicator::awaitFailureHook() {
+  if (inAbortHook) {
+    return;
+  }
   std::shared_future<void> done;
   {
     std::lock_guard lock(hookMutex_);

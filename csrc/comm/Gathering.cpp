@@ -169,9 +169,12 @@ WorkPtr Communicator::gatherSingle(
     const at::Tensor& input,
     int root,
     const Options& options) {
-  const char* const what = "gather_single";
+  auto call = newCall(OpKind::gatherSingle, options);
+  const char* const what = name(call.op.kind);
+  checkTensor(what, "input", input, device());
   checkRank(what, "root", root, size_);
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> outputs;
+  std::optional<Target> target;
   if (root == rank_) {
     TORCH_CHECK_VALUE(
         output.has_value(),
@@ -179,14 +182,32 @@ WorkPtr Communicator::gatherSingle(
         ": output is None on rank ",
         rank_,
         ", the root; wanted a tensor");
-    checkTensor(what, "input", input, device());
     checkTensor(what, "output", *output, device());
+    checkWritable(what, "output", *output);
+    checkSameType(what, "output", *output, "input", input);
     checkNumel(what, "output", *output, input.numel() * size_);
-    TORCH_CHECK_VALUE(
-        output->is_contiguous(), what, ": output must be contiguous; pass a contiguous tensor");
-    parts = output->view({size_, input.numel()}).unbind(0);
+    outputs = {*output};
+    target.emplace(*output, /*readFirst=*/false);
   }
-  return gather(parts, input, root, options);
+  describeTensors(call, {input}, outputs);
+  call.op.peer = root;
+
+  const auto wire = wireType(input.scalar_type());
+  call.launch = [this, target, wire, root, source = input.contiguous()](
+                    ncclComm_t comm, cudaStream_t stream) {
+    return api_.gather(
+        source.data_ptr(),
+        target ? target->data() : nullptr,
+        source.numel() * wire.factor,
+        wire.type,
+        root,
+        comm,
+        stream);
+  };
+  if (target && target->needsCopy()) {
+    call.after = [target] { target->copyBack(); };
+  }
+  return issue(std::move(call));
 }
 
 WorkPtr Communicator::scatter(

@@ -46,6 +46,7 @@ OpName Communicator::hookName(const Call& call) {
                  ? OpName::all_to_all_single
                  : OpName::all_to_all_v_single;
     case OpKind::gather: return OpName::gather;
+    case OpKind::gatherSingle: return OpName::gather_single;
     case OpKind::scatter: return OpName::scatter;
     case OpKind::send: return OpName::send;
     case OpKind::recv: return OpName::recv;
@@ -59,8 +60,8 @@ OpName Communicator::hookName(const Call& call) {
     case OpKind::signal: return OpName::signal;
     case OpKind::waitSignal: return OpName::wait_signal;
     case OpKind::split: return OpName::split;
-    case OpKind::shrink:
-    case OpKind::initialization: break;  // not launched through here
+    case OpKind::shrink: return OpName::shrink;
+    case OpKind::initialization: break;  // no operation of a user
   }
   TORCH_INTERNAL_ASSERT(false, "hooks do not know ", name(call.op.kind));
 }
@@ -143,11 +144,9 @@ void Communicator::tellEnd(
   hooks_->fireEnd(std::move(args));
 }
 
-void Communicator::closeHooked(const std::function<void()>& body) {
+void Communicator::runHooked(
+    std::shared_ptr<PreHookArgs> before, const std::function<void()>& body) {
   const auto table = hooks_->table();
-  auto before = std::make_shared<PreHookArgs>();
-  before->name = OpName::finalize;
-  before->opId = Hooks::nextOpId();
   auto after = std::make_shared<PostHookArgs>();
   after->name = before->name;
   after->opId = before->opId;

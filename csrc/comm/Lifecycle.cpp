@@ -122,21 +122,42 @@ std::shared_ptr<Communicator> Communicator::shrink(
   // Not through launch(): a failed communicator can be shrunk, that is what
   // shrinking is for.
   auto call = newCall(OpKind::shrink, {.async = false, .timeout = timeout});
-  call.op.seq = collectives_.fetch_add(1) + 1;
-  call.op.issued = Clock::now();
   auto* const comm = comm_.load(std::memory_order_acquire);
   TORCH_CHECK(comm != nullptr && !closed_, "shrink: group '", group_.name, "' has been shut down");
   ncclComm_t child = nullptr;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  const auto result = api_.commShrink(
-      comm,
-      gone.data(),
-      static_cast<int>(gone.size()),
-      &child,
-      &config,
-      abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT);
-  if (result != ncclSuccess && result != ncclInProgress) {
-    throw CommError(describeFailure(c10d::ErrorType::COMM_ERROR, call.op, api_.getLastError(comm)));
+  const auto shrinkNow = [&] {
+    call.op.seq = collectives_.fetch_add(1) + 1;
+    call.op.issued = Clock::now();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    const auto result = api_.commShrink(
+        comm,
+        gone.data(),
+        static_cast<int>(gone.size()),
+        &child,
+        &config,
+        abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT);
+    std::exception_ptr error;
+    if (result != ncclSuccess && result != ncclInProgress) {
+      error = std::make_exception_ptr(CommError(
+          describeFailure(c10d::ErrorType::COMM_ERROR, call.op, api_.getLastError(comm))));
+    }
+    tellEnd(call.op, error, call.op.issued, Clock::now());
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  };
+  if (hooks_->any()) {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!std::binary_search(gone.begin(), gone.end(), rank)) {
+        call.ranks.push_back(rank);
+      }
+    }
+    call.newName = group.name;
+    call.op.hookName = OpName::shrink;
+    call.op.hookId = Hooks::nextOpId();
+    runHooked(hookArgs(call, call.op.hookId), shrinkNow);
+  } else {
+    shrinkNow();
   }
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
   return std::make_shared<Communicator>(
@@ -190,7 +211,10 @@ void Communicator::close() {
     return;
   }
   if (hooks_->any()) {
-    closeHooked([this] { closeNow(); });
+    auto before = std::make_shared<PreHookArgs>();
+    before->name = OpName::finalize;
+    before->opId = Hooks::nextOpId();
+    runHooked(std::move(before), [this] { closeNow(); });
   } else {
     closeNow();
   }

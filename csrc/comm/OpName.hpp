@@ -23,8 +23,10 @@ namespace torchcomms_pg {
   X(barrier)                      \
   X(scatter)                      \
   X(gather)                       \
+  X(gather_single)                \
   X(batch_op_issue)               \
   X(split)                        \
+  X(shrink)                       \
   X(new_window)                   \
   X(tensor_register)              \
   X(tensor_deregister)            \

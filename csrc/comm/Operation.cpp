@@ -31,6 +31,7 @@ const Names& names(OpKind kind) {
       TORCHCOMMS_PG_NAMES("all_to_all", "all_to_all", ALLTOALL),
       TORCHCOMMS_PG_NAMES("all_to_all_single", "all_to_all", ALLTOALL_BASE),
       TORCHCOMMS_PG_NAMES("gather", "gather", GATHER),
+      TORCHCOMMS_PG_NAMES("gather_single", "gather", GATHER),
       TORCHCOMMS_PG_NAMES("scatter", "scatter", SCATTER),
       TORCHCOMMS_PG_NAMES("send", "send", SEND),
       TORCHCOMMS_PG_NAMES("recv", "recv", RECV),

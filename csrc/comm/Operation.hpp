@@ -28,6 +28,7 @@ enum class OpKind : uint8_t {
   allToAll,
   allToAllSingle,
   gather,
+  gatherSingle,
   scatter,
   send,
   recv,

@@ -1,0 +1,109 @@
+// Messages between the ranks of one group, over the send and receive of torch's Gloo.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/TorchCompat.hpp"
+#include "shm/Collective.hpp"
+#include "shm/Failure.hpp"
+
+namespace torchcomms_pg::gloo {
+
+// Gloo's connections between the ranks of a group; c10d::Backend, since torch ships no header of
+// Gloo. Null for a rank alone.
+using Connections = c10::intrusive_ptr<c10d::Backend>;
+
+// One side of a message under way.
+struct Parcel {
+  shm::Signature signature;  // what the other side has to call as well
+  bool sending = false;
+  int peer = 0;
+  int tag = 0;
+  void* data = nullptr;
+  size_t bytes = 0;
+  at::Tensor envelope;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+};
+
+// A message is an envelope of fixed size, which says what it belongs to and holds small data, and
+// behind it large data under a tag of their own. So the receiver knows of ranks that call
+// different operations before it takes a byte to the wrong place; Gloo itself would end the
+// process at a length it does not expect.
+//
+// Thread-safe. Once it has failed, whoever waits is released, and every call raises the first
+// failure as shm::Failure; the connections are dropped, so that the other ranks notice, and find
+// the reason in the store.
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  // Tags of users are below it; above are those of collectives and of data.
+  static constexpr int kTagLimit = 1 << 29;
+
+  Link(Connections connections, c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // The tag of the next collective: ranks issue them in one order.
+  int nextCollectiveTag();
+
+  // Hands the message to Gloo; never blocks. A message to this rank itself is copied.
+  std::shared_ptr<Parcel> post(Parcel parcel);
+
+  // Returns the other side when the message has been sent or received. `late`: the rank is
+  // missed meanwhile, see absentRanks().
+  int complete(Parcel& parcel, bool late);
+
+  void checkUsable() const;
+  std::optional<shm::Failure> failure() const;
+
+  // From any thread, without blocking. The first failure stands.
+  void fail(ncclResult_t result, const std::string& reason, const std::vector<int>& ranks);
+
+  // The ranks that the oldest waiting collective misses, or those at fault.
+  std::vector<int> absentRanks() const;
+
+  // Ends the connections. What was sent still arrives.
+  void close();
+
+ private:
+  // What a rank has sent to itself.
+  struct Kept {
+    shm::Signature signature;
+    std::vector<char> data;
+  };
+
+  Connections connections() const;
+  void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
+  void receive(Parcel& parcel);
+  void receiveOwn(Parcel& parcel);
+  void compare(const Parcel& parcel, const shm::Signature& theirs);
+  [[noreturn]] void raiseBroken(int peer, const std::string& what);
+  void tellOthers();
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const int size_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable kept_;
+  Connections connections_;
+  int collectives_ = 0;
+  int data_ = 0;
+  std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
+  std::list<int> late_;
+  std::map<int, std::deque<Kept>> toMyself_;
+  std::optional<shm::Failure> failure_;
+};
+
+}  // namespace torchcomms_pg::gloo

@@ -1,0 +1,288 @@
+"""TorchComm's operations inside ``torch.compile``.
+
+A traced operation becomes a custom operator, which calls the real one when the graph runs. What an
+operation writes is a result of its operator, and copied to the caller's tensor when the operation
+has ended; so no compiler pass can move or reuse memory that is still being written. An
+asynchronous operation reads copies, for the same reason. Every operator also writes the
+communicator's token, which keeps them in program order, and keeps those without a result.
+
+As in eager mode, operations are on data: gradients flow past them. For gradients through them use
+functional collectives over `get_process_group`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchcomms_pg.reduce_op import ReduceOp, op_name
+from torchcomms_pg.work import TorchWork
+
+if TYPE_CHECKING:
+    from torchcomms_pg.operations import Operations
+
+# The arguments of each operation in order, up to async_op.
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "send": ("read", "peer"),
+    "recv": ("write", "peer"),
+    "broadcast": ("write", "peer"),
+    "all_reduce": ("write", "op"),
+    "reduce": ("write", "peer", "op"),
+    "all_gather": ("writes", "read"),
+    "all_gather_v": ("writes", "read"),
+    "all_gather_single": ("write", "read"),
+    "reduce_scatter": ("write", "reads", "op"),
+    "reduce_scatter_v": ("write", "reads", "op"),
+    "reduce_scatter_single": ("write", "read", "op"),
+    "all_to_all_single": ("write", "read"),
+    "all_to_all_v_single": ("write", "read", "sizes", "sizes"),
+    "all_to_all": ("writes", "reads"),
+    "barrier": (),
+    "scatter": ("write", "reads", "peer"),
+    "gather": ("writes", "read", "peer"),
+    "gather_single": ("write", "read", "peer"),
+}
+
+_comms: weakref.WeakValueDictionary[str, Operations] = weakref.WeakValueDictionary()
+_keys = itertools.count()
+_handles = itertools.count()
+# Issued by a graph and not waited for yet, by handle: communicator, work and results.
+_pending: dict[int, tuple[str, TorchWork, list[Tensor]]] = {}
+
+
+def register(comm: Operations) -> str:
+    """Returns the name by which graphs know a communicator."""
+    key = f"{comm._comm.name}#{next(_keys)}"
+    _comms[key] = comm
+    return key
+
+
+def forget(key: str) -> None:
+    """Drops what graphs have issued on a communicator and never waited for."""
+    for handle in [handle for handle, (owner, *_) in _pending.items() if owner == key]:
+        del _pending[handle]
+
+
+def _start(
+    comm: str,
+    operation: str,
+    writes: Sequence[Tensor],
+    reads: Sequence[Tensor],
+    peers: Sequence[int],
+    sizes: Sequence[int],
+    op: str,
+    factor: float,
+    hints: str,
+    timeout: float,
+    async_op: bool,
+) -> tuple[TorchWork, list[Tensor]]:
+    """Calls the real operation; returns its work and the tensors that it writes."""
+    owner = _comms[comm]
+    results = [tensor.clone() for tensor in writes]
+    sources = [tensor.clone() for tensor in reads] if async_op else list(reads)
+    keywords: dict[str, Any] = {
+        "async_op": async_op,
+        "hints": dict(hint.split("\t") for hint in hints.splitlines()) or None,
+        "timeout": timedelta(seconds=timeout) if timeout >= 0 else None,
+    }
+    if operation == "batch_op_issue":
+        batch = owner.batch_op_create()
+        for tensor, peer in zip(sources, peers[: len(sources)], strict=True):
+            batch.send(tensor, peer)
+        for tensor, peer in zip(results, peers[len(sources) :], strict=True):
+            batch.recv(tensor, peer)
+        return batch.issue(**keywords), results
+    reduce_op = ReduceOp(op, factor) if op == "PREMUL_SUM" else getattr(ReduceOp, op, None)
+    values: dict[str, list[Any]] = {
+        "write": list(results) or [None],
+        "writes": [results],
+        "read": sources,
+        "reads": [sources],
+        "peer": list(peers),
+        "sizes": [list(sizes[: len(sizes) // 2]), list(sizes[len(sizes) // 2 :])],
+        "op": [reduce_op],
+    }
+    arguments = [values[kind].pop(0) for kind in _ARGUMENTS[operation]]
+    return getattr(owner, operation)(*arguments, **keywords), results
+
+
+@torch.library.custom_op("torchcomms_pg::run", mutates_args=())
+def _run(
+    token: Tensor,
+    comm: str,
+    operation: str,
+    writes: Sequence[Tensor],
+    reads: Sequence[Tensor],
+    peers: Sequence[int],
+    sizes: Sequence[int],
+    op: str,
+    factor: float,
+    hints: str,
+    timeout: float,
+) -> list[Tensor]:
+    _, results = _start(
+        comm, operation, writes, reads, peers, sizes, op, factor, hints, timeout, False
+    )
+    return [token.clone(), *results]
+
+
+@_run.register_fake
+def _(token: Tensor, comm: str, operation: str, writes: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in [token, *writes]]
+
+
+@torch.library.custom_op("torchcomms_pg::issue", mutates_args=())
+def _issue(
+    token: Tensor,
+    comm: str,
+    operation: str,
+    writes: Sequence[Tensor],
+    reads: Sequence[Tensor],
+    peers: Sequence[int],
+    sizes: Sequence[int],
+    op: str,
+    factor: float,
+    hints: str,
+    timeout: float,
+) -> list[Tensor]:
+    work, results = _start(
+        comm, operation, writes, reads, peers, sizes, op, factor, hints, timeout, True
+    )
+    handle = next(_handles)
+    _pending[handle] = (comm, work, results)
+    return [token.clone(), torch.tensor(handle)]
+
+
+@_issue.register_fake
+def _(token: Tensor, *_: Any) -> list[Tensor]:
+    return [torch.empty_like(token), torch.empty((), dtype=torch.int64)]
+
+
+@torch.library.custom_op("torchcomms_pg::wait", mutates_args=())
+def _wait(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
+    _, work, results = _pending.pop(int(handle))
+    work.wait()
+    return [token.clone(), *results]
+
+
+@_wait.register_fake
+def _(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in [token, *writes]]
+
+
+class TracedWork(TorchWork):
+    """The work of an asynchronous operation in a graph; its results are there after `wait`."""
+
+    __slots__ = ("_handle", "_token", "_waited")
+
+    def __init__(self, token: Tensor, handle: Tensor, writes: list[Tensor]) -> None:
+        super().__init__(None, writes)
+        self._token = token
+        self._handle = handle
+        self._waited = False
+
+    def is_completed(self) -> bool:
+        """Returns whether it has been waited for: a graph cannot ask before."""
+        return self._waited
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """As `TorchWork.wait`; only the operation's own timeout holds."""
+        if not self._waited:
+            self._waited = True
+            results = _wait(self._token, self._handle, _data(self._outputs))
+            _write_back([self._token, *self._outputs], results)
+
+
+def _data(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach() for tensor in tensors]
+
+
+def _write_back(targets: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    with torch.no_grad():  # as data
+        for target, result in zip(targets, results, strict=True):
+            target.copy_(result)
+
+
+def trace(
+    comm: Operations,
+    operation: str,
+    arguments: tuple[Any, ...],
+    async_op: bool,
+    hints: Mapping[str, str] | None,
+    timeout: timedelta | None,
+) -> TorchWork:
+    """What an operation does when it is traced; its arguments are those up to async_op."""
+    writes: list[Tensor] = []
+    reads: list[Tensor] = []
+    peers: list[int] = []
+    sizes: list[int] = []
+    op: str = ""
+    factor: float = 1.0
+    for kind, value in zip(_ARGUMENTS[operation], arguments, strict=True):
+        if kind == "write":
+            if value is not None:
+                writes.append(value)
+        elif kind == "writes":
+            writes.extend(value)
+        elif kind == "read":
+            reads.append(value)
+        elif kind == "reads":
+            reads.extend(value)
+        elif kind == "peer":
+            peers.append(value)
+        elif kind == "sizes":
+            sizes.extend(value)
+        else:
+            op, factor = op_name(operation, value)
+    return _emit(comm, operation, writes, reads, peers, sizes, op, factor, async_op, hints, timeout)
+
+
+def trace_batch(
+    comm: Operations,
+    messages: Sequence[tuple[bool, Tensor, int]],
+    async_op: bool,
+    hints: Mapping[str, str] | None,
+    timeout: timedelta | None,
+) -> TorchWork:
+    """As `trace`, for a batch of messages: whether it is sent, tensor, peer."""
+    reads = [tensor for sending, tensor, _ in messages if sending]
+    writes = [tensor for sending, tensor, _ in messages if not sending]
+    peers = [peer for sending, _, peer in messages if sending]
+    peers += [peer for sending, _, peer in messages if not sending]
+    return _emit(
+        comm, "batch_op_issue", writes, reads, peers, [], "", 1.0, async_op, hints, timeout
+    )
+
+
+def _emit(
+    comm: Operations,
+    operation: str,
+    writes: list[Tensor],
+    reads: list[Tensor],
+    peers: list[int],
+    sizes: list[int],
+    op: str,
+    factor: float,
+    async_op: bool,
+    hints: Mapping[str, str] | None,
+    timeout: timedelta | None,
+) -> TorchWork:
+    flat = "\n".join([f"{name}\t{value}" for name, value in (hints or {}).items()])
+    seconds = -1.0
+    if timeout is not None:  # its total_seconds() cannot be traced
+        seconds = timeout.days * 86400.0 + timeout.seconds + timeout.microseconds / 1e6
+    token, key = comm._token, comm._key
+    sources = _data(reads)
+    call = (token, key, operation, _data(writes), sources, peers, sizes, op, factor, flat, seconds)
+    if async_op:
+        following, handle = _issue(*call)
+        _write_back([token], [following])
+        return TracedWork(token, handle, writes)
+    _write_back([token, *writes], _run(*call))
+    return TorchWork(None, writes)

@@ -1,0 +1,128 @@
+"""How communicators are made, and found behind process groups."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from torchcomms_pg import _C
+from torchcomms_pg.bootstrap import connect_gloo, find_ranks, find_store
+from torchcomms_pg.comm import TorchComm, wrap
+from torchcomms_pg.options import (
+    COMMUNICATOR_HINTS,
+    CommOptions,
+    Hints,
+    check_hints,
+    check_timeout,
+)
+
+_MISSING = {
+    "nccl": "this build does not load NCCL's library, libnccl.so.2, and so has nothing for CUDA "
+    "tensors. Use torch.distributed's backend 'nccl' for them, or backend 'shm' with CPU tensors",
+    "ncclx": "NCCLX's library is not installed, and this build does not load it. Use backend "
+    "'shm' with CPU tensors",
+}
+
+
+def new_comm(
+    backend: str,
+    device: torch.device | str,
+    name: str | None = None,
+    *,
+    store: dist.Store | None = None,
+    timeout: timedelta | None = None,
+    abort_process_on_timeout_or_error: bool | None = None,
+    hints: Hints | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    options: CommOptions | None = None,
+) -> TorchComm:
+    """Creates a communicator. All of its ranks call this.
+
+    Args:
+        backend: ``"shm"`` (CPU tensors, ranks of one host), ``"gloo"`` (CPU tensors, ranks on any
+            hosts) or ``"auto"``, the right one for `device`.
+        device: whose tensors it communicates.
+        name: tells communicators apart, in the store and in messages. Communicators of one name
+            on one store are told apart by the order of their creation.
+        store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
+            and other launchers set them.
+        timeout: how long an operation may take, and how long to wait for the other ranks here.
+        abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
+            abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
+        hints: see docs/api.md.
+        rank: of this process or thread. None: the launcher's environment says.
+        size: number of ranks; goes with `rank`.
+        options: defaults for the arguments above. Their own defaults: see `CommOptions`.
+
+    Raises:
+        ValueError, TypeError: an argument or an environment variable is wrong or missing.
+        RuntimeError: the backend is not there, or cannot do this.
+        CommError: not all ranks came in time.
+    """
+    device = torch.device(device)
+    if backend == "auto":
+        backend = "shm" if device.type == "cpu" else "nccl"
+    if backend in _MISSING:
+        raise RuntimeError(f"new_comm: backend {backend!r} is not available: {_MISSING[backend]}")
+    if backend not in ("shm", "gloo"):
+        known = "'shm', 'gloo', 'auto', 'nccl' or 'ncclx'"
+        raise ValueError(f"new_comm: unknown backend {backend!r}, wanted {known}")
+    if device.type != "cpu":
+        raise ValueError(
+            f"new_comm: backend {backend!r} communicates CPU tensors, got device {device}; "
+            "pass 'cpu'"
+        )
+    check_timeout("new_comm", timeout)
+    chosen = options or CommOptions()
+    abort = abort_process_on_timeout_or_error
+    chosen = CommOptions(
+        chosen.abort_process_on_timeout_or_error if abort is None else abort,
+        chosen.timeout if timeout is None else timeout,
+        chosen.store if store is None else store,
+        dict(chosen.hints if hints is None else hints),
+    ).resolved()
+    check_hints("new_comm", chosen.hints, COMMUNICATOR_HINTS)
+    name = name or "torchcomm"
+    rank, size = find_ranks(rank, size)
+    assert chosen.timeout is not None  # resolved
+    meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
+    ends_process = bool(chosen.abort_process_on_timeout_or_error)
+    if backend == "shm":
+        comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
+    else:
+        connect = connect_gloo(name, chosen.timeout)
+        comm = _C.new_gloo_communicator(
+            meeting, rank, size, name, chosen.timeout, ends_process, connect
+        )
+    return wrap(comm, backend, chosen, meeting)
+
+
+def get_comm(
+    group: dist.ProcessGroup | None = None, device: torch.device | str | None = None
+) -> TorchComm:
+    """Returns the communicator behind a process group of backend ``torchcomms``.
+
+    Its hooks see what goes through the process group. The group owns it: it cannot be finalized.
+
+    Args:
+        group: None: the default group.
+        device: whose tensors; None: CPU.
+
+    Raises:
+        ValueError: this rank is not in the group, or the group has another backend for the device.
+    """
+    device = torch.device("cpu" if device is None else device)
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"get_comm: group is {group!r}, wanted a process group this rank is in")
+    backend = group._get_backend(device)
+    if not isinstance(backend, _C.Backend):
+        raise ValueError(
+            f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
+        )
+    comm = backend.communicator()
+    options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
+    return TorchComm(comm, "shm", options, group=group, owned=False)
