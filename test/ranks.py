@@ -71,7 +71,10 @@ def _zygote(fd):
     _die_with_parent()
     import pytest  # noqa: F401
     import torch
-    import torch.distributed
+    import torch._dynamo  # noqa: F401  (optimizers import it; a rank that does takes seconds)
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.tensor.parallel  # noqa: F401
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=fd)
@@ -420,7 +423,17 @@ def pool(world):
     return _pools[world]
 
 
+_at_close = []
+
+
+def at_close(close):
+    """Call `close` when the session ends."""
+    _at_close.append(close)
+
+
 def close_all():
+    while _at_close:
+        _at_close.pop()()
     while _pools:
         _pools.popitem()[1].close()
     if _zygote_process.cache_info().currsize:
