@@ -29,21 +29,21 @@ def bare_pool(world):
     return _bare_pools[world]
 
 
-def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, **init):
+def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, ours=None):
     """Make a function a test of the backend against Gloo, once per world size.
 
     Args:
         rounding: results may differ by rounding.
         timeout: of both runs together, in seconds.
-        init: further arguments of init_process_group.
+        ours: further arguments of init_process_group, not for Gloo.
     """
 
     def decorate(body):
         import pytest
 
         def on_rank(stores, world, **kwargs):
-            want = run_over(REFERENCE, stores[0], world, body, kwargs, init)
-            got = run_over(BACKEND, stores[1], world, body, kwargs, init)
+            want = run_over(REFERENCE, stores[0], world, body, kwargs, {})
+            got = run_over(BACKEND, stores[1], world, body, kwargs, ours or {})
             assert_equal(got, want, rounding)
 
         def test(world, **kwargs):
@@ -128,3 +128,11 @@ def raised(call, *args, **kwargs):
     except Exception as error:
         return [kind.__name__ for kind in kinds if isinstance(error, kind)] or [repr(error)]
     return []
+
+
+def refused(call, *args, **kwargs):
+    """Whether the call raises one of the errors that a caller's mistake has.
+
+    For what the backends themselves check: where Gloo raises RuntimeError NCCL raises ValueError.
+    """
+    return bool({"TypeError", "ValueError", "RuntimeError"} & set(raised(call, *args, **kwargs)))
