@@ -71,10 +71,10 @@ def _zygote(fd):
     _die_with_parent()
     import pytest  # noqa: F401
     import torch
-    import torch._dynamo  # noqa: F401  (optimizers import it; a rank that does takes seconds)
+    import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.optim
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=fd)

@@ -94,9 +94,7 @@ class Block(nn.Module):
 
 def transformer():
     torch.manual_seed(1)
-    return nn.ModuleDict(
-        {"words": nn.Embedding(12, 8), "block": Block(), "out": nn.Linear(8, 12)}
-    )
+    return nn.ModuleDict({"words": nn.Embedding(12, 8), "block": Block(), "out": nn.Linear(8, 12)})
 
 
 def run(net, words):

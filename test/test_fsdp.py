@@ -101,19 +101,28 @@ def test_fsdp1_hybrid(strategy):
     return train(net), full_state(net), train(other), full_state(other)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.14",
+    reason="FSDP1 of these versions loses the full parameters on CPUs, over any backend",
+)
 @like_gloo(2)
 @pytest.mark.parametrize("with_mesh", [False, True], ids=["sharded tensors", "dtensors"])
 def test_fsdp1_state_dicts_of_every_kind(with_mesh):
     """Full, local and sharded, saved with torch.save and loaded into another model."""
     extra = dict(device_mesh=init_device_mesh("cpu", (2,))) if with_mesh else {}
-    net = fsdp1(model(), **extra)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    train(net, optimizer)
+
+    def trained():
+        net = fsdp1(model(), **extra)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        train(net, optimizer)
+        return net, optimizer
+
     results = {}
     kinds = set(StateDictType)
     if with_mesh:
         kinds.remove(StateDictType.LOCAL_STATE_DICT)  # torch: "not compatible"
     for kind in sorted(kinds, key=lambda kind: kind.name):
+        net, optimizer = trained()
         other = fsdp1(model(), **extra)
         with FullyShardedDataParallel.state_dict_type(net, kind):
             file = io.BytesIO()
@@ -123,8 +132,10 @@ def test_fsdp1_state_dicts_of_every_kind(with_mesh):
             other.load_state_dict(torch.load(file, weights_only=False))
         results[kind.name] = full_state(other)
     config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    net, optimizer = trained()
     with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT, config):
         results["rank 0 only"] = dict(net.state_dict())
+    net, optimizer = trained()
     whole = FullyShardedDataParallel.optim_state_dict(net, optimizer)
     results["optimizer"] = {k: v["exp_avg"] for k, v in whole["state"].items()}
     again = torch.optim.Adam(net.parameters(), lr=0.01)

@@ -47,7 +47,9 @@ def moving(x, world):
     splits = [1 + (me + peer) % 2 for peer in range(world)]
     rows = torch.arange(float(sum(splits) * 3)).reshape(-1, 3) + 100 * me
     sent = fc.all_to_all_single(rows, splits, splits, dist.group.WORLD)
-    around = fc.permute_tensor(x.flatten(), [(rank + 1) % world for rank in range(world)], dist.group.WORLD)
+    around = fc.permute_tensor(
+        x.flatten(), [(rank + 1) % world for rank in range(world)], dist.group.WORLD
+    )
     return fc.wait_tensor(sent), fc.wait_tensor(around)
 
 

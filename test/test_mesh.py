@@ -177,7 +177,11 @@ def test_set_timeout_sequence_numbers_and_what_a_group_tells_of_itself():
     of_the_group = group._get_sequence_number_for_group()
     name = dist.get_backend(group)
     facts = [timeout, after - before, of_the_group - before, group.group_desc]
-    facts += [group.size(), group.rank(), dist.get_backend_config(group) == f"cpu:{name},cuda:{name}"]
+    facts += [
+        group.size(),
+        group.rank(),
+        dist.get_backend_config(group) == f"cpu:{name},cuda:{name}",
+    ]
     facts += [dist.is_backend_available(name), raised(group.set_timeout, "soon")]
     dist.destroy_process_group(group)
     return facts

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 OLD = pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 needs no patch for this")
-NO_NEED = "torch needs this patch no longer: limit it in torchcomms_pg/_patches.py to the versions before"
+NO_NEED = "torch needs this patch no longer: torchcomms_pg/_patches.py should limit its versions"
 
 
 def original(function):

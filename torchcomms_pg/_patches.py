@@ -30,14 +30,14 @@ def apply(minor: int) -> None:
             patch()
 
 
-def backends_of(group: ProcessGroup | None) -> list[Backend]:
-    """Returns the group's backends that are torchcomms_pg's: none, or one for each device type."""
+def backends_of(group: Any) -> list[Any]:
+    """Returns the backends of `group` (None: the default group) that are torchcomms_pg's."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return []
     group = group or c10d._get_default_group()
-    found: list[Backend] = []
+    found: list[Any] = []
     for device in group._device_types:
-        backend: Any = group._get_backend(device)
+        backend = group._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         if isinstance(backend, Backend) and backend not in found:
             found.append(backend)
@@ -76,7 +76,7 @@ def monitored_barrier_takes_more_than_gloo() -> None:
         timeout: datetime.timedelta | float | None = None,
         wait_all_ranks: bool = False,
     ) -> Any:
-        if c10d._rank_not_in_group(group) or not backends_of(group):  # type: ignore[arg-type]
+        if c10d._rank_not_in_group(group) or not backends_of(group):
             return original(group, timeout, wait_all_ranks)
         if timeout is None:
             timeout = c10d._get_default_timeout(c10d.get_backend(group))
@@ -95,7 +95,7 @@ def timeouts_reach_the_backend() -> None:
     def set_timeout(
         original: Any, timeout: datetime.timedelta, group: ProcessGroup | None = None
     ) -> None:
-        ours = [] if c10d._rank_not_in_group(group) else backends_of(group)  # type: ignore[arg-type]
+        ours = [] if c10d._rank_not_in_group(group) else backends_of(group)
         if not ours:
             original(timeout, group)
             return
@@ -123,7 +123,7 @@ def groups_tell_their_sequence_number() -> None:
 
     def get(original: Any, group: ProcessGroup) -> int:
         for backend in backends_of(group):
-            return backend._get_sequence_number_for_group()
+            return int(backend._get_sequence_number_for_group())
         return int(original(group))
 
     _replace([ProcessGroup], "_get_sequence_number_for_group", get)
