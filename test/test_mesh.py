@@ -154,10 +154,7 @@ def test_batched_messages_and_collectives_of_the_group():
         refused(dist.send, outgoing, dst=me),
         refused(dist.broadcast, outgoing, src=world),
         refused(dist.all_gather, [torch.empty(3)], outgoing),
-        refused(dist.reduce_scatter_tensor, torch.empty(7), torch.empty(7 * world + 1)),
-        refused(dist.all_to_all_single, torch.empty(3), torch.empty(5), [3] * world, [5]),
         refused(dist.all_reduce, "no tensor"),
-        refused(dist.all_reduce_coalesced, [torch.ones(2), torch.ones(2).int()]),
     ]
     return incoming, errors
 
@@ -183,5 +180,12 @@ def test_set_timeout_sequence_numbers_and_what_a_group_tells_of_itself():
         dist.get_backend_config(group) == f"cpu:{name},cuda:{name}",
     ]
     facts += [dist.is_backend_available(name), raised(group.set_timeout, "soon")]
+
+    def estimate():
+        with dist.distributed_c10d._time_estimator(group, CPU):
+            dist.all_reduce(torch.ones(2), group=group)
+
+    facts.append(raised(estimate))
+    assert "NotImplementedError" in facts[-1]
     dist.destroy_process_group(group)
     return facts
