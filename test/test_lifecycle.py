@@ -255,7 +255,11 @@ def test_torchrun_restarts_workers_after_one_has_died(tmp_path):
 
 
 LOST = """
+    met = written.with_name("met")
+    if world == 1 and not met.exists():
+        signal.pause()  # the second node is late: it makes the agent start this worker anew
     if world == 2:
+        met.touch()
         if rank == 1:
             signal.pause()  # until this node is lost
         dist.barrier()  # rank 0 learns it here
@@ -291,9 +295,9 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         for _ in range(2)
     ]
     try:
-        first = [tmp_path / f"2-0-{rank}" for rank in range(2)]
-        assert wait_for(lambda: all(path.exists() for path in first), 60), "the agents did not meet"
-        worker, lost = (int(pid) for pid in first[1].read_text().split())
+        assert wait_for((tmp_path / "met").exists, 100), "the agents did not meet"
+        assert wait_for(lambda: list(tmp_path.glob("2-*-1")), 20)
+        worker, lost = map(int, next(tmp_path.glob("2-*-1")).read_text().split())
         os.kill(lost, 9)
         os.kill(worker, 9)
         (left,) = (agent for agent in agents if agent.pid != lost)
