@@ -130,6 +130,9 @@ PYBIND11_MODULE(_C, module) {
           "communicator",
           [](Backend& self) { return std::make_unique<Comm>(self.cpuCommunicator("get_comm")); })
       .def("get_error", &Backend::getError)  // torch binds it from 2.14 on
+#if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+      .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
+#endif
       .def("comm_split_count", &Backend::splitCount)
       .def("perform_nocolor_split", [](Backend&, const at::Device&) {}, py::arg("device"));
 }

@@ -71,7 +71,10 @@ def _zygote(fd):
     _die_with_parent()
     import pytest  # noqa: F401
     import torch
-    import torch.distributed
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=fd)
@@ -79,7 +82,7 @@ def _zygote(fd):
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not message:
-            return
+            os._exit(0)  # clearing up after all that was imported takes seconds
         request = pickle.loads(message)
         if request[0] == "fork":
             assert len(os.listdir("/proc/self/task")) == 1, "the zygote must not have threads"
@@ -420,7 +423,17 @@ def pool(world):
     return _pools[world]
 
 
+_at_close = []
+
+
+def at_close(close):
+    """Call `close` when the session ends."""
+    _at_close.append(close)
+
+
 def close_all():
+    while _at_close:
+        _at_close.pop()()
     while _pools:
         _pools.popitem()[1].close()
     if _zygote_process.cache_info().currsize:

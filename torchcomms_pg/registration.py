@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
+from torchcomms_pg import _patches
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg.hooks import flight_recorder
@@ -45,6 +46,7 @@ def register() -> None:
     recording.add(BACKEND_NAME)
     if _torch_minor() < 14:
         _name_default_backend()
+    _patches.apply(_torch_minor())
 
 
 class SharedOptions(Backend.Options):

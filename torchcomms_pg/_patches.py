@@ -1,0 +1,159 @@
+"""Where torch names its own backends, and a plugin cannot be taken without a change to torch.
+
+One function per case. Each says for which torch versions it is, changes nothing for groups of
+other backends, and leaves what it replaced as ``__wrapped__``, by which test/test_patches.py tells
+when torch no longer needs it. `apply` is called at registration.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn
+from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import distributed_c10d as c10d
+
+from torchcomms_pg._C import Backend
+
+CPU = torch.device("cpu")
+
+
+def apply(minor: int) -> None:
+    """Applies what torch 2.`minor` needs. Calling it again has no effect."""
+    for patch, last in PATCHES.items():
+        if last is None or minor <= last:
+            patch()
+
+
+def backends_of(group: Any) -> list[Any]:
+    """Returns the backends of `group` (None: the default group) that are torchcomms_pg's."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return []
+    group = group or c10d._get_default_group()
+    found: list[Any] = []
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, Backend) and backend not in found:
+            found.append(backend)
+    return found
+
+
+def all_gather_base_has_gradients() -> None:
+    """``torch.distributed.nn.functional._all_gather_base``: its backward knows NCCL and XCCL only.
+
+    Up to 2.15 it raises "Backend not supported!" for every other name.
+    """
+    function: Any = dist_nn._AllGatherBase
+
+    def backward(original: Any, ctx: Any, grad_output: torch.Tensor) -> Any:
+        if not backends_of(ctx.group):
+            return original(ctx, grad_output)
+        size = dist.get_world_size(ctx.group)
+        if grad_output.shape[0] % size:
+            raise RuntimeError(
+                f"_all_gather_base: the gradient's first dimension is {grad_output.shape[0]}, "
+                f"wanted a multiple of the {size} ranks"
+            )
+        gradient = grad_output.new_empty(grad_output.shape[0] // size, *grad_output.shape[1:])
+        dist.reduce_scatter_tensor(gradient, grad_output.contiguous(), ReduceOp.SUM, ctx.group)
+        return None, gradient, None
+
+    _replace([function], "backward", backward, staticmethod)
+
+
+def monitored_barrier_takes_more_than_gloo() -> None:
+    """``dist.monitored_barrier``: up to 2.13 a ValueError unless the group's backend is Gloo."""
+
+    def monitored_barrier(
+        original: Any,
+        group: ProcessGroup | None = None,
+        timeout: datetime.timedelta | float | None = None,
+        wait_all_ranks: bool = False,
+    ) -> Any:
+        if c10d._rank_not_in_group(group) or not backends_of(group):
+            return original(group, timeout, wait_all_ranks)
+        if timeout is None:
+            timeout = c10d._get_default_timeout(c10d.get_backend(group))
+        elif isinstance(timeout, float):
+            timeout = datetime.timedelta(seconds=timeout)
+        c10d._check_valid_timeout(timeout)
+        chosen: Any = group or c10d._get_default_group()
+        return chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    _replace([c10d, dist], "monitored_barrier", monitored_barrier)
+
+
+def timeouts_reach_the_backend() -> None:
+    """``_set_pg_timeout``: up to 2.13 it sets only Gloo's and NCCL's, and warns for the others."""
+
+    def set_timeout(
+        original: Any, timeout: datetime.timedelta, group: ProcessGroup | None = None
+    ) -> None:
+        ours = [] if c10d._rank_not_in_group(group) else backends_of(group)
+        if not ours:
+            original(timeout, group)
+            return
+        c10d._check_valid_timeout(timeout)
+        # Every backend of the group has it, as torch's own loop does.
+        (group or c10d._get_default_group()).set_timeout(timeout)
+
+    _replace([c10d], "_set_pg_timeout", set_timeout)
+
+
+def ephemeral_timeouts_reach_the_backend() -> None:
+    """``_add_ephemeral_timeout_for_all_pgs``: up to 2.13 only NCCL's groups get it."""
+
+    def add(original: Any, timeout: datetime.timedelta) -> None:
+        original(timeout)
+        for group in c10d._world.pg_map:
+            for backend in backends_of(group):
+                backend._add_ephemeral_timeout(timeout)
+
+    _replace([c10d], "_add_ephemeral_timeout_for_all_pgs", add)
+
+
+def groups_tell_their_sequence_number() -> None:
+    """``ProcessGroup._get_sequence_number_for_group``: up to 2.13 an error for plugins."""
+
+    def get(original: Any, group: ProcessGroup) -> int:
+        for backend in backends_of(group):
+            return int(backend._get_sequence_number_for_group())
+        return int(original(group))
+
+    _replace([ProcessGroup], "_get_sequence_number_for_group", get)
+
+
+# The patch, and the last torch minor that needs it; None: every one so far.
+PATCHES: dict[Callable[[], None], int | None] = {
+    all_gather_base_has_gradients: None,
+    monitored_barrier_takes_more_than_gloo: 13,
+    timeouts_reach_the_backend: 13,
+    ephemeral_timeouts_reach_the_backend: 13,
+    groups_tell_their_sequence_number: 13,
+}
+
+
+def _replace(
+    owners: list[Any],
+    name: str,
+    replacement: Callable[..., Any],
+    kind: Callable[[Any], Any] = lambda function: function,
+) -> None:
+    """Puts `replacement`, which gets what it replaces as its first argument, in its place."""
+    original = getattr(owners[0], name)
+    if getattr(original, "replaced_by", None) == __name__:
+        return
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    patched.replaced_by = __name__  # type: ignore[attr-defined]
+    for owner in owners:
+        setattr(owner, name, kind(patched))
