@@ -42,7 +42,8 @@ const char* Communicator::recordedName(const Call& call) {
     case OpKind::reduceScatterSingle: return "_reduce_scatter_base";
     case OpKind::allToAll:
     case OpKind::allToAllSingle: return "all_to_all";
-    case OpKind::gather: return "gather";
+    case OpKind::gather:
+    case OpKind::gatherSingle: return "gather";
     case OpKind::scatter: return "scatter";
     case OpKind::send: return "send";
     case OpKind::recv: return "recv";
@@ -60,6 +61,12 @@ const char* Communicator::recordedName(const Call& call) {
       });
       return alike ? batchName(kind) : kUnchecked;
     }
+    case OpKind::newWindow: return TORCHCOMMS_PG_TORCH_AT_LEAST(13) ? "new_window" : kUnchecked;
+    case OpKind::tensorRegister:
+    case OpKind::tensorDeregister: return kUnchecked;
+    case OpKind::put:
+    case OpKind::signal:
+    case OpKind::waitSignal: return nullptr;  // c10d's schema has no names for them
     case OpKind::shrink:
     case OpKind::initialization: break;  // not launched through here
   }
@@ -117,8 +124,9 @@ void Communicator::recordIssue(Call& call) {
       recording->add(recorded, issue, stack);
     }
   };
-  if (recorders->empty()) {
-    return;  // removed just now
+  const auto* const what = recordedName(call);
+  if (recorders->empty() || what == nullptr) {
+    return;  // removed just now, or nothing to be told of
   }
   auto* const source = StackSource::get();
   const auto stack = source == nullptr ? nullptr : source->capture();
@@ -141,7 +149,7 @@ void Communicator::recordIssue(Call& call) {
       addMessage(call.parts[i], op.seq + i);
     }
   } else {
-    add({.op = recordedName(call),
+    add({.op = what,
          .seq = op.seq,
          .inputs = call.inputs,
          .outputs = call.outputs,

@@ -219,7 +219,7 @@ std::map<int64_t, Frames> describeStacks(const Recorder::State::Snapshot& from) 
 }
 
 void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described) {
-  for (const c10::IValue entry : entries) {
+  for (const c10::IValue& entry : entries) {
     auto dict = entry.toGenericDict();
     dict.insert(c10d::frames_key, described.at(dict.at(c10d::record_id_key).toInt()));
   }
