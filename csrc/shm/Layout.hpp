@@ -45,10 +45,12 @@ struct alignas(kLine) Progress {
 };
 static_assert(sizeof(Progress) == kLine);
 
-// Where a rank sleeps, and who sleeps until this rank has done something: one
-// bit each, set by the sleeper and taken back by whoever rings. See Wait.hpp.
+// Where the threads of a rank sleep, and which ranks sleep until this one has
+// done something: one bit each, set by the sleeper and taken back by whoever
+// wakes it. See Wait.hpp.
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
   alignas(kLine) std::atomic<uint64_t> awaitedBy[kMaxRanks / 64];
 };
 

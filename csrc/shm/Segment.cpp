@@ -169,8 +169,13 @@ Failure Segment::failure() const {
 }
 
 void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {
-  for (uint64_t bits = sleepers.fetch_and(~mask) & mask; bits != 0; bits &= bits - 1) {
-    wake(word * 64 + std::countr_zero(bits));
+  const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
+  for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
+    const int rank = word * 64 + std::countr_zero(bits);
+    // What it waited for may have come before it slept.
+    if (state(rank).bell.sleepers.load(std::memory_order_relaxed) == 0) continue;
+    sleepers.fetch_and(~(bits & -bits));
+    wake(rank);
   }
 }
 

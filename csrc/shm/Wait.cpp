@@ -68,10 +68,15 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Looks without sleeping for as long as that has paid of late.
+// Looks without sleeping for as long as that has paid of late. What does not wait
+// for one step of one peer is not judged: it may move much meanwhile.
 bool Waiter::comesSoon(
-    FunctionRef<bool()> ready, FunctionRef<bool()> failed, Clock::time_point begin) const {
-  const auto end = begin + microseconds(patience_.load(std::memory_order_relaxed));
+    FunctionRef<bool()> ready,
+    FunctionRef<bool()> failed,
+    int ringer,
+    Clock::time_point begin) const {
+  const microseconds learned(patience_.load(std::memory_order_relaxed));
+  const auto end = begin + (ringer == kAnyone ? kPatience : learned);
   for (auto now = begin; now < end && !failed();) {
     if (crowded() || sharesCpu()) {
       if (ready()) return true;
@@ -88,14 +93,20 @@ bool Waiter::comesSoon(
 }
 
 // The next wait is taken to last about as long as this one did.
-void Waiter::learn(bool soon) const {
+void Waiter::learn(int ringer, bool soon) const {
+  if (ringer == kAnyone) return;
   const auto before = patience_.load(std::memory_order_relaxed);
   const auto after = soon ? kPatience.count() : std::max(before / 2, kLeastPatience.count());
   if (after != before) patience_.store(after, std::memory_order_relaxed);
 }
 
 void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
-  auto& bell = segment_.state(self_).bell;
+  Doorbell& bell = segment_.state(self_).bell;
+  struct Sleeper {
+    Doorbell& bell;
+    explicit Sleeper(Doorbell& bell) : bell(bell) { bell.sleepers.fetch_add(1); }
+    ~Sleeper() { bell.sleepers.fetch_sub(1); }
+  } sleeper(bell);
   const uint32_t rings = bell.rings.load(std::memory_order_acquire);
   if (ringer != kAnyone) {
     segment_.await(self_, ringer);
@@ -136,7 +147,7 @@ void Waiter::waitLong(
     FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const {
   const auto failed = [&] { return watchFailure && segment_.failed(); };
   const auto begin = Clock::now();
-  if (comesSoon(ready, failed, begin)) return learn(true);
+  if (comesSoon(ready, failed, ringer, begin)) return learn(ringer, true);
   const auto left = [&] {
     for (int rank = 0; rank < segment_.size(); ++rank) {
       if (rank == self_ || !needs(rank)) continue;
@@ -159,7 +170,7 @@ void Waiter::waitLong(
         segment_.fail(failure);
       }
     }
-    if (ready()) return learn(Clock::now() - begin <= kPatience);
+    if (ready()) return learn(ringer, Clock::now() - begin <= kPatience);
     if (failed()) throw segment_.failure();
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
       throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");

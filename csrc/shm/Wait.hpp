@@ -103,8 +103,9 @@ class Waiter {
   bool comesSoon(
       FunctionRef<bool()> ready,
       FunctionRef<bool()> failed,
+      int ringer,
       std::chrono::steady_clock::time_point begin) const;
-  void learn(bool soon) const;
+  void learn(int ringer, bool soon) const;
   void sleepUnless(int ringer, FunctionRef<bool()> ready) const;
 
   Segment& segment_;
