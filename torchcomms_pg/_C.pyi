@@ -58,6 +58,7 @@ class Recorder:
     def json(self, completed: bool) -> str: ...
     def write(self, path: str, completed: bool) -> None:
         """Writes the pickle to a file; raises RuntimeError when it cannot."""
+
 def new_gloo_communicator(
     store: Store,
     rank: int,
