@@ -199,14 +199,23 @@ def test_the_analyser_runs_from_the_command_line(recording, tmp_path):
 
 
 def disagreement(kind):
-    group = short_group()
-    culprit = dist.get_rank() == 2
-    if kind == "operation" and culprit:
+    group, rank, store = short_group(), dist.get_rank(), dist.group.WORLD.get_group_store()
+
+    def agreed():
+        work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+        store.set(f"issued {rank}", "")
+        work.wait()
+
+    if rank < 2:
+        fails(agreed)
+        return
+    # Once the group has failed, nothing is issued any more.
+    store.wait(["issued 0", "issued 1"])
+    if kind == "operation":
         fails(dist.broadcast, torch.ones(5), 0, group=group)
-    elif kind == "dtype" and culprit:
-        fails(dist.all_reduce, torch.ones(5, dtype=torch.int32), group=group)
     else:
-        fails(dist.all_reduce, torch.ones(7 if culprit else 5), group=group)
+        wrong = torch.ones(5, dtype=torch.int32) if kind == "dtype" else torch.ones(7)
+        fails(dist.all_reduce, wrong, group=group)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import datetime
 import gc
-import json
 import threading
 import time
 
@@ -336,18 +335,3 @@ def test_a_python_callback_that_raises_fails_the_chained_future_only(world):
         chained.wait()
     work.wait()
     assert_reduced(tensor, [torch.ones(5)] * 2)
-
-
-@beyond_gloo
-@on_ranks(2)
-def test_torchs_flight_recorder_sees_the_end_of_an_asynchronous_operation(world):
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    if not getattr(backend, "supports_completion_hooks", False):
-        pytest.skip("torch 2.15 and later")
-    from torch._C._distributed_c10d import _dump_fr_trace_json, _reset_fr_trace
-
-    _reset_fr_trace(backend="torchcomms")
-    dist.all_reduce(torch.ones(77), async_op=True).wait()
-    entries = json.loads(_dump_fr_trace_json(backend="torchcomms"))["entries"]
-    (entry,) = [e for e in entries if e["input_sizes"] == [[77]]]
-    assert (entry["state"], entry["retired"]) == ("completed", True)

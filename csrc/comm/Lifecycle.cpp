@@ -128,6 +128,15 @@ std::shared_ptr<Communicator> Communicator::shrink(
   const auto shrinkNow = [&] {
     call.op.seq = collectives_.fetch_add(1) + 1;
     call.op.issued = Clock::now();
+    if (!failure()) {
+      const auto entry = enter(call.op, nullptr);
+      try {
+        awaitInitialization();
+      } catch (const std::exception&) {
+        // It has failed meanwhile, which does not keep it from being shrunk.
+      }
+      leave(entry);
+    }
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     const auto result = api_.commShrink(
         comm,
