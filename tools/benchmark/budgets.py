@@ -27,6 +27,8 @@ def all_of(results: Results) -> list[Budget]:
     return [
         at_most(results, "dist.all_reduce of 4 B, 2 ranks", "dist", 8),
         at_most(results, "TorchComm.all_reduce of 4 B, 2 ranks", "torchcomm", 4),
+        share(results),
+        watching(results),
         inside(results),
         ahead(results, "gloo", 2, [s for s in SIZES if s <= 64 * KB], 20),
         ahead(results, "gloo", 2, [MB], 4),
@@ -55,6 +57,28 @@ def at_most(results: Results, what: str, frontend: str, limit: float) -> Budget:
     row = results.find("all_reduce", 4, "torchcomms", 2, frontend=frontend)
     measured = f"{row.median_us:.2f} us" if row else "not measured"
     return Budget(what, f"<= {limit} us", measured, row.median_us <= limit if row else None)
+
+
+def share(results: Results) -> Budget:
+    """What the object API costs of what process groups cost."""
+    own, group = (smallest(results, frontend) for frontend in ("torchcomm", "dist"))
+    measured = f"{own / group:.2f}" if own and group else "not measured"
+    reached = own / group <= 0.5 if own and group else None
+    return Budget("the same, of dist.all_reduce", "<= 0.5 times", measured, reached)
+
+
+def watching(results: Results) -> Budget:
+    """What a flight recorder, an empty pre and an empty post hook add."""
+    own, watched = (smallest(results, frontend) for frontend in ("torchcomm", "watched"))
+    measured = f"{watched - own:.2f} us" if own and watched else "not measured"
+    reached = watched - own <= 2 if own and watched else None
+    return Budget("recorder, empty pre and post hook, 4 B", "<= 2 us", measured, reached)
+
+
+def smallest(results: Results, frontend: str) -> float:
+    """The latency of the smallest all-reduce of 2 ranks in microseconds; 0: not measured."""
+    row = results.find("all_reduce", 4, "torchcomms", 2, frontend=frontend)
+    return row.median_us if row else 0.0
 
 
 def inside(results: Results) -> Budget:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torchcomms_pg
+from torchcomms_pg.hooks import FlightRecorderHook
 
 from .results import MEETS, Contender
 from .timing import Subject, power
@@ -167,15 +168,14 @@ class Direct:
 
 
 class ThroughComm:
-    """The object API: TorchComm's methods on the group's communicator."""
+    """The object API: TorchComm's methods, on a communicator that nobody watches."""
 
     def __init__(self, group: dist.ProcessGroup, asynchronous: bool) -> None:
-        self.comm = self.communicator(torchcomms_pg.get_comm(group))
+        behind = torchcomms_pg.get_comm(group)  # which is recorded
+        comm = behind.split(list(range(behind.get_size())), type(self).__name__)
+        assert comm is not None
+        self.comm = comm
         self.asynchronous = asynchronous
-
-    def communicator(self, comm: torchcomms_pg.TorchComm) -> torchcomms_pg.TorchComm:
-        """Returns the communicator to call: with other front ends on it, or one of its own."""
-        return comm
 
     def all_reduce(self, data: Tensor) -> Issue:
         """Binds TorchComm.all_reduce."""
@@ -222,18 +222,17 @@ class ThroughComm:
         return partial(self.comm.barrier, self.asynchronous)
 
 
-class Hooked(ThroughComm):
-    """The object API under an empty pre and an empty post hook: what watching costs at least."""
+class Watched(ThroughComm):
+    """The same under a flight recorder, an empty pre and an empty post hook."""
 
-    def communicator(self, comm: torchcomms_pg.TorchComm) -> torchcomms_pg.TorchComm:
-        """Returns a communicator of its own, since hooks see everything on one."""
-        watched = comm.split(list(range(comm.get_size())), "hooked")
-        assert watched is not None
+    def __init__(self, group: dist.ProcessGroup, asynchronous: bool) -> None:
+        super().__init__(group, asynchronous)
+        self.recorder = FlightRecorderHook()
+        self.recorder.register_with_comm(self.comm)
         self.handles = [
-            watched.register_pre_hook(nothing_with),
-            watched.register_post_hook(nothing_with),
+            self.comm.register_pre_hook(nothing_with),
+            self.comm.register_post_hook(nothing_with),
         ]
-        return watched
 
 
 def nothing_with(args: object) -> None:
@@ -244,7 +243,7 @@ FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "dist": Dist,
     "backend": Direct,
     "torchcomm": ThroughComm,
-    "hooked": Hooked,
+    "watched": Watched,
 }
 
 
