@@ -455,8 +455,10 @@ def wait_for_rank_1(how, seconds, async_op):
     if rank == 1:
         window.put(torch.ones(10), 0, 0, False)
         window.signal(0, False)
+        window.wait_signal(0, False)  # a rank that has not taken its signal yet would fail there
     if rank == 0:
         window.wait_signal(1, False)
+        window.signal(1, False)
         report("waiting")
     if rank == 1:
         report("ready")
@@ -472,8 +474,8 @@ def wait_for_rank_1(how, seconds, async_op):
             time.sleep(60)
         return None
     if rank == 2:  # waits for nobody but the peers' failure
-        window.signal(1, False)
         window.wait_signal(1, False)
+        window.signal(1, False)
     begin = time.monotonic()
     with pytest.raises(torchcomms().CommError) as error:
         window.wait_signal(1, async_op).wait()
