@@ -185,7 +185,8 @@ ncclResult_t windowRegister(
     comm->checkUsable();
     checkBuffer(kRegister, "buff", buffer, bytes);
     // All of NCCL's flags ask for what is the case here anyway.
-    constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING;
+    constexpr int kStrictOrdering = 0x02;  // NCCL_WIN_STRICT_ORDERING, since NCCL 2.29
+    constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
     if ((flags & ~kKnown) != 0) {
       invalidArgument(kRegister, "winFlags is " + std::to_string(flags) + ", wanted NCCL_WIN_*");
     }
