@@ -300,6 +300,9 @@ void Communicator::leave(InFlightList::iterator entry) {
 
 void Communicator::await(Work& work, Milliseconds timeout) {
   if (work.isCompleted()) {
+    if (!work.isSuccess()) {
+      awaitFailureHook();
+    }
     return;
   }
   TORCH_CHECK(
