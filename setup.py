@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -129,9 +129,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Build:
-    """One compilation of csrc/ for one torch and one Python."""
+    """One compilation for one torch and one Python: of csrc/, or of other `sources`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version = find_torch()
         self.nccl = find_nccl_include()
         self.cxx = find_tool(os.environ.get("CXX", "g++"), "apt-get install g++")
@@ -144,8 +144,12 @@ class Build:
             )
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
         self.folder = ROOT / "build" / tag
-        suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-        self.library = self.folder / f"_C{suffix}"
+        if name is None:
+            name = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+        else:
+            self.folder /= name.split(".")[0]
+        self.library = self.folder / name
+        self.sources = (ROOT / "csrc").rglob("*.cpp") if sources is None else sources
 
     def flags(self) -> dict[str, list[str]]:
         """Compiler flags by response file.
@@ -221,7 +225,7 @@ class Build:
             "  rspfile = $out.rsp",
             "  rspfile_content = $in_newline",
         ]
-        sources = sorted((ROOT / "csrc").rglob("*.cpp"))
+        sources = sorted(self.sources)
         # The slow ones (with torch's headers) first, so that none is left over at the end.
         sources.sort(key=lambda source: self.flags_for(source) != "torch")
         objects = []
@@ -248,14 +252,18 @@ class Build:
                 )
 
     def copy_to(self, target: Path) -> None:
-        """Puts the extension at `target` and beside it the note of what it was built for."""
-        note = f'"""Written by setup.py."""\n\nTORCH_VERSION = "{self.torch_version}"\n'
+        """Puts the extension at `target`."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.is_file() and filecmp.cmp(self.library, target, shallow=False)):
             # A new file in the old one's place: a process that has the old one loaded keeps it.
             partial = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copy(self.library, partial)
             partial.replace(target)
+
+    def install(self, target: Path) -> None:
+        """Puts the package's extension at `target`, beside it what it was built for."""
+        self.copy_to(target)
+        note = f'"""Written by setup.py."""\n\nTORCH_VERSION = "{self.torch_version}"\n'
         write_if_changed(target.with_name("_built_for.py"), note)
 
 
@@ -267,9 +275,9 @@ class BuildExtension(build_ext):
         build = Build()
         build.run()
         if self.inplace:  # also an editable install
-            build.copy_to(ROOT / PACKAGE / build.library.name)
+            build.install(ROOT / PACKAGE / build.library.name)
         else:
-            build.copy_to(Path(self.get_ext_fullpath(extension.name)))
+            build.install(Path(self.get_ext_fullpath(extension.name)))
 
 
 if __name__ == "__main__":

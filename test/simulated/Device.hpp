@@ -1,0 +1,117 @@
+// A simulated accelerator: a PrivateUse1 device in host memory whose streams
+// and events are as asynchronous as those of a GPU.
+//
+// Nothing here waits where a GPU would not: an operator is queued in the
+// current stream and runs on that stream's thread, and memory is used again in
+// the order of the stream it was allocated on, which overwrites it first. So
+// what lacks a wait computes wrong numbers, as it would on a GPU, and with
+// delays in the streams it does so nearly every time.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/WorkerStream.hpp"
+
+namespace simulated {
+
+inline constexpr auto kType = c10::DeviceType::PrivateUse1;
+inline constexpr c10::DeviceIndex kDevices = 2;
+inline constexpr unsigned char kPoison = 0xff;  // NaN, or -1
+
+// How long streams dawdle before an operation.
+struct Delays {
+  uint64_t seed = 0;
+  double probability = 0;
+  std::chrono::microseconds longest{0};
+};
+
+class Stream final : public torchcomms_pg::shm::HostStream {
+ public:
+  Stream(c10::DeviceIndex device, c10::StreamId id);
+
+  void enqueue(std::function<void()> task) override { add(std::move(task), /*delayed=*/true); }
+  // `delayed`: perhaps after a delay.
+  void add(std::function<void()> task, bool delayed);
+
+  bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
+
+  // Returns when nothing is queued; raises what an operator raised meanwhile.
+  void synchronize();
+
+  c10::DeviceIndex device() const { return device_; }
+  c10::StreamId id() const { return id_; }
+
+ private:
+  void dawdle();
+
+  const c10::DeviceIndex device_;
+  const c10::StreamId id_;
+  std::atomic<int64_t> pending_{0};
+  std::mutex mutex_;
+  std::condition_variable done_;
+  std::string error_;
+  uint64_t generation_ = 0;  // of the delays that random_ was seeded for
+  std::mt19937_64 random_;
+  torchcomms_pg::WorkerStream worker_;
+};
+
+// One record of an event: what streams and threads wait for.
+class Mark {
+ public:
+  void set();
+  void wait();
+  bool isSet();
+  std::chrono::steady_clock::time_point time();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+  std::chrono::steady_clock::time_point time_;
+};
+
+std::shared_ptr<Mark> record(Stream& stream);
+void wait(Stream& stream, std::shared_ptr<Mark> mark);
+
+// Of all streams, from their next operation on.
+void setDelays(const Delays& delays);
+
+c10::DeviceIndex currentDevice();
+void setDevice(c10::DeviceIndex device);
+
+Stream& find(const c10::Stream& stream);
+Stream& current(c10::DeviceIndex device);
+c10::Stream currentStream(c10::DeviceIndex device);
+c10::Stream exchangeStream(const c10::Stream& stream);
+// High priorities have streams of their own.
+c10::Stream newStream(c10::DeviceIndex device, bool highPriority);
+bool isHighPriority(const c10::Stream& stream);
+// The ids of those that something was queued in.
+std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device);
+void synchronizeDevice(c10::DeviceIndex device);
+
+// Memory of the current stream. A freed block is used again by that stream, at
+// once as far as the host is concerned, and is poisoned then in the stream's
+// order: not sooner, for a program may free what another stream still reads as
+// long as the first waits for that before it allocates again. FSDP2 does.
+c10::Allocator* allocator();
+c10::Allocator* pinnedAllocator();
+bool isPinned(const void* data);
+// -1: not of a device.
+c10::DeviceIndex deviceOf(const void* data);
+// The memory is not used again before `stream` has done what is queued in it
+// when the memory is freed.
+void recordStream(const c10::DataPtr& memory, const c10::Stream& stream);
+
+}  // namespace simulated
