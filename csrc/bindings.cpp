@@ -79,6 +79,7 @@ PYBIND11_MODULE(_C, module) {
   bindCommunicator(module);
   bindWindows(module);
   bindRecorder(module);
+  bindNccl(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

@@ -69,6 +69,30 @@ def new_gloo_communicator(
     connect: Callable[[Store, int, int], _C10dBackend],
 ) -> Communicator:
     """A communicator over the connections that `connect` makes; collective over its ranks."""
+def load_nccl(path: str, folder: str) -> NcclLibrary:
+    """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
+
+def meet_over_nccl(
+    library: NcclLibrary, store: Store, rank: int, size: int, name: str, timeout: timedelta
+) -> bytes:
+    """The unique id of a new communicator, for its ranks; they must have one version of NCCL."""
+
+class NcclLibrary:
+    """A loaded libnccl."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def version(self) -> int:
+        """As ncclGetVersion tells it, e.g. 23007 for 2.30.7."""
+
+    @property
+    def origin(self) -> str:
+        """How it was found, in words."""
+
+    @property
+    def missing(self) -> list[str]:
+        """The optional functions that it lacks."""
 
 class OpName:
     """Which operation a hook is told of."""

@@ -11,7 +11,7 @@ from torchcomms_pg._compat import check_torch
 check_torch(torch.__version__)
 
 # These load the extension, which must not happen under another torch.
-from torchcomms_pg import _C, device_mesh, env, hooks, objcol  # noqa: E402
+from torchcomms_pg import _C, device_mesh, env, hooks, nccl, objcol  # noqa: E402
 from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
@@ -49,6 +49,7 @@ __all__ = [
     "get_comm",
     "get_process_group",
     "hooks",
+    "nccl",
     "new_comm",
     "objcol",
     "register",

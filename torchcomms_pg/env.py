@@ -34,6 +34,11 @@ VARIABLES = (
         "true",
         "whether a timeout or error of a communicator of new_comm ends the process",
     ),
+    Variable(
+        "TORCHCOMM_NCCL_LIBRARY",
+        "torch's, else the installed package's",
+        "path of the libnccl.so.2 to load for accelerators",
+    ),
     Variable("TORCHCOMM_RANK", "none", "rank of this process; before every launcher's variable"),
     Variable("TORCHCOMM_SIZE", "none", "number of ranks; goes with TORCHCOMM_RANK"),
     Variable("OMPI_COMM_WORLD_RANK", "none", "rank of this process, set by Open MPI's mpirun"),

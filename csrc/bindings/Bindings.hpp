@@ -47,5 +47,6 @@ void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
 void usePythonStacks();
+void bindNccl(py::module_& module);
 
 }  // namespace torchcomms_pg

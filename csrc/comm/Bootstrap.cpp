@@ -27,10 +27,6 @@ std::string hostIdentity() {
   return std::string(name) + "/" + boot;
 }
 
-std::string hostName(const std::string& identity) {
-  return identity.substr(0, identity.find('/'));
-}
-
 class Rendezvous {
  public:
   Rendezvous(
@@ -49,16 +45,16 @@ class Rendezvous {
     prefix_ += std::to_string(generation) + "/";
   }
 
-  // Rank 0 learns where all ranks are; the others say where they are.
-  std::vector<std::string> gatherHosts() {
-    set(hostKey(rank_), hostIdentity());
-    std::vector<std::string> hosts;
+  // Rank 0 learns what every rank says of itself.
+  std::vector<std::string> gather(const std::string& mine) {
+    set(rankKey(rank_), mine);
+    std::vector<std::string> all;
     if (rank_ == 0) {
       for (int peer = 0; peer < size_; ++peer) {
-        hosts.push_back(get(hostKey(peer)));
+        all.push_back(get(rankKey(peer)));
       }
     }
-    return hosts;
+    return all;
   }
 
   void answer(const std::string& text) { set("answer", text); }
@@ -68,7 +64,7 @@ class Rendezvous {
   const std::string& prefix() const { return prefix_; }
 
  private:
-  std::string hostKey(int rank) const { return "host/" + std::to_string(rank); }
+  std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 
   void set(const std::string& key, const std::string& value) {
     store_.set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
@@ -91,7 +87,7 @@ class Rendezvous {
   Failure lateRanks() {
     std::vector<int> missing;
     for (int peer = 0; peer < size_; ++peer) {
-      if (!store_.check({prefix_ + hostKey(peer)})) {
+      if (!store_.check({prefix_ + rankKey(peer)})) {
         missing.push_back(peer);
       }
     }
@@ -118,32 +114,58 @@ class Rendezvous {
   std::string prefix_;
 };
 
-// Why these hosts cannot share memory; empty when they are one.
-std::string refusal(const std::vector<std::string>& hosts) {
+// "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
+// things, else empty.
+std::string differences(const std::vector<std::string>& said, const std::string& what) {
   std::map<std::string, std::vector<int>> ranks;
-  for (size_t rank = 0; rank < hosts.size(); ++rank) {
-    ranks[hosts[rank]].push_back(static_cast<int>(rank));
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    ranks[said[rank]].push_back(static_cast<int>(rank));
   }
   if (ranks.size() == 1) {
     return "";
   }
   std::string text;
-  for (const auto& [host, members] : ranks) {
+  for (const auto& [word, members] : ranks) {
     text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
-            joinRanks(members) + " on host '" + hostName(host) + "'";
+            joinRanks(members) + " " + what + " '" + word.substr(0, word.find('/')) + "'";
   }
   return text;
+}
+
+[[noreturn]] void raise(const std::string& group, const std::string& why) {
+  Failure failure;
+  failure.op = "init";
+  failure.group = group;
+  failure.message = "group '" + group + "' could not be set up: " + why;
+  throw CommError(failure);
 }
 
 void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   if (result == ncclSuccess || result == ncclInProgress) {
     return;
   }
-  Failure failure;
-  failure.op = "init";
-  failure.group = group;
-  failure.message = "group '" + group + "' could not be set up: " + api.getLastError(nullptr);
-  throw CommError(failure);
+  const std::string text = api.getLastError(nullptr);
+  raise(group, text.empty() ? api.getErrorString(result) : text);
+}
+
+// Rank 0 makes the id, unless `refusal`, and all get it; or the reason why not.
+std::string shareId(
+    const NcclApi& api, Rendezvous& rendezvous, int rank, std::string refusal, ncclUniqueId& id) {
+  if (rank == 0) {
+    if (refusal.empty() && api.getUniqueId(&id) != ncclSuccess) {
+      refusal = std::string("rank 0 could not make a unique id: ") + api.getLastError(nullptr);
+    }
+    rendezvous.answer(
+        refusal.empty() ? kId + std::string(id.internal, sizeof(id.internal)) : kRefusal + refusal);
+    return refusal;
+  }
+  const auto answer = rendezvous.awaitAnswer();
+  if (answer.front() == kRefusal) {
+    return answer.substr(1);
+  }
+  TORCH_CHECK(answer.size() == sizeof(id.internal) + 1, "init: the store holds a damaged id");
+  std::copy(answer.begin() + 1, answer.end(), id.internal);
+  return "";
 }
 
 }  // namespace
@@ -161,29 +183,50 @@ Joined joinOnHost(
     check(api, api.getUniqueId(&id), group);
   } else {
     Rendezvous rendezvous(store, rank, size, group, members, timeout);
-    const auto hosts = rendezvous.gatherHosts();
-    if (rank == 0) {
-      const auto reason = refusal(hosts);
-      if (!reason.empty()) {
-        rendezvous.answer(kRefusal + reason);
-        return {nullptr, reason};
-      }
-      check(api, api.getUniqueId(&id), group);
-      rendezvous.answer(kId + std::string(id.internal, sizeof(id.internal)));
-    } else {
-      const auto answer = rendezvous.awaitAnswer();
-      if (answer.front() == kRefusal) {
-        return {nullptr, answer.substr(1)};
-      }
-      TORCH_CHECK(answer.size() == sizeof(id.internal) + 1, "init: the store holds a damaged id");
-      std::copy(answer.begin() + 1, answer.end(), id.internal);
+    const auto hosts = rendezvous.gather(hostIdentity());
+    auto refusal = rank == 0 ? differences(hosts, "on host") : "";
+    refusal = shareId(api, rendezvous, rank, std::move(refusal), id);
+    if (!refusal.empty()) {
+      return {nullptr, refusal};
     }
   }
-  Joined joined;
+  return {initComm(api, id, rank, size, group), ""};
+}
+
+ncclUniqueId meetOverNccl(
+    const Library& library,
+    c10d::Store& store,
+    int rank,
+    int size,
+    const std::string& group,
+    const std::string& members,
+    Milliseconds timeout) {
+  ncclUniqueId id;
+  if (size == 1) {
+    check(library.api(), library.api().getUniqueId(&id), group);
+    return id;
+  }
+  Rendezvous rendezvous(store, rank, size, group, members, timeout);
+  const auto versions = rendezvous.gather(versionText(library.version()));
+  auto refusal = rank == 0 ? differences(versions, "with NCCL") : "";
+  if (!refusal.empty()) {
+    refusal += "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
+  }
+  refusal = shareId(library.api(), rendezvous, rank, std::move(refusal), id);
+  if (!refusal.empty()) {
+    raise(group, refusal);
+  }
+  return id;
+}
+
+ncclComm_t initComm(
+    const NcclApi& api, const ncclUniqueId& id, int rank, int size, const std::string& group) {
+  // By the header's layout and its version: NCCL reads as much of it as it knows.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  check(api, api.commInitRankConfig(&joined.comm, size, id, rank, &config), group);
-  return joined;
+  ncclComm_t comm = nullptr;
+  check(api, api.commInitRankConfig(&comm, size, id, rank, &config), group);
+  return comm;
 }
 
 std::string meet(
@@ -194,7 +237,7 @@ std::string meet(
     const std::string& members,
     Milliseconds timeout) {
   Rendezvous rendezvous(store, rank, size, group, members, timeout);
-  rendezvous.gatherHosts();
+  rendezvous.gather(hostIdentity());
   if (rank == 0) {
     rendezvous.answer({kId});
   } else {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "comm/Operation.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
@@ -38,5 +38,23 @@ std::string meet(
     const std::string& group,
     const std::string& members,
     Milliseconds timeout);
+
+// How `size` ranks meet to communicate through libnccl: gives the unique id
+// that rank 0 made. Collective; raises CommError on every rank, naming ranks
+// and versions, when they did not load the same version of NCCL, and as
+// joinOnHost when ranks do not come.
+ncclUniqueId meetOverNccl(
+    const Library& library,
+    c10d::Store& store,
+    int rank,
+    int size,
+    const std::string& group,
+    const std::string& members,
+    Milliseconds timeout);
+
+// The communicator of the ranks that share `id`; it may still be initializing.
+// Raises CommError.
+ncclComm_t initComm(
+    const NcclApi& api, const ncclUniqueId& id, int rank, int size, const std::string& group);
 
 }  // namespace torchcomms_pg

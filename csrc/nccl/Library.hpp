@@ -1,0 +1,61 @@
+// libnccl, loaded while the process runs.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+// Where to look for libnccl.
+struct LibrarySearch {
+  std::string path;    // of the file, chosen by the user; then nothing else is tried
+  std::string folder;  // of the installed NCCL package; may be empty
+};
+
+// Names what was tried, or the library and what is wrong with it, and what to do.
+class LibraryError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One loaded libnccl, for the rest of the process: its threads may outlive
+// every communicator, so it is never unloaded. All functions come from the one
+// handle, so that those of two copies never mix.
+class Library {
+ public:
+  // In this order: the chosen path; the copy that the process has loaded
+  // already, which is torch's, and then both use one; the package's folder;
+  // what the system's loader finds. Raises LibraryError. Thread-safe; a file
+  // is loaded once.
+  static const Library& load(const LibrarySearch& search);
+
+  const NcclApi& api() const { return api_; }
+  const std::string& path() const { return path_; }
+
+  // As ncclGetVersion gives it, e.g. 23007 for 2.30.7.
+  int version() const { return version_; }
+
+  // How it was found, in words.
+  const std::string& origin() const { return origin_; }
+
+  // The optional functions that it lacks, by NCCL's names.
+  const std::vector<std::string>& missing() const { return missing_; }
+
+ private:
+  Library(void* handle, std::string path, std::string origin);
+  static const Library& keep(void* handle, const std::string& origin);
+
+  NcclApi api_;
+  std::string path_;
+  std::string origin_;
+  int version_ = 0;
+  std::vector<std::string> missing_;
+};
+
+// "2.30.7" of 23007.
+std::string versionText(int version);
+
+}  // namespace torchcomms_pg

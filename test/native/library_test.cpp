@@ -1,0 +1,91 @@
+// The real libnccl, on a machine that may have no GPU and no driver.
+#include <cstring>
+
+#include "Ranks.hpp"
+#include "nccl/Fallbacks.hpp"
+#include "nccl/Library.hpp"
+
+using namespace test;
+using torchcomms_pg::Library;
+using torchcomms_pg::LibraryError;
+using torchcomms_pg::NcclApi;
+
+namespace {
+
+const Library& library() {
+  return Library::load({.path = "", .folder = NCCL_FOLDER});
+}
+
+// The table as an NCCL before 2.28.3 fills it.
+NcclApi older() {
+  NcclApi table = nccl();
+  table.allToAll = nullptr;
+  table.gather = nullptr;
+  table.scatter = nullptr;
+  return table;
+}
+
+void exchangesWithoutLateFunctions(ncclComm_t comm, int rank) {
+  const NcclApi table = older();
+  int ranks = 0;
+  CHECK_NCCL(nccl().commCount(comm, &ranks));
+  for (const size_t count : {1, 5, 100'000}) {
+    std::vector<float> in(ranks * count), out(ranks * count, -1);
+    for (size_t i = 0; i < in.size(); ++i) in[i] = 100.0f * rank + i / count;
+    CHECK_NCCL(allToAll(table, in.data(), out.data(), count, ncclFloat32, comm, nullptr));
+    for (size_t i = 0; i < out.size(); ++i) CHECK_EQUAL(out[i], 100.0f * (i / count) + rank);
+    for (int root = 0; root < ranks; ++root) {
+      std::vector<float> all(rank == root ? ranks * count : 0, -1), part(count, -1);
+      CHECK_NCCL(gather(table, in.data(), all.data(), count, ncclFloat32, root, comm, nullptr));
+      for (size_t i = 0; i < all.size(); ++i) CHECK_EQUAL(all[i], 100.0f * (i / count));
+      CHECK_NCCL(scatter(table, in.data(), part.data(), count, ncclFloat32, root, comm, nullptr));
+      for (const float value : part) CHECK_EQUAL(value, 100.0f * root + rank);
+    }
+  }
+}
+
+}  // namespace
+
+TEST(realLibraryAnswersWithoutADriver) {
+  const auto& loaded = library();
+  CHECK(loaded.version() >= 21800);
+  CHECK(loaded.path().find("libnccl") != std::string::npos);
+  CHECK_EQUAL(std::string(loaded.api().getErrorString(ncclInvalidUsage)), "invalid usage");
+  ncclUniqueId first, second;
+  CHECK_NCCL(loaded.api().getUniqueId(&first));
+  CHECK_NCCL(loaded.api().getUniqueId(&second));
+  CHECK(std::memcmp(&first, &second, sizeof first) != 0);
+}
+
+TEST(aFileIsLoadedOnce) {
+  CHECK_EQUAL(&library(), &library());
+  CHECK_EQUAL(&Library::load({.path = library().path(), .folder = ""}), &library());
+}
+
+TEST(initOfTheRealLibraryFailsWithItsReasonWhereThereIsNoGpu) {
+  const auto& api = library().api();
+  ncclUniqueId id;
+  CHECK_NCCL(api.getUniqueId(&id));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr;
+  const auto result = api.commInitRankConfig(&comm, 1, id, 0, &config);
+  if (result == ncclSuccess || result == ncclInProgress) return;  // there is a GPU
+  CHECK_EQUAL(result, ncclUnhandledCudaError);
+  CHECK(comm == nullptr);
+  CHECK_CONTAINS(std::string(api.getLastError(nullptr)), "driver");
+}
+
+TEST(aLibraryThatIsNotThereIsNamed) {
+  try {
+    Library::load({.path = "/nowhere/libnccl.so.2", .folder = ""});
+    CHECK(false);
+  } catch (const LibraryError& error) {
+    CHECK_CONTAINS(std::string(error.what()), "/nowhere/libnccl.so.2");
+    CHECK_CONTAINS(std::string(error.what()), "TORCHCOMM_NCCL_LIBRARY");
+  }
+}
+
+TEST(lateFunctionsFallBackToMessages) {
+  for (int ranks = 1; ranks <= 3; ++ranks) threadRanks(ranks, exchangesWithoutLateFunctions);
+}

@@ -1,0 +1,58 @@
+"""NCCL's library, libnccl, as this process has it; ``python -m torchcomms_pg.nccl`` shows it.
+
+It is loaded when a group first communicates tensors of a GPU, or when it is asked for here, and
+stays loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from torchcomms_pg import _C, env
+
+
+def load(path: str | None = None) -> _C.NcclLibrary:
+    """Loads libnccl, unless that was done before, and returns it.
+
+    Args:
+        path: of libnccl.so.2. None: what TORCHCOMM_NCCL_LIBRARY says, else the copy that torch has
+            loaded, else that of the installed package, else what the system's loader finds.
+
+    Raises:
+        RuntimeError: there is none, or it is too old; names what was tried and what to install.
+    """
+    return _C.load_nccl(path or env.read("TORCHCOMM_NCCL_LIBRARY") or "", package_folder())
+
+
+def version() -> tuple[int, int, int]:
+    """Returns the version of the loaded library, for example ``(2, 30, 7)``.
+
+    Raises:
+        RuntimeError: as `load`.
+    """
+    code = load().version
+    return code // 10000, code // 100 % 100, code % 100
+
+
+def package_folder() -> str:
+    """Returns the folder of the installed NCCL package, empty where there is none."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return ""
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    return locations[0] if locations else ""
+
+
+def main() -> None:
+    """Prints which library it is."""
+    library = load()
+    print(f"NCCL {'.'.join(map(str, version()))} at {library.path}, {library.origin}")
+    header = _C.nccl_header_version
+    print(f"built with the header of {header // 10000}.{header // 100 % 100}.{header % 100}")
+    if library.missing:
+        print(f"it lacks {', '.join(library.missing)}")
+
+
+if __name__ == "__main__":
+    main()
