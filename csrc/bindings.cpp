@@ -90,6 +90,22 @@ PYBIND11_MODULE(_C, module) {
             return c10::make_intrusive<GroupOptions>(timeout);
           }),
           py::arg("timeout") = kBackendDefaultTimeout)
+      .def_property(
+          "nccl_library",
+          [](const GroupOptions& self) { return self.accelerator.library.path; },
+          [](GroupOptions& self, std::string path) {
+            self.accelerator.library.path = std::move(path);
+          })
+      .def_property(
+          "nccl_folder",
+          [](const GroupOptions& self) { return self.accelerator.library.folder; },
+          [](GroupOptions& self, std::string folder) {
+            self.accelerator.library.folder = std::move(folder);
+          })
+      .def_property(
+          "is_high_priority_stream",
+          [](const GroupOptions& self) { return self.accelerator.highPriority; },
+          [](GroupOptions& self, bool high) { self.accelerator.highPriority = high; })
       .def(
           "__copy__",
           [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })
@@ -129,7 +145,11 @@ PYBIND11_MODULE(_C, module) {
           })
       .def(
           "communicator",
-          [](Backend& self) { return std::make_unique<Comm>(self.cpuCommunicator("get_comm")); })
+          [](Backend& self, const at::Device& device) {
+            return std::make_unique<Comm>(self.communicator("get_comm", device));
+          },
+          py::arg("device"),
+          NoGil())
       .def("get_error", &Backend::getError)  // torch binds it from 2.14 on
 #if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))

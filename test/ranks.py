@@ -240,7 +240,7 @@ class Ranks:
     """`world` processes, rank 0 to world-1; in a `with` statement they are gone at its end.
 
     init=False leaves init_process_group to the function under test, which finds what it needs in
-    `store_args()`.
+    `store_args()`. A function is called on every rank in place of that, like `_init`.
     """
 
     def __init__(self, world, *, init=True, timeout=GROUP_TIMEOUT, env=None, delete_env=()):
@@ -260,7 +260,7 @@ class Ranks:
             self.connections.append(Connection(ours.detach()))
             self.outputs.append(output)
         if init:
-            self.run(_init, *self.store_args(), world, timeout)
+            self.run(_init if init is True else init, *self.store_args(), world, timeout)
 
     @staticmethod
     def store_args():
@@ -414,13 +414,14 @@ def _init(port, prefix, world, timeout):
 _pools = {}
 
 
-def pool(world):
-    """The session's ranks for this world size, with an initialised default group."""
-    if world in _pools and _pools[world].busy:
-        _pools.pop(world).close()
-    if world not in _pools:
-        _pools[world] = Ranks(world)
-    return _pools[world]
+def pool(world, init=True):
+    """The session's ranks for this world size, with a default group initialised as by `init`."""
+    key = world, getattr(init, "__name__", "")
+    if key in _pools and _pools[key].busy:
+        _pools.pop(key).close()
+    if key not in _pools:
+        _pools[key] = Ranks(world, init=init)
+    return _pools[key]
 
 
 _at_close = []
@@ -443,7 +444,7 @@ def close_all():
         zygote.dumps.cleanup()
 
 
-def on_ranks(*worlds, timeout=CALL_TIMEOUT):
+def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True):
     """Make a function a test whose body runs on every rank, once per world size (default 1-4)."""
 
     def decorate(body):
@@ -456,7 +457,7 @@ def on_ranks(*worlds, timeout=CALL_TIMEOUT):
             __tracebackhide__ = True
             if wants_world:
                 kwargs["world"] = world
-            pool(world).run(body, timeout=timeout, **kwargs)
+            pool(world, init).run(body, timeout=timeout, **kwargs)
 
         functools.update_wrapper(test, body)
         del test.__wrapped__

@@ -15,6 +15,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import time_limit
 
 import torchcomms_pg
 from torchcomms_pg import _C, nccl
@@ -191,3 +192,9 @@ def test_ranks_with_different_versions_are_named_with_them(tmp_path):
 def test_ranks_with_one_version_share_an_id_of_the_real_library(path):
     ids = meet([path] * 3)
     assert len(set(ids)) == 1 and len(ids[0]) == 128 and any(ids[0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_communicator_without_a_gpu_is_refused_at_once():
+    with time_limit(0, 5, "refusing"), pytest.raises(ValueError, match=r"cuda:0.*GPU.*driver"):
+        torchcomms_pg.new_comm("nccl", "cuda:0", rank=0, size=2, store=dist.HashStore())

@@ -421,7 +421,7 @@ def test_forgetting_finalize_warns(world):
 def test_missing_backends_say_what_is_missing():
     new_comm = torchcomms().new_comm
     for backend, error, match in (
-        ("nccl", RuntimeError, "libnccl"),
+        ("nccl", ValueError, "CUDA tensors, got device cpu"),
         ("ncclx", RuntimeError, "NCCLX"),
         ("mpi", ValueError, "unknown backend 'mpi'"),
     ):

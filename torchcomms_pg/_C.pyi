@@ -69,6 +69,27 @@ def new_gloo_communicator(
     connect: Callable[[Store, int, int], _C10dBackend],
 ) -> Communicator:
     """A communicator over the connections that `connect` makes; collective over its ranks."""
+
+def new_accelerator_communicator(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+    ends_process: bool,
+    device: torch.device,
+    nccl_library: str,
+    nccl_folder: str,
+    high_priority: bool,
+) -> Communicator:
+    """A communicator for tensors of the device; collective over its ranks.
+
+    `nccl_library` is a path, `nccl_folder` the folder of the installed package; empty: none.
+    """
+
+def use_host_streams(device_type: str) -> None:
+    """Has shared memory carry the tensors of a simulated accelerator."""
+
 def load_nccl(path: str, folder: str) -> NcclLibrary:
     """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
 
@@ -451,7 +472,17 @@ class Backend(_C10dBackend):
 
         Args:
             timeout: how long an operation may take, from its issue, before the group fails.
+
+        Attributes:
+            nccl_library: path of the libnccl.so.2 to load. Empty: see `torchcomms_pg.nccl.load`.
+            nccl_folder: folder of the installed NCCL package; set by the backend's creator.
+            is_high_priority_stream: whether asynchronous operations of an accelerator run in a
+                stream of high priority.
         """
+
+        nccl_library: str
+        nccl_folder: str
+        is_high_priority_stream: bool
 
         def __init__(self, timeout: timedelta = ...) -> None: ...
         def __copy__(self) -> Backend.Options: ...
@@ -463,8 +494,8 @@ class Backend(_C10dBackend):
     def __init__(self, communicator: Communicator, options: Backend.Options) -> None: ...
     @property
     def options(self) -> Backend.Options: ...
-    def communicator(self) -> Communicator:
-        """The communicator that CPU tensors go through."""
+    def communicator(self, device: torch.device) -> Communicator:
+        """The communicator that tensors of the device go through; made where there is none."""
 
     def get_error(self) -> ErrorType:
         """How the group has failed, if it has: a timeout, here, or on another rank."""

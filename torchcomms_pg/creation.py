@@ -7,11 +7,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C
+from torchcomms_pg import _C, env, nccl
 from torchcomms_pg.bootstrap import connect_gloo, find_ranks, find_store
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
+    HIGH_PRIORITY,
     CommOptions,
     Hints,
     check_hints,
@@ -19,8 +20,6 @@ from torchcomms_pg.options import (
 )
 
 _MISSING = {
-    "nccl": "this build does not load NCCL's library, libnccl.so.2, and so has nothing for CUDA "
-    "tensors. Use torch.distributed's backend 'nccl' for them, or backend 'shm' with CPU tensors",
     "ncclx": "NCCLX's library is not installed, and this build does not load it. Use backend "
     "'shm' with CPU tensors",
 }
@@ -43,7 +42,7 @@ def new_comm(
 
     Args:
         backend: ``"shm"`` (CPU tensors, ranks of one host), ``"gloo"`` (CPU tensors, ranks on any
-            hosts) or ``"auto"``, the right one for `device`.
+            hosts), ``"nccl"`` (CUDA tensors) or ``"auto"``, the right one for `device`.
         device: whose tensors it communicates.
         name: tells communicators apart, in the store and in messages. Communicators of one name
             on one store are told apart by the order of their creation.
@@ -67,14 +66,14 @@ def new_comm(
         backend = "shm" if device.type == "cpu" else "nccl"
     if backend in _MISSING:
         raise RuntimeError(f"new_comm: backend {backend!r} is not available: {_MISSING[backend]}")
-    if backend not in ("shm", "gloo"):
+    if backend not in ("shm", "gloo", "nccl"):
         known = "'shm', 'gloo', 'auto', 'nccl' or 'ncclx'"
         raise ValueError(f"new_comm: unknown backend {backend!r}, wanted {known}")
-    if device.type != "cpu":
-        raise ValueError(
-            f"new_comm: backend {backend!r} communicates CPU tensors, got device {device}; "
-            "pass 'cpu'"
-        )
+    if (device.type == "cpu") == (backend == "nccl"):
+        wanted = "CUDA tensors, got device cpu; pass 'cuda'"
+        if device.type != "cpu":
+            wanted = f"CPU tensors, got device {device}; pass 'cpu'"
+        raise ValueError(f"new_comm: backend {backend!r} communicates {wanted}")
     check_timeout("new_comm", timeout)
     chosen = options or CommOptions()
     abort = abort_process_on_timeout_or_error
@@ -92,10 +91,23 @@ def new_comm(
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend == "shm":
         comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
-    else:
+    elif backend == "gloo":
         connect = connect_gloo(name, chosen.timeout)
         comm = _C.new_gloo_communicator(
             meeting, rank, size, name, chosen.timeout, ends_process, connect
+        )
+    else:
+        comm = _C.new_accelerator_communicator(
+            meeting,
+            rank,
+            size,
+            name,
+            chosen.timeout,
+            ends_process,
+            _indexed(device),
+            env.read("TORCHCOMM_NCCL_LIBRARY") or "",
+            nccl.package_folder(),
+            "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
         )
     return wrap(comm, backend, chosen, meeting)
 
@@ -123,6 +135,14 @@ def get_comm(
         raise ValueError(
             f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
         )
-    comm = backend.communicator()
+    comm = backend.communicator(_indexed(device))
     options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
-    return TorchComm(comm, "shm", options, group=group, owned=False)
+    name = "shm" if device.type == "cpu" else "nccl"
+    return TorchComm(comm, name, options, group=group, owned=False)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """Returns the device that is meant; of an accelerator without an index, the current one."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())

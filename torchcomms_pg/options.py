@@ -15,13 +15,13 @@ Hints = Mapping[str, str]
 # Hints that the shm backend acts on.
 TIMING = "torchcomm::shm::timing"
 TAG = "torchcomm::shm::tag"
-# Hints for other backends, so that one program can hint to whichever it runs on. Their values are
-# checked, and they have no effect here: memory has no streams with priorities.
-FOREIGN = {"torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream"}
+# A hint that the nccl backend acts on when a communicator is created. Elsewhere the values are
+# checked and have no effect, so that one program can hint to whichever backend it runs on.
+HIGH_PRIORITY = ("torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream")
 
-COMMUNICATOR_HINTS = {TIMING} | FOREIGN
-MESSAGE_HINTS = {TAG} | FOREIGN
-OPERATION_HINTS = set(FOREIGN)
+COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY}
+MESSAGE_HINTS = {TAG, *HIGH_PRIORITY}
+OPERATION_HINTS = set(HIGH_PRIORITY)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _patches
+from torchcomms_pg import _C, _patches, env, nccl
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg.hooks import flight_recorder
@@ -75,6 +75,8 @@ def create_backend(
             f"pg_options: got {type(group_options).__module__}.{type(group_options).__qualname__}, "
             f"wanted torchcomms_pg.Backend.Options for backend {BACKEND_NAME!r}"
         )
+    own.nccl_library = own.nccl_library or env.read("TORCHCOMM_NCCL_LIBRARY") or ""
+    own.nccl_folder = own.nccl_folder or nccl.package_folder()
     own._timeout = options.timeout
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
@@ -82,6 +84,23 @@ def create_backend(
     if isinstance(group_options, SharedOptions):
         return Backend(group_options.communicator, own)
     return Backend(options.store, options.group_rank, options.group_size, own)
+
+
+def serve_host_device(device_type: str) -> None:
+    """Has ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
+
+    For groups that are created afterwards. They take the path of a GPU's tensors, streams and
+    events, so that this can be tested without one.
+
+    Args:
+        device_type: the name of a device whose memory is the host's, and the native handles of
+            whose streams point to `torchcomms_pg::shm::HostStream` (csrc/shm/HostStream.hpp).
+            Anything else crashes.
+    """
+    _C.use_host_streams(device_type)
+    devices = c10d.Backend.backend_capability[BACKEND_NAME]
+    if device_type not in devices:
+        devices.append(device_type)
 
 
 def _torch_minor() -> int:

@@ -32,7 +32,7 @@ Backend::Backend(
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size), options_(std::move(options)) {
+    : c10d::Backend(rank, size), options_(std::move(options)), store_(store) {
   const auto joined = joinOnHost(
       shm::api(), *store, rank, size, options_->group_name, members(), options_->timeout);
   if (joined.comm == nullptr) {
@@ -52,19 +52,27 @@ Backend::Backend(
 }
 
 Backend::Backend(
+    c10::intrusive_ptr<c10d::Store> store,
     std::shared_ptr<Communicator> comm,
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size), options_(std::move(options)), cpu_(std::move(comm)) {
+    : c10d::Backend(rank, size),
+      options_(std::move(options)),
+      store_(std::move(store)),
+      cpu_(std::move(comm)) {
   start();
 }
 
 Backend::Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(comm->rank(), comm->size()),
       options_(std::move(options)),
-      cpu_(std::move(comm)),
       borrowed_(true) {
+  if (comm->device().is_cpu()) {
+    cpu_ = std::move(comm);
+  } else {
+    accelerators_[comm->device().index()] = std::move(comm);
+  }
   start();
 }
 
@@ -75,9 +83,12 @@ Backend::~Backend() {
 }
 
 void Backend::detach() {
-  if (cpu_ && !detached_.exchange(true)) {
-    cpu_->setEndHook(nullptr);
-    cpu_->setFailureHook(nullptr);
+  if (detached_.exchange(true)) {
+    return;
+  }
+  for (const auto& comm : communicators()) {
+    comm->setEndHook(nullptr);
+    comm->setFailureHook(nullptr);
   }
 }
 
@@ -86,17 +97,36 @@ void Backend::start() {
   init();
 }
 
-void Backend::startRecording() const {
-  std::call_once(recording_, [this] {
-    cpu_->setDescription(getGroupDesc());
-    if (auto recorder = process_recorder::get()) {
-      cpu_->record(std::move(recorder));
-    }
-    recorded_.store(true, std::memory_order_release);
-  });
+void Backend::prepare() const {
+  if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
+    std::call_once(recording_, [this] {
+      for (const auto& comm : communicators()) {
+        record(*comm);
+      }
+      recorded_.store(true, std::memory_order_release);
+    });
+  }
+  TORCH_CHECK(
+      !detached_.load(std::memory_order_relaxed),
+      "group '",
+      options_->group_name,
+      "' has been shut down; create a new one");
+}
+
+void Backend::record(Communicator& comm) const {
+  comm.setDescription(getGroupDesc());
+  if (auto recorder = process_recorder::get()) {
+    comm.record(std::move(recorder));
+  }
 }
 
 const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) const {
+  TORCH_CHECK(
+      cpu_ != nullptr || !borrowed_,
+      what,
+      ": group '",
+      options_->group_name,
+      "' was made of a communicator for tensors of another device than the CPU; move the tensor");
   TORCH_CHECK(
       cpu_ != nullptr,
       what,
@@ -105,29 +135,83 @@ const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) 
       "' go through shared memory, and its ranks are on different hosts: ",
       cpuUnavailable_,
       ". Use backend 'cpu:gloo,cuda:torchcomms' there");
-  if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
-    startRecording();
-  }
-  TORCH_CHECK(
-      !detached_.load(std::memory_order_relaxed),
-      "group '",
-      options_->group_name,
-      "' has been shut down; create a new one");
+  prepare();
   return cpu_;
 }
 
-Communicator& Backend::route(const char* what, const at::Tensor& tensor) const {
+Communicator& Backend::route(const char* what, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), what, ": the tensor is undefined");
+  if (tensor.device().is_cpu()) {
+    return *cpuCommunicator(what);
+  }
+  return *communicator(what, tensor.device());
+}
+
+std::vector<std::shared_ptr<Communicator>> Backend::communicators() const {
+  std::vector<std::shared_ptr<Communicator>> all;
+  if (cpu_) {
+    all.push_back(cpu_);
+  }
+  std::lock_guard lock(acceleratorsMutex_);
+  for (const auto& [index, comm] : accelerators_) {
+    all.push_back(comm);
+  }
+  return all;
+}
+
+std::shared_ptr<Communicator> Backend::communicator(const char* what, at::Device device) {
+  if (device.is_cpu()) {
+    return cpuCommunicator(what);
+  }
   TORCH_CHECK_VALUE(
-      tensor.device().is_cpu(),
+      device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
+  prepare();
+  const auto find = [&]() -> std::shared_ptr<Communicator> {
+    std::lock_guard lock(acceleratorsMutex_);
+    const auto found = accelerators_.find(device.index());
+    return found == accelerators_.end() ? nullptr : found->second;
+  };
+  if (auto comm = find()) {
+    return comm;
+  }
+  std::lock_guard creating(creationMutex_);
+  if (auto comm = find()) {
+    return comm;
+  }
+  TORCH_CHECK(!closed_.load(), what, ": group '", options_->group_name, "' has been shut down");
+  TORCH_CHECK_VALUE(
+      !borrowed_,
       what,
       ": the tensor is on ",
-      tensor.device(),
-      ", and group '",
+      device,
+      ", and the communicator that group '",
       options_->group_name,
-      "' communicates CPU tensors; move it with tensor.to('cpu'), or for CUDA tensors use the "
-      "backend 'cpu:torchcomms,cuda:nccl', which needs a GPU, its driver and a torch with NCCL");
-  return *cpuCommunicator(what);
+      "' was made of serves ",
+      communicators().front()->device(),
+      "; move the tensor there");
+  return newCommunicator(device);
+}
+
+std::shared_ptr<Communicator> Backend::newCommunicator(at::Device device) {
+  auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
+  const Meeting meeting{
+      *store, getRank(), getSize(), describeGroup(*options_), members(), options_->timeout};
+  auto comm = connect(meeting, device, options_->accelerator);
+  {
+    std::lock_guard lock(acceleratorsMutex_);
+    accelerators_[device.index()] = comm;
+  }
+  // After that, so that what is registered meanwhile is not missed.
+  if (timing_.load(std::memory_order_relaxed)) {
+    comm->enableTiming();
+  }
+  installHooks(*comm);
+  record(*comm);
+  std::lock_guard lock(batchMutex_);
+  if (batches_.count(std::this_thread::get_id()) > 0) {
+    comm->startBatch();
+  }
+  return comm;
 }
 
 std::string Backend::members() const {
@@ -210,8 +294,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
       gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout);
   const int rank = child->rank();
   const int size = child->size();
+  auto store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + options->group_name, store_);
   return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
-      new Backend(std::move(child), rank, size, std::move(options)));
+      new Backend(std::move(store), std::move(child), rank, size, std::move(options)));
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::merge(
@@ -227,41 +312,45 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {
-  return cpuCommunicator("get_sequence_number_for_group")->sequenceNumber();
+  uint64_t issued = 0;
+  for (const auto& comm : communicators()) {
+    issued += comm->sequenceNumber();
+  }
+  return issued;
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(
       timeout.count() > 0, "set_timeout: timeout must be positive, got ", timeout.count(), " ms");
   options_->timeout = timeout;
-  if (cpu_) {
-    cpu_->setTimeout(timeout);
+  for (const auto& comm : communicators()) {
+    comm->setTimeout(timeout);
   }
 }
 
 void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
-  if (cpu_) {
-    cpu_->addEphemeralTimeout(timeout);
+  for (const auto& comm : communicators()) {
+    comm->addEphemeralTimeout(timeout);
   }
 }
 
 bool Backend::isInitialized() {
-  return cpu_ && cpu_->initialized();
+  for (const auto& comm : communicators()) {
+    if (comm->initialized()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
-  TORCH_CHECK_VALUE(
-      device.is_cpu(),
-      "eager connect: group '",
-      options_->group_name,
-      "' communicates tensors on cpu, got device_id ",
-      device);
-  cpuCommunicator("eager connect");  // the ranks have met already
+  communicator("eager connect", device);  // CPU: the ranks have met already
 }
 
 void Backend::enableCollectivesTiming() {
-  if (cpu_) {
-    cpu_->enableTiming();
+  timing_.store(true, std::memory_order_relaxed);
+  for (const auto& comm : communicators()) {
+    comm->enableTiming();
   }
 }
 
@@ -275,24 +364,39 @@ void Backend::registerOnCompletionHook(
       "' has one already; a group takes one");
   onCompletionHook_ = hook;  // what hasHooks() looks at
   completionHooks_ = std::make_shared<CallbackThread>();
-  installEndHook();
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
   enableCollectivesTiming();
 }
 
-void Backend::installEndHook() {
-  if (cpu_ == nullptr) {
-    return;  // nothing that could end
-  }
-  cpu_->setEndHook([thread = completionHooks_,
-                    onCompletion = onCompletionHook_
+void Backend::installHooks(Communicator& comm) {
+  std::lock_guard lock(hooksMutex_);
+  bool any = completionHooks_ != nullptr;
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-                    ,
-                    hooks = hooksOfCompletion_
+  any |= !hooksOfCompletion_.empty();
+#endif
+  if (any) {
+    installEndHook(comm);
+  }
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  if (!abortHooks_.empty()) {
+    installAbortHooks(comm);
+  }
+#endif
+}
+
+void Backend::installEndHook(Communicator& comm) {
+  comm.setEndHook([thread = completionHooks_,
+                   onCompletion = onCompletionHook_
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+                   ,
+                   hooks = hooksOfCompletion_
 #endif
   ](const Operation& op,
-                   [[maybe_unused]] Work* work,
-                   Clock::time_point started,
-                   Clock::time_point finished) {
+                  [[maybe_unused]] Work* work,
+                  Clock::time_point started,
+                  Clock::time_point finished) {
     if (onCompletion) {
       thread->add([onCompletion,
                    info = std::make_shared<c10d::WorkInfo>(
@@ -317,8 +421,8 @@ void Backend::installEndHook() {
 }
 
 void Backend::waitForPendingWorks() {
-  if (cpu_) {
-    cpu_->drain();
+  for (const auto& comm : communicators()) {
+    comm->drain();
   }
   if (completionHooks_) {
     completionHooks_->drain();
@@ -326,20 +430,32 @@ void Backend::waitForPendingWorks() {
 }
 
 c10d::ErrorType Backend::getError() {
-  return cpu_ ? cpu_->error() : c10d::ErrorType::SUCCESS;
+  for (const auto& comm : communicators()) {
+    if (const auto error = comm->error(); error != c10d::ErrorType::SUCCESS) {
+      return error;
+    }
+  }
+  return c10d::ErrorType::SUCCESS;
 }
 
 void Backend::abort() {
-  if (cpu_) {
-    cpu_->abort("abort()");
+  const auto all = communicators();
+  for (const auto& comm : all) {
+    comm->failBy("abort()");
+  }
+  for (const auto& comm : all) {
+    comm->awaitFailureHook();
   }
 }
 
 void Backend::shutdown() {
   if (borrowed_) {
     detach();
-  } else if (cpu_) {
-    cpu_->close();
+    return;
+  }
+  closed_ = true;
+  for (const auto& comm : communicators()) {
+    comm->close();
   }
 }
 
@@ -347,13 +463,17 @@ void Backend::shutdown() {
 void Backend::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   std::lock_guard lock(hooksMutex_);
   hooksOfCompletion_[id] = std::move(hook);
-  installEndHook();
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
 }
 
 void Backend::unregisterCompletionHook(int64_t id) {
   std::lock_guard lock(hooksMutex_);
   hooksOfCompletion_.erase(id);
-  installEndHook();
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
 }
 #endif
 
@@ -361,20 +481,21 @@ void Backend::unregisterCompletionHook(int64_t id) {
 void Backend::registerAbortHook(int64_t id, c10d::AbortHook hook) {
   std::lock_guard lock(hooksMutex_);
   abortHooks_[id] = std::move(hook);
-  installAbortHooks();
+  for (const auto& comm : communicators()) {
+    installAbortHooks(*comm);
+  }
 }
 
 void Backend::unregisterAbortHook(int64_t id) {
   std::lock_guard lock(hooksMutex_);
   abortHooks_.erase(id);
-  installAbortHooks();
+  for (const auto& comm : communicators()) {
+    installAbortHooks(*comm);
+  }
 }
 
-void Backend::installAbortHooks() {
-  if (cpu_ == nullptr) {
-    return;  // nothing that could fail
-  }
-  cpu_->setFailureHook([hooks = abortHooks_] {
+void Backend::installAbortHooks(Communicator& comm) {
+  comm.setFailureHook([hooks = abortHooks_] {
     for (const auto& [id, hook] : hooks) {
       hook();
     }

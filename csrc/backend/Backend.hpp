@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/GroupOptions.hpp"
@@ -16,7 +18,9 @@
 
 namespace torchcomms_pg {
 
-// Thread-safe. CPU tensors go over shared memory. Follows ProcessGroupNCCL
+// Thread-safe. CPU tensors go over shared memory. Tensors of an accelerator go
+// over a communicator for their device, which the first of them makes; every
+// rank of the group takes part in that. Follows ProcessGroupNCCL
 // where the two can be compared; a call with asyncOp false returns a null Work
 // when the operation has finished.
 class Backend final : public c10d::Backend {
@@ -145,25 +149,35 @@ class Backend final : public c10d::Backend {
   // The communicator for CPU tensors; raises where there is none.
   const std::shared_ptr<Communicator>& cpuCommunicator(const char* what) const;
 
+  // The communicator for tensors of the device; makes it where it is an
+  // accelerator's and there is none yet.
+  std::shared_ptr<Communicator> communicator(const char* what, at::Device device);
+
  private:
-  // Of a split or shrunk group, whose communicator is there already.
+  // Of a shrunk group, whose communicator is there already.
   Backend(
+      c10::intrusive_ptr<c10d::Store> store,
       std::shared_ptr<Communicator> comm,
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
-  // With the first use: torch describes a group after it has made it.
-  void startRecording() const;
+  // Before each use. Recording starts with the first: torch describes a group after it has made it.
+  void prepare() const;
+  void record(Communicator& comm) const;
   // Has the communicator call nothing of this group any more.
   void detach();
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  void installAbortHooks();
+  void installAbortHooks(Communicator& comm);
 #endif
-  void installEndHook();
+  void installEndHook(Communicator& comm);
   // Chooses the communicator by the tensor's device.
-  Communicator& route(const char* what, const at::Tensor& tensor) const;
+  Communicator& route(const char* what, const at::Tensor& tensor);
+  // Those that there are.
+  std::vector<std::shared_ptr<Communicator>> communicators() const;
+  std::shared_ptr<Communicator> newCommunicator(at::Device device);
+  void installHooks(Communicator& comm);
   // Calls `body`; an operation that throws leaves no batch open.
   template <class Body>
   WorkPtr issue(Communicator& comm, bool async, Body&& body);
@@ -173,11 +187,21 @@ class Backend final : public c10d::Backend {
   // A copy of `opts`, or where there are none, of this group's.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
+  // Forgets what the calling thread has collected.
+  void dropBatches();
   std::vector<int64_t> globalRanks() const;
   std::string members() const;  // the global ranks, as a key
 
   const c10::intrusive_ptr<GroupOptions> options_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<Communicator> cpu_;
+  std::mutex creationMutex_;  // held while the ranks meet for a device
+  mutable std::mutex acceleratorsMutex_;
+  std::map<at::DeviceIndex, std::shared_ptr<Communicator>> accelerators_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> timing_{false};
+  std::mutex batchMutex_;
+  std::set<std::thread::id> batches_;  // the threads that have one open
   std::string cpuUnavailable_;
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};

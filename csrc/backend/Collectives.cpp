@@ -52,7 +52,7 @@ Backend::WorkPtr Backend::issue(Communicator& comm, bool async, Body&& body) {
     return !async && comm.inBatch() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
-    comm.dropBatch();
+    dropBatches();
     throw;
   }
 }
@@ -244,7 +244,8 @@ Backend::WorkPtr Backend::alltoall(
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  auto& comm = *cpuCommunicator("barrier");
+  const auto device = opts.device.value_or(at::Device(at::kCPU));
+  auto& comm = *communicator("barrier", device);
   return issue(comm, opts.asyncOp, [&] { return comm.barrier(options(opts)); });
 }
 
@@ -273,13 +274,43 @@ Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
 
 void Backend::startCoalescing() {
   // Torch wraps the abort of groups in this, also of those without a communicator.
-  if (cpu_) {
-    cpu_->startBatch();
+  {
+    std::lock_guard lock(batchMutex_);
+    batches_.insert(std::this_thread::get_id());
+  }
+  for (const auto& comm : communicators()) {
+    comm->startBatch();
+  }
+}
+
+void Backend::dropBatches() {
+  {
+    std::lock_guard lock(batchMutex_);
+    batches_.erase(std::this_thread::get_id());
+  }
+  for (const auto& comm : communicators()) {
+    comm->dropBatch();
   }
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
-  return cpu_ ? cpu_->endBatch() : nullptr;
+  {
+    std::lock_guard lock(batchMutex_);
+    batches_.erase(std::this_thread::get_id());
+  }
+  WorkPtr work;
+  for (const auto& comm : communicators()) {
+    if (!comm->inBatch() && comm->device() != at::kCPU) {
+      continue;  // an operation that raised has dropped it
+    }
+    if (auto launched = comm->endBatch()) {
+      if (work) {
+        work->wait();  // CPU tensors in the same batch: the host waits for those
+      }
+      work = std::move(launched);
+    }
+  }
+  return work;
 }
 
 }  // namespace torchcomms_pg

@@ -1,6 +1,7 @@
 // What a user may set for a group: `pg_options` of init_process_group.
 #pragma once
 
+#include "comm/Connect.hpp"
 #include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
@@ -11,6 +12,8 @@ struct GroupOptions : c10d::Backend::Options {
   explicit GroupOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options(kBackendName, timeout) {}
   GroupOptions(const GroupOptions&) = default;
+
+  AcceleratorOptions accelerator;
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
     return c10::make_intrusive<GroupOptions>(*this);

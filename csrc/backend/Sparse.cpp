@@ -66,7 +66,8 @@ Backend::WorkPtr Backend::allreduce_sparse(
   std::vector<int64_t> shape = input.sizes().vec();
   shape.push_back(input.sparse_dim());
   shape.push_back(values.size(0));
-  const auto shapes = gatherRows(comm, at::tensor(shape, at::kLong), options);
+  const auto shapes =
+      gatherRows(comm, at::tensor(shape, at::kLong).to(comm.device()), options).cpu();
   const auto last = static_cast<int64_t>(shape.size()) - 1;
   const auto counts = shapes.select(1, last);
   for (int rank = 0; rank < comm.size(); ++rank) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -93,7 +94,7 @@ Communicator::Call Communicator::merge(std::vector<Call> calls) {
     };
   }
   merged.launch = [this, shared](ncclComm_t comm, cudaStream_t stream) {
-    return grouped([&] {
+    return grouped(api_, [&] {
       for (auto& call : *shared) {
         const auto result = call.launch(comm, stream);
         if (result != ncclSuccess) {

@@ -12,13 +12,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
-// How long a failed library may take to let go of a blocked operation.
-constexpr std::chrono::seconds kReleasePatience{10};
-
-}  // namespace
-
 Communicator::Communicator(
     const NcclApi& api,
     ncclComm_t comm,
@@ -33,6 +26,7 @@ Communicator::Communicator(
       group_(std::move(group)),
       pid_(getpid()),
       device_(std::move(device)),
+      accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
       comm_(comm) {
   Monitor::get().add(this);
@@ -150,7 +144,9 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
     work->become(op, call.inputs, call.outputs);
   }
   withParamComms(*this, op, recordName(op.kind), call.inputs, call.outputs, [&] {
-    if (!op.async) {
+    if (accelerator_ != nullptr) {
+      runOnAccelerator(call, work);
+    } else if (!op.async) {
       runHere(call, work);
     } else if (op.ordered) {
       runOnStream(call, work);
@@ -254,14 +250,15 @@ void Communicator::finish(
   const auto held = work;  // leaving may drop the last other reference
   leave(entry);
   if (const auto& recording = held->operation().recording) {
-    const auto started = held->started();
-    const auto now = Clock::now();
-    recording->end(
-        !error, started == Clock::time_point{} ? Clock::duration{} : now - started, held->source());
+    // The events of an accelerator that has failed tell nothing.
+    const bool known = !error || accelerator_ == nullptr;
+    recording->end(!error, known ? held->elapsed() : Clock::duration{}, held->source());
   }
   held->finish(error);
   if (const auto hook = std::atomic_load(&endHook_)) {
-    (*hook)(held->operation(), held.get(), held->started(), held->finished());
+    // Of a synchronous operation the caller got no Work.
+    auto* const told = held->operation().async ? held.get() : nullptr;
+    (*hook)(held->operation(), told, held->started(), held->finished());
   }
   tellEnd(held->operation(), error, held->started(), held->finished());
   if (!held->hasFuture()) {
@@ -299,7 +296,7 @@ void Communicator::leave(InFlightList::iterator entry) {
 }
 
 void Communicator::await(Work& work, Milliseconds timeout) {
-  if (work.isCompleted()) {
+  if (work.done()) {
     if (!work.isSuccess()) {
       awaitFailureHook();
     }
@@ -312,6 +309,10 @@ void Communicator::await(Work& work, Milliseconds timeout) {
       work.launched(),
       "wait: the operation is part of a batch that has not been launched; leave the coalescing "
       "context first");
+  if (accelerator_ != nullptr) {
+    awaitOnAccelerator(work, timeout);
+    return;
+  }
   if (timeout <= kNoTimeout) {
     // Not with a timeout: what is queued may take longer.
     device_->help([&] { return work.isCompleted(); });

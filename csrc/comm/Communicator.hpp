@@ -44,7 +44,9 @@ struct Group {
 // Thread-safe. Owns the library's communicator, the device's streams, and the
 // list of operations in flight that the monitor looks at. One operation with
 // `async` false on CPU tensors runs in the calling thread; otherwise a Work
-// tells of its end. Where the caller gets no Work, it gets null.
+// tells of its end. Where the caller gets no Work, it gets null. On an
+// accelerator every operation is queued and the call returns at once: with
+// `async` false in the caller's current stream, else in the communicator's.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public Monitor::Watched {
  public:
@@ -171,10 +173,18 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Waits for the end of `work`, see Work::wait.
   void await(Work& work, Milliseconds timeout);
+  // Of an accelerator: has the current stream wait for the end of `work`.
+  void awaitInStream(Work& work);
+  // Null: a host device.
+  AcceleratorDevice* accelerator() const { return accelerator_; }
 
   // Fails every operation here and on the other ranks, now and later. Returns
   // when the abort hooks have run, or after 30 s. Has an effect once.
   void abort(const std::string& why);
+  // The two halves of abort(), so that several communicators fail together:
+  // what fails it, and what waits for the hooks that are told.
+  void failBy(const std::string& why);
+  void awaitFailureHook();
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
   // deadline.
@@ -258,7 +268,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   struct InFlight {
     const Operation* op;
-    WorkPtr work;  // keeps `op`; null: `op` lives in a calling thread
+    WorkPtr work;         // keeps `op`; null: `op` lives in a calling thread
+    bool ending = false;  // somebody is about to finish it
   };
   using InFlightList = std::list<InFlight>;
 
@@ -272,6 +283,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     void* data;
     size_t count;
   };
+
+  // How long a failed library may take to let go of a blocked operation.
+  static constexpr std::chrono::seconds kReleasePatience{10};
 
   // Messages inside an all-to-all, apart from those of users, whose tags are
   // not negative.
@@ -293,24 +307,21 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       cudaStream_t stream);
   ncclResult_t message(bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
 
-  // Calls `body` between ncclGroupStart and ncclGroupEnd.
-  template <class Body>
-  ncclResult_t grouped(Body&& body) {
-    const auto started = api_.groupStart();
-    if (started != ncclSuccess) {
-      return started;
-    }
-    const auto result = body();
-    const auto ended = api_.groupEnd();  // also after an error: the group must not stay open
-    return result != ncclSuccess ? result : ended;
-  }
-
   WorkPtr issue(Call call);
   WorkPtr launch(Call call, WorkPtr work);
   WorkPtr start(Call& call, WorkPtr work);
   void runHere(Call& call, const WorkPtr& work);
   void runOnStream(Call& call, const WorkPtr& work);
   void runMessages(Call& call, const WorkPtr& work);
+
+  // On an accelerator (Accelerator.cpp).
+  void runOnAccelerator(Call& call, const WorkPtr& work);
+  void awaitOnAccelerator(Work& work, Milliseconds timeout);
+  void collectFinished();
+  void conclude(const WorkPtr& work, InFlightList::iterator entry);
+  std::exception_ptr asyncError(const Operation& op);
+  ncclResult_t settle(ncclComm_t comm, ncclResult_t result);
+  bool awaitEnd(Work& work, std::optional<Clock::time_point> deadline);
   Call merge(std::vector<Call> calls);
   Batch* openBatch();
   WorkPtr newWork(const Call& call);
@@ -343,11 +354,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void timeOut(const Operation& op, Milliseconds timeout);
   bool libraryFailed();
   void failLibrary(const Failure& failure);
-  void failBy(const std::string& why);
   // `requested`: by abort() here.
   std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
   void closeNow();
-  void awaitFailureHook();
   std::string rankNames(const std::vector<int>& ranks) const;
 
   const NcclApi& api_;
@@ -356,6 +365,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Group group_;
   const pid_t pid_;
   const std::unique_ptr<Device> device_;
+  AcceleratorDevice* const accelerator_;  // device_, if it is one
   std::atomic<int64_t> timeoutMs_;
   std::atomic<int64_t> extraMs_{0};
   std::atomic<bool> timing_{false};
@@ -385,6 +395,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   mutable std::mutex inFlightMutex_;
   std::condition_variable drained_;
   InFlightList inFlight_;
+
+  std::timed_mutex failMutex_;  // held while libnccl is made to fail
+  std::atomic<bool> libraryFailed_{false};
 
   std::mutex issueMutex_;  // held while an operation goes into the communicator's stream
 

@@ -7,6 +7,7 @@
 #include "comm/Checks.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Types.hpp"
+#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -85,7 +86,8 @@ WorkPtr Communicator::allToAllSingle(
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel(what, "output", output, input.numel());
     call.launch = [this, target, wire, source](ncclComm_t comm, cudaStream_t stream) {
-      return api_.allToAll(
+      return torchcomms_pg::allToAll(
+          api_,
           source.data_ptr(),
           target.data(),
           source.numel() / size_ * wire.factor,
@@ -158,7 +160,7 @@ ncclResult_t Communicator::exchange(
     ncclDataType_t type,
     ncclComm_t comm,
     cudaStream_t stream) {
-  return grouped([&] {
+  return grouped(api_, [&] {
     for (int peer = 0; peer < size_; ++peer) {
       for (const bool sending : {true, false}) {
         const auto& part = sending ? sends[peer] : receives[peer];

@@ -102,16 +102,33 @@ void Communicator::awaitFailureHook() {
 }
 
 void Communicator::failLibrary(const Failure& failure) {
-  std::lock_guard lock(commMutex_);
-  auto* const comm = comm_.load(std::memory_order_acquire);
-  if (comm == nullptr) {
+  if (api_.fail != nullptr) {
+    std::lock_guard lock(commMutex_);
+    if (auto* const comm = comm_.load(std::memory_order_acquire)) {
+      api_.fail(comm, ncclRemoteError, failure.message, failure.ranks);
+    }
     return;
   }
-  if (api_.fail != nullptr) {
-    api_.fail(comm, ncclRemoteError, failure.message, failure.ranks);
-  } else if (api_.commRevoke != nullptr) {
-    api_.commRevoke(comm, NCCL_REVOKE_DEFAULT);
+  if (libraryFailed_.exchange(true)) {
+    return;
   }
+  // NCCL may block until its kernels have let go, whoever asks must not.
+  std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+    const std::lock_guard failing(self->failMutex_);
+    auto* comm = self->comm_.load(std::memory_order_acquire);
+    const auto revoke = self->api_.commRevoke;
+    if (comm == nullptr ||
+        (revoke != nullptr && revoke(comm, NCCL_REVOKE_DEFAULT) == ncclSuccess)) {
+      return;
+    }
+    {
+      std::lock_guard lock(self->commMutex_);
+      comm = self->comm_.exchange(nullptr, std::memory_order_acq_rel);
+    }
+    if (comm != nullptr) {
+      self->api_.commAbort(comm);
+    }
+  }).detach();
 }
 
 std::string Communicator::rankNames(const std::vector<int>& ranks) const {
@@ -189,8 +206,10 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
   }
   auto text = "timed out after " + inSeconds(timeout) + ": ";
   if (!initialized_.load(std::memory_order_acquire)) {
-    text += absent.empty() ? "the group was still being set up"
+    text += absent.empty() ? std::string("the group was still being set up")
                            : rankNames(absent) + " did not join the group";
+  } else if (absent.empty() && api_.absentRanks == nullptr) {
+    text += "it has not finished; NCCL does not tell which ranks it waits for";
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
   } else {
@@ -220,9 +239,16 @@ std::string Communicator::failureMessage() const {
 
 void Communicator::check(Clock::time_point now) noexcept {
   try {
+    if (accelerator_ != nullptr) {
+      collectFinished();
+    }
     std::optional<Operation> overdue;
+    std::optional<Operation> first;
     {
       std::lock_guard lock(inFlightMutex_);
+      if (accelerator_ != nullptr && !inFlight_.empty()) {
+        first = *inFlight_.front().op;
+      }
       for (const auto& entry : inFlight_) {
         if (now - entry.op->issued >= entry.op->timeout) {
           overdue = *entry.op;
@@ -233,7 +259,10 @@ void Communicator::check(Clock::time_point now) noexcept {
     if (failure()) {
       return;
     }
-    if (overdue) {
+    if (first && initialized_.load(std::memory_order_acquire) && asyncError(*first)) {
+      // What is queued must not wait for a peer that is gone.
+      failLibrary(*failure());
+    } else if (overdue) {
       timeOut(*overdue, overdue->timeout);
     } else if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
       // A rank that has no operation in flight, such as one that is late, has

@@ -5,6 +5,7 @@
 #include "comm/Checks.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Types.hpp"
+#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -86,7 +87,7 @@ WorkPtr Communicator::allGather(
     targets.emplace_back(output, /*readFirst=*/false);
   }
   call.launch = [this, targets, wire, source](ncclComm_t comm, cudaStream_t stream) {
-    return grouped([&] {
+    return grouped(api_, [&] {
       for (int root = 0; root < size_; ++root) {
         const auto& target = targets[root];
         const auto result = api_.broadcast(
@@ -149,7 +150,8 @@ WorkPtr Communicator::gather(
     targets.emplace(outputs);
   }
   call.launch = [this, targets, wire, source, root](ncclComm_t comm, cudaStream_t stream) {
-    return api_.gather(
+    return torchcomms_pg::gather(
+        api_,
         source.data_ptr(),
         targets ? targets->data() : nullptr,
         source.numel() * wire.factor,
@@ -244,7 +246,8 @@ WorkPtr Communicator::scatter(
   Target target(output, /*readFirst=*/false);
   const auto flat = isRoot ? flatten(inputs) : at::Tensor();
   call.launch = [this, target, wire, flat, root](ncclComm_t comm, cudaStream_t stream) {
-    return api_.scatter(
+    return torchcomms_pg::scatter(
+        api_,
         flat.defined() ? flat.data_ptr() : nullptr,
         target.data(),
         target.buffer().numel() * wire.factor,

@@ -211,8 +211,26 @@ void Communicator::giveUp(const char* why) noexcept {
 }
 
 void Communicator::drain() {
+  const auto nothing = [&] { return inFlight_.empty(); };
   std::unique_lock lock(inFlightMutex_);
-  drained_.wait(lock, [&] { return inFlight_.empty(); });
+  if (accelerator_ == nullptr) {
+    drained_.wait(lock, nothing);
+    return;
+  }
+  // Sooner than the monitor would see it. A device that does not let go of a
+  // failed operation is not waited for.
+  std::optional<Clock::time_point> failed;
+  while (!drained_.wait_for(lock, std::chrono::milliseconds(1), nothing)) {
+    lock.unlock();
+    collectFinished();
+    if (!failed && failure()) {
+      failed = Clock::now();
+    }
+    lock.lock();
+    if (failed && Clock::now() - *failed > kReleasePatience) {
+      return;
+    }
+  }
 }
 
 void Communicator::close() {
@@ -237,6 +255,10 @@ void Communicator::closeNow() {
   }
   drain();
   hooks_->drain();
+  const std::unique_lock failing(failMutex_, kReleasePatience);
+  if (!failing.owns_lock()) {
+    return;  // libnccl hangs in its own failure; better to leave it than to hang too
+  }
   ncclComm_t comm = nullptr;
   {
     std::lock_guard lock(commMutex_);

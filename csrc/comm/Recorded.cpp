@@ -130,7 +130,9 @@ void Communicator::recordIssue(Call& call) {
   }
   auto* const source = StackSource::get();
   const auto stack = source == nullptr ? nullptr : source->capture();
-  const bool started = !op.async && initialized_.load(std::memory_order_acquire);
+  // Whether what is in an accelerator's stream has started is not known.
+  const bool started =
+      !op.async && accelerator_ == nullptr && initialized_.load(std::memory_order_acquire);
   const auto addMessage = [&](const Call& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
     add({.seq = seq,

@@ -5,6 +5,7 @@
 #include "comm/Checks.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Types.hpp"
+#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -71,7 +72,8 @@ WorkPtr Communicator::reduce(
     auto all = at::empty({isRoot ? size_ : 0, tensor.numel()}, tensor.options());
     call.launch = [this, target, all, count, root, type = reduction.wire().type](
                       ncclComm_t comm, cudaStream_t stream) {
-      return api_.gather(target.data(), all.data_ptr(), count, type, root, comm, stream);
+      return torchcomms_pg::gather(
+          api_, target.data(), all.data_ptr(), count, type, root, comm, stream);
     };
     if (isRoot) {
       call.after = [target, all, reduction] {
@@ -150,7 +152,7 @@ WorkPtr Communicator::reduceScatter(
   call.launch = [this, target, flat, counts, step, reduction](
                     ncclComm_t comm, cudaStream_t stream) {
     return reduction.with(api_, comm, [&](ncclRedOp_t op) {
-      return grouped([&] {
+      return grouped(api_, [&] {
         const auto* part = static_cast<const char*>(flat.data_ptr());
         for (int root = 0; root < size_; ++root) {
           const auto result = api_.reduce(
@@ -178,7 +180,8 @@ void Communicator::launchReduceScatter(
     auto parts = at::empty({size_, output.numel()}, output.options());
     call.launch = [this, input, parts, count, type = reduction.wire().type](
                       ncclComm_t comm, cudaStream_t stream) {
-      return api_.allToAll(input.data_ptr(), parts.data_ptr(), count, type, comm, stream);
+      return torchcomms_pg::allToAll(
+          api_, input.data_ptr(), parts.data_ptr(), count, type, comm, stream);
     };
     call.after = [target, parts, reduction] {
       reduction.combine(target.buffer().view({-1}), parts);

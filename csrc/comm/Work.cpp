@@ -1,6 +1,7 @@
 #include "comm/Work.hpp"
 
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <thread>
@@ -9,6 +10,7 @@
 #include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/ParamComms.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -49,11 +51,11 @@ Work::Work(
       outputs_(std::move(outputs)) {}
 
 bool Work::isCompleted() {
-  return done_.load(std::memory_order_acquire);
+  return done() || reached();
 }
 
 bool Work::isSuccess() const {
-  return done_.load(std::memory_order_acquire) && !exception();
+  return done() ? !exception() : reached() && comm_->failure() == nullptr;
 }
 
 int Work::sourceRank() const {
@@ -75,7 +77,11 @@ void Work::synchronize() {
 }
 
 void Work::blockCurrentStream() {
-  synchronize();
+  if (comm_->accelerator() != nullptr) {
+    comm_->awaitInStream(*this);
+  } else {
+    synchronize();
+  }
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
@@ -102,9 +108,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
           c10::ListType::create(c10::TensorType::get()), comm_->futureDevices());
     }
   }
-  if (isCompleted()) {
-    announce();
-  }
+  announce();
   return future_;
 }
 
@@ -115,9 +119,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
     }
   }
-  if (isCompleted()) {
-    announce();
-  }
+  announce();
   return futureResult_;
 }
 
@@ -186,16 +188,56 @@ bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
   return cv_.wait_until(lock, *deadline, [&] { return completed_; });
 }
 
+void Work::queued(EventPtr start, EventPtr end, std::shared_ptr<const void> held) {
+  std::lock_guard lock(mutex_);
+  start_ = std::move(start);
+  end_ = std::move(end);
+  held_ = std::move(held);
+}
+
+EventPtr Work::end() const {
+  std::lock_guard lock(mutex_);
+  return end_;
+}
+
+bool Work::reached() const {
+  const auto event = end();
+  return event && event->query();
+}
+
+void Work::release() {
+  std::vector<at::Tensor> inputs;  // freed after the lock is released
+  std::shared_ptr<const void> held;
+  std::lock_guard lock(mutex_);
+  inputs.swap(inputs_);
+  held.swap(held_);
+}
+
+Clock::duration Work::measured() const {
+  const std::chrono::duration<double, std::milli> between(start_->elapsedTime(*end_));
+  return std::chrono::duration_cast<Clock::duration>(between);
+}
+
+Clock::duration Work::elapsed() const {
+  std::lock_guard lock(mutex_);
+  if (end_) {
+    return start_ ? measured() : Clock::duration{};
+  }
+  return started_ == Clock::time_point{} ? Clock::duration{} : Clock::now() - started_;
+}
+
 bool Work::finish(std::exception_ptr error) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
+  std::shared_ptr<const void> held;
   {
     std::lock_guard lock(mutex_);
     if (completed_) {
       return false;
     }
-    finished_ = Clock::now();
+    finished_ = start_ && !error ? started_ + measured() : Clock::now();
     exception_ = std::move(error);
     inputs.swap(inputs_);
+    held.swap(held_);
     completed_ = true;
     done_.store(true, std::memory_order_release);
   }
@@ -210,14 +252,19 @@ bool Work::hasFuture() const {
 
 void Work::announce() {
   std::unique_lock lock(mutex_);
+  if (!completed_ && !end_) {
+    return;
+  }
   const auto endRange = std::exchange(recordFunctionEndCallback_, nullptr);
   // Whoever sees a future unannounced marks it: completion and a late
   // getFuture() may come at the same time.
   const auto future = std::exchange(futureAnnounced_, future_ != nullptr) ? nullptr : future_;
-  const auto futureResult =
-      std::exchange(futureResultAnnounced_, futureResult_ != nullptr) ? nullptr : futureResult_;
+  const bool tell = completed_ && !futureResultAnnounced_;
+  const auto futureResult = tell ? futureResult_ : nullptr;
+  futureResultAnnounced_ |= futureResult != nullptr;
   const auto error = exception_;
   const auto outputs = outputs_;
+  const auto end = end_;
   lock.unlock();
   if (endRange) {
     endRange();
@@ -229,6 +276,11 @@ void Work::announce() {
     if (error) {
       future->setError(error);
     } else {
+      // It takes note of the current stream: what waits for it comes after that.
+      c10::OptionalStreamGuard guard;
+      if (end) {
+        guard.reset_stream(comm_->accelerator()->after(*end));
+      }
       future->markCompleted(at::IValue(outputs));
     }
   }

@@ -11,13 +11,16 @@
 #include <vector>
 
 #include "comm/Operation.hpp"
+#include "device/Device.hpp"
 
 namespace torchcomms_pg {
 
 class Communicator;
 
-// Keeps the operation's tensors alive until it has finished. Made and finished
-// by its Communicator; the other methods may be called from any thread.
+// Keeps the operation's tensors alive until it has finished; on an accelerator,
+// where the host need not know of the end, until a stream waits for it, if that
+// is sooner. Made and finished by its Communicator; the other methods may be
+// called from any thread.
 class Work final : public c10d::Work {
  public:
   Work(
@@ -41,7 +44,9 @@ class Work final : public c10d::Work {
 
   // Returns when the operation has finished, or raises what it failed with.
   // With a timeout: when it has not finished by then, the communicator fails,
-  // since an operation under way cannot be taken back.
+  // since an operation under way cannot be taken back. On an accelerator the
+  // current stream waits, and the host only where a timeout is given, or for a
+  // barrier.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   void blockCurrentStream() override;
@@ -49,7 +54,8 @@ class Work final : public c10d::Work {
   // Aborts the whole communicator.
   void abort() override;
 
-  // Completes with the outputs, or with the error.
+  // Completes with the outputs, or with the error. On an accelerator at once,
+  // and what its callbacks do comes after the operation in their streams.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // Completes with a c10d::WorkResult, never with an error.
@@ -72,6 +78,17 @@ class Work final : public c10d::Work {
   void setTimed(bool timed);
   // Of a batch: what it turned out to be, when it is launched.
   void become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
+  // Of an accelerator: the operation is in a stream. It ends with `end`, and
+  // needs `held` until then. `start`: null without timing.
+  void queued(EventPtr start, EventPtr end, std::shared_ptr<const void> held);
+  EventPtr end() const;
+  // Whether the stream is past the operation.
+  bool reached() const;
+  // Since it started, of an operation that has ended; 0: not known.
+  Clock::duration elapsed() const;
+  // Drops what only the operation needed.
+  void release();
+  bool done() const { return done_.load(std::memory_order_acquire); }
   // False when `deadline` passed first.
   bool waitUntil(std::optional<Clock::time_point> deadline);
   bool finish(std::exception_ptr error);
@@ -82,6 +99,8 @@ class Work final : public c10d::Work {
   Clock::time_point finished() const;
 
  private:
+  Clock::duration measured() const;  // between the events, with the mutex held
+
   const std::shared_ptr<Communicator> comm_;
   Operation op_;
   std::atomic<bool> done_{false};
@@ -89,8 +108,11 @@ class Work final : public c10d::Work {
   int source_ = -1;
   Clock::time_point started_{};
   Clock::time_point finished_{};
-  std::vector<at::Tensor> inputs_;   // released when finished
-  std::vector<at::Tensor> outputs_;  // what result() and the future give
+  EventPtr start_;
+  EventPtr end_;
+  std::shared_ptr<const void> held_;  // released with the inputs
+  std::vector<at::Tensor> inputs_;    // released when finished
+  std::vector<at::Tensor> outputs_;   // what result() and the future give
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
   bool futureAnnounced_ = false;

@@ -7,7 +7,16 @@
 #include <functional>
 #include <memory>
 
+namespace c10 {
+struct Event;
+}
+
 namespace torchcomms_pg {
+
+class AcceleratorDevice;
+
+// A point in a stream of an accelerator.
+using EventPtr = std::shared_ptr<const c10::Event>;
 
 class Device {
  public:
@@ -33,6 +42,10 @@ class Device {
   // Has the calling thread, which would only wait for `done`, do waiting work
   // where that is faster. May return before `done`.
   virtual void help(const std::function<bool()>& done) = 0;
+
+  // This, where it is one: its operations end later than the calls that queue
+  // them.
+  virtual AcceleratorDevice* accelerator() { return nullptr; }
 
   // For another communicator on the same device.
   virtual std::unique_ptr<Device> another() const = 0;

@@ -1,0 +1,74 @@
+#include "device/AcceleratorDevice.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+c10::impl::VirtualGuardImpl implementation(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
+    : Device(device),
+      highPriority_(highPriority),
+      own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
+      finisher_("tcpg_finish") {}
+
+cudaStream_t AcceleratorDevice::stream(bool async) {
+  return handle(async ? follow() : currentStream());
+}
+
+std::unique_ptr<Device> AcceleratorDevice::another() const {
+  return std::make_unique<AcceleratorDevice>(device(), highPriority_);
+}
+
+c10::Stream AcceleratorDevice::currentStream() const {
+  return implementation(device()).getStream(device());
+}
+
+c10::Stream AcceleratorDevice::follow() {
+  record(currentStream(), /*timed=*/false)->block(own_);
+  return own_;
+}
+
+EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
+  std::unique_ptr<c10::Event> event;
+  {
+    const std::lock_guard lock(events_->mutex);
+    auto& free = events_->free[timed];
+    if (!free.empty()) {
+      event = std::move(free.back());
+      free.pop_back();
+    }
+  }
+  if (!event) {
+    event = std::make_unique<c10::Event>(
+        device().type(), timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
+  }
+  event->record(stream);
+  // Streams that wait for it took note of this record: it may be recorded
+  // again before they get there.
+  return {event.release(), [events = events_, timed](c10::Event* done) {
+            const std::lock_guard lock(events->mutex);
+            events->free[timed].emplace_back(done);
+          }};
+}
+
+void AcceleratorDevice::await(const c10::Event& event) const {
+  event.block(currentStream());
+}
+
+c10::Stream AcceleratorDevice::after(const c10::Event& event) const {
+  const auto stream =
+      implementation(device()).getStreamFromGlobalPool(device(), /*isHighPriority=*/false);
+  event.block(stream);
+  return stream;
+}
+
+}  // namespace torchcomms_pg

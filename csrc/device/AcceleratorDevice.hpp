@@ -1,0 +1,65 @@
+// An accelerator: operations are queued in its streams, and the host does not
+// wait. Everything goes through c10's generic classes, so that nothing here
+// depends on CUDA.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/Device.hpp"
+#include "device/WorkerStream.hpp"
+
+namespace torchcomms_pg {
+
+class AcceleratorDevice final : public Device {
+ public:
+  // Raises where this process cannot use the device.
+  AcceleratorDevice(c10::Device device, bool highPriority);
+
+  cudaStream_t stream(bool async) override;
+  // What `body` does is queued where the calling thread queues.
+  void run(cudaStream_t, std::function<void()> body) override { body(); }
+  void handOver() override { finisher_.handOver(); }
+  void runApart(std::function<void()> body) override { finisher_.enqueue(std::move(body)); }
+  void help(const std::function<bool()>&) override {}
+  std::unique_ptr<Device> another() const override;
+  AcceleratorDevice* accelerator() override { return this; }
+
+  // The communicator's stream; what comes next in it waits for what the
+  // calling thread has queued so far in its current stream.
+  c10::Stream follow();
+
+  c10::Stream currentStream() const;
+
+  // The end of what is in `stream` so far. `timed`: for a duration.
+  EventPtr record(const c10::Stream& stream, bool timed);
+
+  // The current stream goes on when the event has happened; the host does not wait.
+  void await(const c10::Event& event) const;
+
+  // A stream apart in which `event` has happened.
+  c10::Stream after(const c10::Event& event) const;
+
+  static cudaStream_t handle(const c10::Stream& stream) {
+    return static_cast<cudaStream_t>(stream.native_handle());
+  }
+
+ private:
+  // Events are costly to make, so they are used again.
+  struct Events {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<c10::Event>> free[2];  // without and with timing
+  };
+
+  const bool highPriority_;
+  const c10::Stream own_;
+  const std::shared_ptr<Events> events_ = std::make_shared<Events>();
+  WorkerStream finisher_;
+};
+
+}  // namespace torchcomms_pg
