@@ -4,6 +4,7 @@ import os
 
 import ranks
 import simulated
+import torch._dynamo  # noqa: F401  (some operators import it at first use: seconds, inside a test)
 
 from torchcomms_pg.registration import serve_host_device
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from torchcomms_pg import env
@@ -76,6 +77,14 @@ def connect_gloo(
             ) from error
 
     return connect
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Returns the device with its index; without one, the current device of its type."""
+    index: int | None = device.index
+    if device.type == "cpu" or index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchcomms_pg import _C, env, nccl
-from torchcomms_pg.bootstrap import connect_gloo, find_ranks, find_store
+from torchcomms_pg.bootstrap import connect_gloo, find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
@@ -104,7 +104,7 @@ def new_comm(
             name,
             chosen.timeout,
             ends_process,
-            _indexed(device),
+            with_index(device),
             env.read("TORCHCOMM_NCCL_LIBRARY") or "",
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
@@ -135,14 +135,7 @@ def get_comm(
         raise ValueError(
             f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
         )
-    comm = backend.communicator(_indexed(device))
+    comm = backend.communicator(with_index(device))
     options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
     name = "shm" if device.type == "cpu" else "nccl"
     return TorchComm(comm, name, options, group=group, owned=False)
-
-
-def _indexed(device: torch.device) -> torch.device:
-    """Returns the device that is meant; of an accelerator without an index, the current one."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.device(device.type, torch.accelerator.current_device_index())
