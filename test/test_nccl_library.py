@@ -39,10 +39,16 @@ SINCE = {
     "ncclCommRegister": 21903,
     "ncclCommDeregister": 21903,
     "ncclCommShrink": 22703,
+    "ncclCommWindowRegister": 22703,
+    "ncclCommWindowDeregister": 22703,
     "ncclAlltoAll": 22803,
     "ncclGather": 22803,
     "ncclScatter": 22803,
     "ncclCommRevoke": 22807,
+    "ncclWinGetUserPtr": 22902,
+    "ncclPutSignal": 22902,
+    "ncclSignal": 22902,
+    "ncclWaitSignal": 22902,
 }
 
 
