@@ -451,6 +451,109 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
     store.delete_key("held")
 
 
+# ---------------------------------------------------------------- graphs
+
+# Before, streams do not tell of a capture, except CUDA's.
+graphs = pytest.mark.skipif(
+    not hasattr(torch.Stream, "is_capturing"), reason="streams tell of a capture from torch 2.12 on"
+)
+
+
+@graphs
+@on_sim()
+@both
+def test_a_graph_with_operations_can_be_replayed(world, async_op):
+    rank = dist.get_rank()
+    value = torch.zeros(70_001, device=DEVICE)
+    spread = torch.zeros(500, 2, device=DEVICE)[:, 0]  # goes through a temporary buffer
+    dist.all_reduce(value)  # connects
+    graph = simulated.Graph()
+    with graph.capture():
+        doubled = value * 2
+        work = dist.all_reduce(doubled, async_op=async_op)
+        finish(work, async_op)
+        result = -doubled
+        finish(dist.broadcast(spread, world - 1, async_op=async_op), async_op)
+        copied = spread * 1
+    assert work is None or work.is_completed()
+    for salt in range(3):
+        inputs = all_data(world, 70_001, salt=salt)
+        value.copy_(sim(inputs[rank]))
+        spread.fill_(rank + salt)
+        graph.replay()
+        between = torch.ones(3, device=DEVICE)
+        dist.all_reduce(between, async_op=True).wait()  # keeps its place between the replays
+        assert_reduced(result.cpu(), [-2 * x for x in inputs])
+        assert (copied.cpu() == world - 1 + salt).all() and (between.cpu() == world).all()
+
+
+@graphs
+@on_sim(2)
+def test_messages_and_batches_in_graphs(world):
+    rank = dist.get_rank()
+    peer = 1 - rank
+    sent, received = (torch.zeros(1000, device=DEVICE) for _ in range(2))
+    tensors = [torch.zeros(10 + i, device=DEVICE) for i in range(3)]
+    dist.all_reduce(tensors[0])
+    first, second = simulated.Graph(), simulated.Graph()
+    with first.capture():
+        ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    with second.capture():
+        device = torch.device(DEVICE)
+        with dist._coalescing_manager(device=device, async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        manager.wait()
+    for salt in range(3):
+        sent.copy_(sim(data(rank, 1000, salt=salt)))
+        for tensor in tensors:
+            tensor.fill_(1 + rank)
+        first.replay()
+        second.replay()
+        assert_same(received.cpu(), data(peer, 1000, salt=salt))
+        assert all((tensor.cpu() == 3).all() for tensor in tensors)
+
+
+@graphs
+@on_sim(2)
+def test_nothing_watches_or_records_what_a_graph_holds(world):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    comm = torchcomms_pg.get_comm(group, DEVICE)
+    recorder = torchcomms_pg.hooks.FlightRecorderHook(max_entries=10)
+    tensor = torch.ones(10, device=DEVICE)
+    dist.all_reduce(tensor, group=group)
+    recorder.register_with_comm(comm)
+    graph = simulated.Graph()
+    with graph.capture():
+        dist.all_reduce(tensor, group=group)
+        dist.barrier(group, async_op=True).wait()
+    time.sleep(2.5)  # its deadline, had it one
+    assert "all_reduce" not in recorder.dump_json()
+    tensor.fill_(1)
+    graph.replay()
+    assert (tensor.cpu() == world).all()
+    dist.all_reduce(tensor, group=group)
+    assert "all_reduce" in recorder.dump_json()
+    recorder.unregister()
+    dist.destroy_process_group(group)
+    del graph  # after the group
+
+
+@graphs
+@on_sim(2)
+def test_a_capture_before_the_ranks_are_connected_says_what_to_do(world):
+    group = dist.new_group()
+    tensor = torch.ones(10, device=DEVICE)
+    with simulated.Graph().capture():
+        with pytest.raises(RuntimeError, match="before the capture"):
+            dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor.cpu() == world).all()
+    dist.destroy_process_group(group)
+
+
 # ---------------------------------------------------------------- works
 
 

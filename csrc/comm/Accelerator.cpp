@@ -45,15 +45,7 @@ void Communicator::runOnAccelerator(Call& call, const WorkPtr& work) {
       if (call.op.async) {
         inStream.reset_stream(stream);
       }
-      auto* const comm = usable();
-      const auto result = settle(comm, call.launch(comm, AcceleratorDevice::handle(stream)));
-      if (result != ncclSuccess) {
-        std::rethrow_exception(resultError(call.op, result));
-      }
-      if (call.after) {
-        at::AutoDispatchBelowAutograd guard;
-        call.after();
-      }
+      queue(call, AcceleratorDevice::handle(stream));
     }
     auto end = accelerator_->record(stream, timed);
     // Buffers in use belong to the current stream, not to this one.
@@ -69,6 +61,41 @@ void Communicator::runOnAccelerator(Call& call, const WorkPtr& work) {
   }
   if (watched->hasFuture()) {
     watched->announce();  // of a batch: asked for before it was launched
+  }
+}
+
+// Goes into the graph that the current stream records, and runs with each of
+// its replays, which nobody here hears of: so there is nothing to watch, to
+// record or to wait for. The graph keeps the order and the memory.
+void Communicator::runInGraph(Call& call, const WorkPtr& work) {
+  const c10::DeviceGuard onDevice(device());
+  std::exception_ptr error;
+  try {
+    awaitInitialization();
+    std::lock_guard lock(issueMutex_);
+    queue(call, AcceleratorDevice::handle(accelerator_->currentStream()));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (work) {
+    work->finish(error);
+    work->announce();
+  }
+  tellEnd(call.op, error, call.op.issued, call.op.issued);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+void Communicator::queue(Call& call, cudaStream_t stream) {
+  auto* const comm = usable();
+  const auto result = settle(comm, call.launch(comm, stream));
+  if (result != ncclSuccess) {
+    std::rethrow_exception(resultError(call.op, result));
+  }
+  if (call.after) {
+    at::AutoDispatchBelowAutograd guard;
+    call.after();
   }
 }
 

@@ -9,6 +9,8 @@
 
 #include "comm/ParamComms.hpp"
 #include "comm/Recording.hpp"
+#include "comm/TorchCompat.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -135,7 +137,8 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
   const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = counter.fetch_add(count, std::memory_order_relaxed) + 1;
   op.issued = Clock::now();
-  if (C10_UNLIKELY(recorded_.load(std::memory_order_acquire))) {
+  const bool captured = accelerator_ != nullptr && isCapturing(accelerator_->currentStream());
+  if (C10_UNLIKELY(recorded_.load(std::memory_order_acquire)) && !captured) {
     recordIssue(call);
   }
   if (!work && (op.async || timing_.load(std::memory_order_relaxed))) {
@@ -144,7 +147,9 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
     work->become(op, call.inputs, call.outputs);
   }
   withParamComms(*this, op, recordName(op.kind), call.inputs, call.outputs, [&] {
-    if (accelerator_ != nullptr) {
+    if (captured) {
+      runInGraph(call, work);
+    } else if (accelerator_ != nullptr) {
       runOnAccelerator(call, work);
     } else if (!op.async) {
       runHere(call, work);

@@ -153,6 +153,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   }
 
   // One-sided communication, see Window.hpp. Collective.
+  bool supportsWindows() const;
   std::shared_ptr<Window> newWindow();
 
   // A tensor, not initialized, in memory that peers can map: a window takes it
@@ -316,6 +317,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // On an accelerator (Accelerator.cpp).
   void runOnAccelerator(Call& call, const WorkPtr& work);
+  void runInGraph(Call& call, const WorkPtr& work);
+  void queue(Call& call, cudaStream_t stream);
   void awaitOnAccelerator(Work& work, Milliseconds timeout);
   void collectFinished();
   void conclude(const WorkPtr& work, InFlightList::iterator entry);

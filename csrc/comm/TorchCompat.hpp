@@ -1,6 +1,7 @@
 // Every difference between the supported versions of torch, 2.11 to 2.15.
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -8,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "nccl/Capture.hpp"
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11
 #error "torchcomms_pg needs torch 2.11 or later"
@@ -77,3 +80,17 @@
 #else
 #define TORCHCOMMS_PG_OVERRIDE_FROM_15
 #endif
+
+namespace torchcomms_pg {
+
+// Whether what is queued in the stream goes into a graph, and does not run.
+inline bool isCapturing(const c10::Stream& stream) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(12)
+  return stream.is_capturing();
+#else
+  return stream.device_type() == c10::DeviceType::CUDA &&
+         isCudaCapturing(static_cast<cudaStream_t>(stream.native_handle()));
+#endif
+}
+
+}  // namespace torchcomms_pg

@@ -16,6 +16,13 @@ class HostStream {
   // not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
+  // While the stream records a graph instead of running: keeps `issue`, which
+  // each replay calls, from the thread that replays, and returns true.
+  virtual bool capture(const std::function<void()>& issue) {
+    static_cast<void>(issue);
+    return false;
+  }
+
   cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
   static HostStream* fromHandle(cudaStream_t handle) {
     return reinterpret_cast<HostStream*>(handle);

@@ -21,6 +21,12 @@ void Plan::addStream(cudaStream_t stream) {
   addUnique(streams_, stream);
 }
 
+Plan Plan::again() const {
+  Plan other(*this);
+  for (auto& transfer : other.transfers_) transfer = transfer->again();
+  return other;
+}
+
 void Plan::launch() {
   std::vector<std::shared_ptr<Transfer>> ordered;
   for (auto& transfer : transfers_) {
@@ -95,7 +101,17 @@ bool Launch::usesCaller() const {
   return std::ranges::find(streams_, nullptr) != streams_.end();
 }
 
+bool Launch::captured() {
+  if (streams_.size() != 1 || usesCaller()) return false;
+  return HostStream::fromHandle(streams_.front())->capture([self = shared_from_this()] {
+    auto launch = std::make_shared<Launch>();
+    for (const Plan& plan : self->plans_) launch->add(plan.again());
+    launch->start();
+  });
+}
+
 ncclResult_t Launch::start() {
+  if (captured()) return ncclSuccess;
   for (Plan& plan : plans_) plan.launch();
   awaited_ = streams_.size();
   for (const cudaStream_t stream : streams_) {

@@ -25,6 +25,9 @@ class Plan {
   void add(Put put) { puts_.push_back(std::move(put)); }
   void add(SignalWait wait) { waits_.push_back(std::move(wait)); }
 
+  // The same operations once more, of a plan that has not been launched.
+  Plan again() const;
+
   // Fixes the order among the communicator's operations.
   void launch();
 
@@ -58,6 +61,9 @@ class Launch : public std::enable_shared_from_this<Launch> {
   ncclResult_t start();
 
  private:
+  // Whether the stream, if there is one alone, records a graph: then each
+  // replay launches the plans.
+  bool captured();
   ncclResult_t comeTo();
   ncclResult_t executeAll();
   bool anyFailed() const;

@@ -31,6 +31,20 @@ struct Transfer {
   std::shared_ptr<Incoming> message;  // what a matched receive has yet to take, once it is there
   std::atomic<int> partner{0};        // `peer`, or who is found to be the sender
   std::atomic<bool> ended{false};     // successfully
+
+  // The same message once more.
+  std::shared_ptr<Transfer> again() const {
+    auto other = std::make_shared<Transfer>();
+    other->sending = sending;
+    other->buffer = buffer;
+    other->count = count;
+    other->type = type;
+    other->peer = peer;
+    other->tag = tag;
+    other->done = done;
+    other->context = context;
+    return other;
+  }
 };
 
 // A message that is arriving or has arrived before its receive.

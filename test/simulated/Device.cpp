@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <torch/version.h>
 
 #include <array>
 #include <cstdlib>
@@ -201,7 +202,25 @@ Stream::Stream(c10::DeviceIndex device, c10::StreamId id)
       id_(id),
       worker_("sim" + std::to_string(device) + "." + std::to_string(id)) {}
 
+void Graph::replay(Stream& stream) const {
+  for (const auto& step : steps_) {
+    step(stream);
+  }
+}
+
+bool Stream::capture(const std::function<void()>& issue) {
+  if (!recording()) {
+    return false;
+  }
+  graph_->add([issue](Stream&) { issue(); });
+  return true;
+}
+
 void Stream::add(std::function<void()> task, bool delayed) {
+  if (recording()) {
+    graph_->add([task = std::move(task), delayed](Stream& stream) { stream.add(task, delayed); });
+    return;
+  }
   pending_.fetch_add(1, std::memory_order_relaxed);
   worker_.enqueue([this, task = std::move(task), delayed]() mutable {
     if (delayed) {
@@ -406,7 +425,15 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return find(stream).handle();
   }
   bool queryStream(const c10::Stream& stream) const override { return find(stream).idle(); }
-  void synchronizeStream(const c10::Stream& stream) const override { find(stream).synchronize(); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    TORCH_CHECK(!find(stream).recording(), "sim: a stream that records a graph has no end");
+    find(stream).synchronize();
+  }
+#if TORCH_VERSION_MINOR >= 12
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    return find(stream).recording();
+  }
+#endif
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     simulated::synchronizeDevice(device);
   }

@@ -36,13 +36,32 @@ struct Delays {
   std::chrono::microseconds longest{0};
 };
 
+class Stream;
+
+// What a stream was told to do while it recorded instead of running, to be done again.
+class Graph {
+ public:
+  using Step = std::function<void(Stream&)>;
+
+  void add(Step step) { steps_.push_back(std::move(step)); }
+  void replay(Stream& stream) const;
+
+ private:
+  std::vector<Step> steps_;
+};
+
 class Stream final : public torchcomms_pg::shm::HostStream {
  public:
   Stream(c10::DeviceIndex device, c10::StreamId id);
 
   void enqueue(std::function<void()> task) override { add(std::move(task), /*delayed=*/true); }
+  bool capture(const std::function<void()>& issue) override;
   // `delayed`: perhaps after a delay.
   void add(std::function<void()> task, bool delayed);
+
+  // Of the thread that queues here: null ends the recording.
+  void record(Graph* graph) { graph_ = graph; }
+  bool recording() const { return graph_ != nullptr; }
 
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
 
@@ -57,6 +76,7 @@ class Stream final : public torchcomms_pg::shm::HostStream {
 
   const c10::DeviceIndex device_;
   const c10::StreamId id_;
+  Graph* graph_ = nullptr;
   std::atomic<int64_t> pending_{0};
   std::mutex mutex_;
   std::condition_variable done_;

@@ -124,12 +124,38 @@ PYBIND11_MODULE(_simulated, module) {
   c10::SetAllocator(kType, allocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks());
 
+  const auto streamOf = [](c10::DeviceIndex device, c10::StreamId id) -> Stream& {
+    return find(c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id));
+  };
+  py::class_<Graph>(module, "Graph")
+      .def(py::init())
+      .def(
+          "begin",
+          [streamOf](Graph& self, c10::DeviceIndex device, c10::StreamId id) {
+            streamOf(device, id).record(&self);
+          },
+          py::arg("device"),
+          py::arg("stream_id"))
+      .def(
+          "end",
+          [streamOf](Graph&, c10::DeviceIndex device, c10::StreamId id) {
+            streamOf(device, id).record(nullptr);
+          },
+          py::arg("device"),
+          py::arg("stream_id"))
+      .def(
+          "replay",
+          [streamOf](const Graph& self, c10::DeviceIndex device, c10::StreamId id) {
+            self.replay(streamOf(device, id));
+          },
+          py::arg("device"),
+          py::arg("stream_id"),
+          NoGil());
   py::class_<Hold>(module, "Hold").def("release", &Hold::release, NoGil());
   module.def(
       "hold",
-      [](c10::DeviceIndex device, c10::StreamId id) {
-        return std::make_unique<Hold>(
-            find(c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id)));
+      [streamOf](c10::DeviceIndex device, c10::StreamId id) {
+        return std::make_unique<Hold>(streamOf(device, id));
       },
       py::arg("device"),
       py::arg("stream_id"));

@@ -11,7 +11,7 @@ import types
 
 import torch
 
-__all__ = ["hold", "install", "set_delays"]
+__all__ = ["Graph", "hold", "install", "set_delays"]
 
 
 @functools.cache
@@ -51,6 +51,31 @@ def hold(stream=None):
         yield held
     finally:
         held.release()
+
+
+class Graph:
+    """What a stream was told to do, recorded instead of run; `replay` does it in the current one.
+
+    As with CUDA's graphs, tensors keep their places: a replay reads and writes those of the
+    capture.
+    """
+
+    def __init__(self):
+        self._graph = _extension().Graph()
+
+    @contextlib.contextmanager
+    def capture(self):
+        """Records what the block queues in the current stream."""
+        stream = install().current_stream()
+        self._graph.begin(stream.device_index, stream.stream_id)
+        try:
+            yield
+        finally:
+            self._graph.end(stream.device_index, stream.stream_id)
+
+    def replay(self):
+        stream = install().current_stream()
+        self._graph.replay(stream.device_index, stream.stream_id)
 
 
 def _index(device):
