@@ -79,6 +79,7 @@ PYBIND11_MODULE(_C, module) {
   bindCommunicator(module);
   bindWindows(module);
   bindRecorder(module);
+  bindCreation(module);
   bindNccl(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
@@ -121,9 +122,11 @@ PYBIND11_MODULE(_C, module) {
           py::init([](const c10::intrusive_ptr<c10d::Store>& store,
                       int rank,
                       int size,
-                      c10::intrusive_ptr<GroupOptions> options) {
+                      const c10::intrusive_ptr<GroupOptions>& options) {
+            auto own = c10::make_intrusive<GroupOptions>(*options);
+            own->connectGloo = glooConnector(own->group_name, own->timeout);
             return NoGilDestructor<Backend>(
-                c10::make_intrusive<Backend>(store, rank, size, std::move(options)));
+                c10::make_intrusive<Backend>(store, rank, size, std::move(own)));
           }),
           py::arg("store"),
           py::arg("rank"),

@@ -66,9 +66,8 @@ def new_gloo_communicator(
     name: str,
     timeout: timedelta,
     ends_process: bool,
-    connect: Callable[[Store, int, int], _C10dBackend],
 ) -> Communicator:
-    """A communicator over the connections that `connect` makes; collective over its ranks."""
+    """A communicator over the connections of torch's Gloo; collective over its ranks."""
 
 def new_accelerator_communicator(
     store: Store,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -58,25 +57,24 @@ def find_store(
 
 
 def connect_gloo(
-    name: str, timeout: timedelta
-) -> Callable[[dist.Store, int, int], dist.ProcessGroupGloo]:
-    """Returns what connects the ranks that meet in a store through torch's Gloo.
+    name: str, timeout: timedelta, store: dist.Store, rank: int, size: int
+) -> dist.ProcessGroupGloo:
+    """Connects the ranks that meet in a store through torch's Gloo; the extension calls this.
 
     Which network interface that takes, GLOO_SOCKET_IFNAME says; else it is the host name's.
+
+    Raises:
+        CommError: they could not be connected.
     """
-
-    def connect(store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
-        try:
-            return dist.ProcessGroupGloo(store, rank, size, timeout)
-        except RuntimeError as error:
-            raise CommError(
-                f"communicator {name!r}: rank {rank} could not be connected with the others over "
-                f"Gloo within {timeout.total_seconds():g} s: {error}",
-                op="init",
-                group=name,
-            ) from error
-
-    return connect
+    try:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    except RuntimeError as error:
+        raise CommError(
+            f"{name!r}: rank {rank} could not be connected with the others over Gloo within "
+            f"{timeout.total_seconds():g} s: {error}. Its network interface: GLOO_SOCKET_IFNAME",
+            op="init",
+            group=name,
+        ) from error
 
 
 def with_index(device: torch.device) -> torch.device:

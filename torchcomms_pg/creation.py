@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchcomms_pg import _C, env, nccl
-from torchcomms_pg.bootstrap import connect_gloo, find_ranks, find_store, with_index
+from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
@@ -92,10 +92,7 @@ def new_comm(
     if backend == "shm":
         comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
     elif backend == "gloo":
-        connect = connect_gloo(name, chosen.timeout)
-        comm = _C.new_gloo_communicator(
-            meeting, rank, size, name, chosen.timeout, ends_process, connect
-        )
+        comm = _C.new_gloo_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
     else:
         comm = _C.new_accelerator_communicator(
             meeting,

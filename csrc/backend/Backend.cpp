@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/Bootstrap.hpp"
-#include "device/HostDevice.hpp"
 #include "recorder/ProcessRecorder.hpp"
-#include "shm/Api.hpp"
 
 namespace torchcomms_pg {
 
@@ -33,21 +30,9 @@ Backend::Backend(
     int size,
     c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(rank, size), options_(std::move(options)), store_(store) {
-  const auto joined = joinOnHost(
-      shm::api(), *store, rank, size, options_->group_name, members(), options_->timeout);
-  if (joined.comm == nullptr) {
-    // A group of GPUs on several hosts may never see a CPU tensor.
-    cpuUnavailable_ = joined.unavailable;
-  } else {
-    cpu_ = std::make_shared<Communicator>(
-        shm::api(),
-        joined.comm,
-        rank,
-        size,
-        describeGroup(*options_),
-        options_->timeout,
-        std::make_unique<HostDevice>());
-  }
+  cpu_ = connectHosts(
+      {store, rank, size, describeGroup(*options_), members(), options_->timeout},
+      options_->connectGloo);
   start();
 }
 
@@ -65,9 +50,7 @@ Backend::Backend(
 }
 
 Backend::Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(comm->rank(), comm->size()),
-      options_(std::move(options)),
-      borrowed_(true) {
+    : c10d::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
   if (comm->device().is_cpu()) {
     cpu_ = std::move(comm);
   } else {
@@ -122,19 +105,12 @@ void Backend::record(Communicator& comm) const {
 
 const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) const {
   TORCH_CHECK(
-      cpu_ != nullptr || !borrowed_,
+      cpu_ != nullptr,
       what,
       ": group '",
       options_->group_name,
-      "' was made of a communicator for tensors of another device than the CPU; move the tensor");
-  TORCH_CHECK(
-      cpu_ != nullptr,
-      what,
-      ": CPU tensors of group '",
-      options_->group_name,
-      "' go through shared memory, and its ranks are on different hosts: ",
-      cpuUnavailable_,
-      ". Use backend 'cpu:gloo,cuda:torchcomms' there");
+      "' was made of a communicator for tensors of another device than the CPU; move the tensor "
+      "there");
   prepare();
   return cpu_;
 }
@@ -163,6 +139,7 @@ std::shared_ptr<Communicator> Backend::communicator(const char* what, at::Device
   if (device.is_cpu()) {
     return cpuCommunicator(what);
   }
+  checkCarried(what, options_->group_name, device);
   TORCH_CHECK_VALUE(
       device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
   prepare();
@@ -195,7 +172,7 @@ std::shared_ptr<Communicator> Backend::communicator(const char* what, at::Device
 std::shared_ptr<Communicator> Backend::newCommunicator(at::Device device) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
   const Meeting meeting{
-      *store, getRank(), getSize(), describeGroup(*options_), members(), options_->timeout};
+      store, getRank(), getSize(), describeGroup(*options_), members(), options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
   {
     std::lock_guard lock(acceleratorsMutex_);
@@ -250,6 +227,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
     const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   auto options = childOptions(opts, "split");
+  options->connectGloo = options_->connectGloo;
   options->global_ranks_in_group.clear();
   const auto global = globalRanks();
   for (const int rank : ranks) {

@@ -18,11 +18,10 @@
 
 namespace torchcomms_pg {
 
-// Thread-safe. CPU tensors go over shared memory. Tensors of an accelerator go
-// over a communicator for their device, which the first of them makes; every
-// rank of the group takes part in that. Follows ProcessGroupNCCL
-// where the two can be compared; a call with asyncOp false returns a null Work
-// when the operation has finished.
+// Thread-safe. CPU tensors go over shared memory, between hosts over Gloo. Tensors of an
+// accelerator go over a communicator for their device, which the first of them makes; every rank of
+// the group takes part in that. Follows ProcessGroupNCCL where the two can be compared; a call with
+// asyncOp false returns a null Work when the operation has finished.
 class Backend final : public c10d::Backend {
  public:
   using TensorList = std::vector<at::Tensor>;
@@ -134,7 +133,7 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  bool supportsWindow() const override { return cpu_ != nullptr; }
+  bool supportsWindow() const override { return cpu_ && cpu_->supportsWindows(); }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
@@ -194,15 +193,14 @@ class Backend final : public c10d::Backend {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<Communicator> cpu_;
-  std::mutex creationMutex_;  // held while the ranks meet for a device
+  std::shared_ptr<Communicator> cpu_;  // null in a group that was made of an accelerator's
+  std::mutex creationMutex_;           // held while the ranks meet for a device
   mutable std::mutex acceleratorsMutex_;
   std::map<at::DeviceIndex, std::shared_ptr<Communicator>> accelerators_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
   std::set<std::thread::id> batches_;  // the threads that have one open
-  std::string cpuUnavailable_;
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   const bool borrowed_ = false;

@@ -14,6 +14,7 @@ struct GroupOptions : c10d::Backend::Options {
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
+  gloo::Connect connectGloo;  // for CPU tensors of ranks on several hosts; null: an error
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
     return c10::make_intrusive<GroupOptions>(*this);

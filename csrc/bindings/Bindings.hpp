@@ -5,9 +5,11 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "gloo/Comm.hpp"
 
 namespace py = pybind11;
 
@@ -41,12 +43,17 @@ using Comm = Held<Communicator>;
 // The exception as a Python object, None for none. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);
 
+// Makes torch's ProcessGroupGloo, in Python, callable without the GIL: torch
+// has no header of it.
+gloo::Connect glooConnector(const std::string& name, Milliseconds timeout);
+
 void bindErrors(py::module_& module);
 void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
 void usePythonStacks();
+void bindCreation(py::module_& module);
 void bindNccl(py::module_& module);
 
 }  // namespace torchcomms_pg

@@ -3,14 +3,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <numeric>
 #include <string>
 
 #include "bindings/Bindings.hpp"
-#include "comm/Bootstrap.hpp"
-#include "device/HostDevice.hpp"
-#include "gloo/Api.hpp"
-#include "shm/Api.hpp"
 
 namespace torchcomms_pg {
 
@@ -25,75 +20,6 @@ using Splits = std::vector<int64_t>;
 
 Communicator::Options options(bool async, Timeout timeout) {
   return {.async = async, .timeout = timeout};
-}
-
-std::unique_ptr<Comm> wrap(
-    const NcclApi& api,
-    ncclComm_t handle,
-    int rank,
-    int size,
-    const std::string& name,
-    const char* backend,
-    Milliseconds timeout,
-    bool endsProcess) {
-  Group group;
-  group.name = name;
-  group.description = backend;
-  group.globalRanks.resize(size);
-  std::iota(group.globalRanks.begin(), group.globalRanks.end(), 0);
-  auto comm = std::make_shared<Communicator>(
-      api, handle, rank, size, std::move(group), timeout, std::make_unique<HostDevice>());
-  comm->setEndsProcess(endsProcess);
-  return std::make_unique<Comm>(std::move(comm));
-}
-
-std::unique_ptr<Comm> newShm(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess) {
-  const auto joined =
-      joinOnHost(shm::api(), *store, rank, size, name, name + "/" + std::to_string(size), timeout);
-  TORCH_CHECK(
-      joined.comm != nullptr,
-      "new_comm: backend 'shm' goes through shared memory, and the ranks of '",
-      name,
-      "' are on different hosts: ",
-      joined.unavailable,
-      ". Create one communicator for each host, or use torch.distributed's backend 'gloo'");
-  return wrap(shm::api(), joined.comm, rank, size, name, "shm", timeout, endsProcess);
-}
-
-// The Python function that makes torch's ProcessGroupGloo, callable without the GIL.
-gloo::Connect connector(py::function function) {
-  const auto held =
-      std::shared_ptr<py::function>(new py::function(std::move(function)), [](py::function* owned) {
-        py::gil_scoped_acquire gil;
-        delete owned;
-      });
-  return [held](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
-    py::gil_scoped_acquire gil;
-    return (*held)(std::move(store), rank, size).cast<gloo::Connections>();
-  };
-}
-
-std::unique_ptr<Comm> newGloo(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess,
-    py::function connect) {
-  const auto connection = connector(std::move(connect));
-  py::gil_scoped_release release;
-  const auto members = name + "/" + std::to_string(size) + "/gloo";
-  const auto prefix = meet(*store, rank, size, name, members, timeout);
-  auto* const comm = gloo::newComm(
-      c10::make_intrusive<c10d::PrefixStore>(prefix + "gloo", store), rank, size, connection);
-  return wrap(gloo::api(), comm, rank, size, name, "gloo", timeout, endsProcess);
 }
 
 std::unique_ptr<Comm> split(
@@ -361,26 +287,6 @@ void bindOperations(py::class_<Comm>& comm) {
 }  // namespace
 
 void bindCommunicator(py::module_& module) {
-  module.def(
-      "new_shm_communicator",
-      &newShm,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
-      NoGil());
-  module.def(
-      "new_gloo_communicator",
-      &newGloo,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
-      py::arg("connect"));
   py::class_<Comm> comm(module.attr("Communicator"));
   bindLife(comm);
   bindOperations(comm);

@@ -3,40 +3,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <numeric>
-
 #include "bindings/Bindings.hpp"
 #include "comm/Bootstrap.hpp"
-#include "comm/Connect.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
-
-namespace {
-
-std::unique_ptr<Comm> newAccelerator(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess,
-    const at::Device& device,
-    const std::string& path,
-    const std::string& folder,
-    bool highPriority) {
-  Meeting meeting{*store, rank, size, {}, name + "/" + std::to_string(size), timeout};
-  meeting.group.name = name;
-  meeting.group.description = "nccl";
-  meeting.group.globalRanks.resize(size);
-  std::iota(meeting.group.globalRanks.begin(), meeting.group.globalRanks.end(), 0);
-  auto comm = connect(
-      meeting, device, {.library = {.path = path, .folder = folder}, .highPriority = highPriority});
-  comm->setEndsProcess(endsProcess);
-  return std::make_unique<Comm>(std::move(comm));
-}
-
-}  // namespace
 
 void bindNccl(py::module_& module) {
   // Never freed: see Library.
@@ -75,24 +46,6 @@ void bindNccl(py::module_& module) {
       py::arg("size"),
       py::arg("name"),
       py::arg("timeout"));
-  module.def(
-      "new_accelerator_communicator",
-      &newAccelerator,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
-      py::arg("device"),
-      py::arg("nccl_library"),
-      py::arg("nccl_folder"),
-      py::arg("high_priority"),
-      py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "use_host_streams",
-      [](const std::string& type) { useHostStreams(c10::Device(type).type()); },
-      py::arg("device_type"));
 }
 
 }  // namespace torchcomms_pg

@@ -1,5 +1,6 @@
 #include "comm/Connect.hpp"
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
@@ -10,7 +11,10 @@
 #include <utility>
 
 #include "comm/Bootstrap.hpp"
+#include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "device/HostDevice.hpp"
+#include "gloo/Api.hpp"
 #include "shm/Api.hpp"
 
 namespace torchcomms_pg {
@@ -32,14 +36,37 @@ const NcclApi& plainApi() {
     plain.allToAll = nullptr;
     plain.gather = nullptr;
     plain.scatter = nullptr;
+    plain.windowView = nullptr;
     return plain;
   }();
   return table;
 }
 
+Joined meetOnHost(const NcclApi& api, const Meeting& meeting) {
+  return joinOnHost(
+      api,
+      *meeting.store,
+      meeting.rank,
+      meeting.size,
+      meeting.group.name,
+      meeting.members,
+      meeting.timeout);
+}
+
+std::shared_ptr<Communicator> own(
+    const Meeting& meeting, const NcclApi& api, ncclComm_t comm, std::unique_ptr<Device> device) {
+  return std::make_shared<Communicator>(
+      api, comm, meeting.rank, meeting.size, meeting.group, meeting.timeout, std::move(device));
+}
+
 void checkDevice(const std::string& group, c10::Device device) {
-  const bool known = c10::impl::hasDeviceGuardImpl(device.type());
-  const int count = known ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
+  // Of CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
+  int count = 0;
+  if (device.is_cuda()) {
+    count = at::detail::getCUDAHooks().deviceCount();
+  } else if (c10::impl::hasDeviceGuardImpl(device.type())) {
+    count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  }
   TORCH_CHECK_VALUE(
       device.index() < count,
       "group '",
@@ -65,28 +92,70 @@ void useHostStreams(c10::DeviceType type) {
   hostStreams[static_cast<size_t>(type)] = true;
 }
 
+void checkCarried(const char* what, const std::string& group, c10::Device device) {
+  TORCH_CHECK_VALUE(
+      device.is_cuda() || hostStreams[static_cast<size_t>(device.type())],
+      what,
+      ": the tensor is on ",
+      device,
+      ", and group '",
+      group,
+      "' communicates CPU tensors and, through NCCL where there is a GPU, CUDA tensors; move it "
+      "with tensor.to('cpu')");
+}
+
+std::shared_ptr<Communicator> connectHosts(
+    const Meeting& meeting, const gloo::Connect& connectGloo) {
+  const auto joined = meetOnHost(shm::api(), meeting);
+  if (joined.comm != nullptr) {
+    return own(meeting, shm::api(), joined.comm, std::make_unique<HostDevice>());
+  }
+  TORCH_CHECK(
+      connectGloo != nullptr,
+      "'",
+      meeting.group.name,
+      "' goes through shared memory, and its ranks are on different hosts: ",
+      joined.unavailable,
+      ". Use backend 'gloo', or one communicator for each host");
+  return connectThroughGloo(meeting, connectGloo);
+}
+
+std::shared_ptr<Communicator> connectThroughGloo(
+    const Meeting& meeting, const gloo::Connect& connectGloo) {
+  const auto prefix = meet(
+      *meeting.store,
+      meeting.rank,
+      meeting.size,
+      meeting.group.name,
+      meeting.members + "/gloo",
+      meeting.timeout);
+  auto* const comm = gloo::newComm(
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "gloo", meeting.store),
+      meeting.rank,
+      meeting.size,
+      connectGloo);
+  return own(meeting, gloo::api(), comm, std::make_unique<HostDevice>());
+}
+
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
   const auto make = [&](const NcclApi& api, ncclComm_t comm) {
-    return std::make_shared<Communicator>(
-        api,
-        comm,
-        meeting.rank,
-        meeting.size,
-        meeting.group,
-        meeting.timeout,
-        std::make_unique<AcceleratorDevice>(device, options.highPriority));
+    return own(
+        meeting, api, comm, std::make_unique<AcceleratorDevice>(device, options.highPriority));
   };
   const auto& name = meeting.group.name;
+  checkCarried("connect", name, device);
+  checkDevice(name, device);
+  TORCH_CHECK(
+      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      "group '",
+      name,
+      "' has no connections for ",
+      device,
+      " yet, and a graph is being captured; run one operation of the group before the capture, or "
+      "pass device_id to init_process_group");
   if (hostStreams[static_cast<size_t>(device.type())]) {
-    const auto joined = joinOnHost(
-        plainApi(),
-        meeting.store,
-        meeting.rank,
-        meeting.size,
-        name,
-        meeting.members,
-        meeting.timeout);
+    const auto joined = meetOnHost(plainApi(), meeting);
     TORCH_CHECK(
         joined.comm != nullptr,
         "group '",
@@ -97,18 +166,10 @@ std::shared_ptr<Communicator> connect(
         joined.unavailable);
     return make(plainApi(), joined.comm);
   }
-  TORCH_CHECK_VALUE(
-      device.is_cuda(),
-      "group '",
-      name,
-      "' cannot communicate tensors on ",
-      device,
-      ": torchcomms_pg carries CPU and CUDA tensors; move it with tensor.to('cpu')");
-  checkDevice(name, device);
   const auto& library = Library::load(options.library);
   logOnce(library);
   const auto id = meetOverNccl(
-      library, meeting.store, meeting.rank, meeting.size, name, meeting.members, meeting.timeout);
+      library, *meeting.store, meeting.rank, meeting.size, name, meeting.members, meeting.timeout);
   const c10::DeviceGuard onDevice(device);
   return make(library.api(), initComm(library.api(), id, meeting.rank, meeting.size, name));
 }

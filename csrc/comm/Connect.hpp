@@ -1,4 +1,4 @@
-// Communicators of accelerators.
+// Which library serves a device, and how its ranks are joined.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -7,13 +7,14 @@
 #include <string>
 
 #include "comm/Communicator.hpp"
+#include "gloo/Comm.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
 // What the ranks of a new communicator have in common, but `rank` and `device`.
 struct Meeting {
-  c10d::Store& store;
+  c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int size;
   Group group;
@@ -26,12 +27,26 @@ struct AcceleratorOptions {
   bool highPriority = false;  // of the communicator's stream
 };
 
+// Joins the ranks for CPU tensors: through shared memory, or, where they are on
+// several hosts, through Gloo, whose connections `connectGloo` makes (null: that
+// is an error). Collective; returns when every rank has come. Raises CommError, or
+// what `connectGloo` does.
+std::shared_ptr<Communicator> connectHosts(
+    const Meeting& meeting, const gloo::Connect& connectGloo);
+
+// The same through Gloo wherever the ranks are.
+std::shared_ptr<Communicator> connectThroughGloo(
+    const Meeting& meeting, const gloo::Connect& connectGloo);
+
 // Joins the ranks through the library for tensors of `device`: libnccl for
 // CUDA; shared memory where useHostStreams() says so. Collective; returns when
 // every rank has come. Raises CommError, LibraryError, or what torch raises
 // where there is no such device.
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options);
+
+// Whether tensors of the device can be carried at all; else raises ValueError, saying so of `what`.
+void checkCarried(const char* what, const std::string& group, c10::Device device);
 
 // Devices of this type have their memory on the host, and the native handles
 // of their streams point to shm::HostStream: a simulated accelerator.

@@ -67,14 +67,19 @@ struct Window::Registration {
   }
 };
 
+bool Communicator::supportsWindows() const {
+  // Of those that have windows, only shared memory shows a peer's and puts without a signal.
+  return api_.windowView != nullptr;
+}
+
 std::shared_ptr<Window> Communicator::newWindow() {
   const char* const what = name(OpKind::newWindow);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      api_.memAlloc != nullptr && api_.commWindowRegister != nullptr && api_.putSignal != nullptr &&
-          api_.signal != nullptr && api_.waitSignal != nullptr && api_.allToAll != nullptr &&
-          api_.windowView != nullptr,
+      supportsWindows(),
       what,
-      ": the loaded library lacks what windows need");
+      ": windows are for CPU tensors of ranks on one host (backend 'shm'). Gloo has none, and "
+      "NCCL, from 2.29.2 on, only puts that also signal, with one count of signals for all of a "
+      "communicator's windows");
   TORCH_CHECK(!inBatch(), what, ": cannot be part of a group of operations; call it before");
   auto call = newCall(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
   call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // all is done in time

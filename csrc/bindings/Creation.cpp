@@ -1,0 +1,130 @@
+// How communicators are made, for torchcomms_pg/creation.py.
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <numeric>
+#include <utility>
+
+#include "bindings/Bindings.hpp"
+#include "comm/Connect.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+Meeting meetingOf(
+    const StorePtr& store,
+    int rank,
+    int size,
+    const std::string& name,
+    const char* backend,
+    Milliseconds timeout) {
+  Meeting meeting{store, rank, size, {}, name + "/" + std::to_string(size), timeout};
+  meeting.group.name = name;
+  meeting.group.description = backend;
+  meeting.group.globalRanks.resize(size);
+  std::iota(meeting.group.globalRanks.begin(), meeting.group.globalRanks.end(), 0);
+  return meeting;
+}
+
+std::unique_ptr<Comm> own(std::shared_ptr<Communicator> comm, bool endsProcess) {
+  comm->setEndsProcess(endsProcess);
+  return std::make_unique<Comm>(std::move(comm));
+}
+
+std::unique_ptr<Comm> newShm(
+    const StorePtr& store,
+    int rank,
+    int size,
+    const std::string& name,
+    Milliseconds timeout,
+    bool endsProcess) {
+  const auto meeting = meetingOf(store, rank, size, name, "shm", timeout);
+  return own(connectHosts(meeting, nullptr), endsProcess);
+}
+
+std::unique_ptr<Comm> newGloo(
+    const StorePtr& store,
+    int rank,
+    int size,
+    const std::string& name,
+    Milliseconds timeout,
+    bool endsProcess) {
+  const auto meeting = meetingOf(store, rank, size, name, "gloo", timeout);
+  return own(connectThroughGloo(meeting, glooConnector(name, timeout)), endsProcess);
+}
+
+std::unique_ptr<Comm> newAccelerator(
+    const StorePtr& store,
+    int rank,
+    int size,
+    const std::string& name,
+    Milliseconds timeout,
+    bool endsProcess,
+    const at::Device& device,
+    const std::string& path,
+    const std::string& folder,
+    bool highPriority) {
+  const auto meeting = meetingOf(store, rank, size, name, "nccl", timeout);
+  const AcceleratorOptions options{
+      .library = {.path = path, .folder = folder}, .highPriority = highPriority};
+  return own(connect(meeting, device, options), endsProcess);
+}
+
+}  // namespace
+
+gloo::Connect glooConnector(const std::string& name, Milliseconds timeout) {
+  return [name, timeout](StorePtr store, int rank, int size) {
+    py::gil_scoped_acquire gil;
+    return py::module_::import("torchcomms_pg.bootstrap")
+        .attr("connect_gloo")(name, timeout, std::move(store), rank, size)
+        .cast<gloo::Connections>();
+  };
+}
+
+void bindCreation(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  module.def(
+      "new_shm_communicator",
+      &newShm,
+      py::arg("store"),
+      py::arg("rank"),
+      py::arg("size"),
+      py::arg("name"),
+      py::arg("timeout"),
+      py::arg("ends_process"),
+      NoGil());
+  module.def(
+      "new_gloo_communicator",
+      &newGloo,
+      py::arg("store"),
+      py::arg("rank"),
+      py::arg("size"),
+      py::arg("name"),
+      py::arg("timeout"),
+      py::arg("ends_process"),
+      NoGil());
+  module.def(
+      "new_accelerator_communicator",
+      &newAccelerator,
+      py::arg("store"),
+      py::arg("rank"),
+      py::arg("size"),
+      py::arg("name"),
+      py::arg("timeout"),
+      py::arg("ends_process"),
+      py::arg("device"),
+      py::arg("nccl_library"),
+      py::arg("nccl_folder"),
+      py::arg("high_priority"),
+      NoGil());
+  module.def(
+      "use_host_streams",
+      [](const std::string& type) { useHostStreams(c10::Device(type).type()); },
+      py::arg("device_type"));
+}
+
+}  // namespace torchcomms_pg
