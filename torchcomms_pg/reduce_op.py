@@ -93,6 +93,9 @@ def op_name(what: str, op: object) -> tuple[str, float]:
             )
         return op.type, float(op.factor)
     for name in _PLAIN:
+        if op is getattr(dist.ReduceOp, name):  # torch 2.11's Dynamo knows no == of them
+            return name, 1.0
+    for name in _PLAIN:
         if op == getattr(dist.ReduceOp, name):
             return name, 1.0
     raise TypeError(f"{what}: inside torch.compile op has to be a torchcomms_pg.ReduceOp")
