@@ -70,7 +70,9 @@ def test_operators_and_their_gradients():
     b = distribute_tensor(data(1, (8, 5)), mesh, [Shard(0)]).requires_grad_()
     product = (a @ b).redistribute(mesh, [Shard(0)])
     rows = torch.distributed.tensor.full((4, 6), 2.5, device_mesh=mesh, placements=[Shard(0)])
-    loss = (product.softmax(0) * product).sum() + product.std() + product.norm()
+    loss = (product.softmax(0) * product).sum() + product.std()
+    # torch 2.11 cannot add it: "Redistribution from one partial type to another is unsupported".
+    loss = loss + (product.norm() if torch.__version__ >= "2.12" else 0)
     loss.backward()
     table = distribute_module(nn.Embedding(10, 6), mesh)
     words = distribute_tensor(torch.arange(8) % 10, mesh, [Shard(0)])

@@ -66,7 +66,8 @@ def test_new_group_overlapping_subgroups_and_enumeration():
     results.append(seen(unsorted) if dist.get_rank() in (0, 3) else None)
     errors = [
         raised(dist.new_group, [0, 7]),
-        raised(dist.new_group, [0, 0]),
+        # Before 2.13 torch takes it for a group of two, which waits for the second.
+        raised(dist.new_group, [0, 0]) if torch.__version__ >= "2.13" else None,
         raised(dist.new_subgroups, 3),
         raised(dist.new_subgroups, 8),
         raised(dist.new_subgroups_by_enumeration, [[0, 1], [1, 2]]),
