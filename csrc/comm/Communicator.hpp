@@ -169,6 +169,17 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
+  // In place of another (Succession.cpp). Takes over what `former`'s users have
+  // attached: hooks, recorders, and whether works are timed. Before the first
+  // operation.
+  void succeed(const Communicator& former);
+  // Returns when all ranks have joined; raises CommError when they do not, as
+  // an operation of this timeout would.
+  void awaitRanks(Milliseconds timeout);
+  // close(), for what has a successor: what is in flight fails rather than
+  // being waited for, and hooks are not told, since they go on.
+  void retire(const char* why);
+
   // A work of an operation that has finished already.
   WorkPtr finishedWork(OpKind kind, std::vector<at::Tensor> outputs);
 
@@ -384,7 +395,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
 
   std::atomic<bool> endsProcess_{false};
-  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
   std::mutex hookMutex_;
   FailureHook failureHook_;
