@@ -360,26 +360,3 @@ def test_a_cuda_group_without_a_gpu_fails_when_it_is_used_and_says_why():
     )
     assert code == 0 and "ProcessGroupGloo" in output, output
     assert output.count("refused:") == 3 and "where there is a GPU" in output, output
-
-
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 brings reconfigure")
-def test_reconfigure_is_not_offered_and_says_so():
-    code, output = run_python(
-        """
-        import torch, torch.distributed as dist
-        import torchcomms_pg
-        from torch.distributed import distributed_c10d as c10d
-
-        dist.init_process_group(
-            "torchcomms", store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True
-        )
-        assert not c10d._supports_reconfigure()
-        try:
-            c10d._reconfigure(1, ["handle"])
-        except RuntimeError as error:
-            print("refused:", error)
-        dist.all_reduce(tensor := torch.ones(2))  # an ordinary group
-        dist.destroy_process_group()
-        """
-    )
-    assert code == 0 and "torchcomms does not support reconfigure" in output, output

@@ -80,6 +80,8 @@ def create_backend(
     own._timeout = options.timeout
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
+    if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
+        own.enable_reconfigure = True
     flight_recorder.configure()
     if isinstance(group_options, SharedOptions):
         return Backend(group_options.communicator, own)

@@ -29,27 +29,37 @@ Backend::Backend(
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size), options_(std::move(options)), store_(store) {
+    : c10d::Backend(rank, size),
+      options_(std::move(options)),
+      store_(store),
+      members_(members()) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  if (options_->enable_reconfigure) {
+    start();
+    return;
+  }
+#endif
   cpu_ = connectHosts(
-      {store, rank, size, describeGroup(*options_), members(), options_->timeout},
+      {store, rank, size, describeGroup(*options_), members_, options_->timeout},
       options_->connectGloo);
   start();
 }
 
 Backend::Backend(
     c10::intrusive_ptr<c10d::Store> store,
-    std::shared_ptr<Communicator> comm,
+    CommPtr comm,
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(rank, size),
       options_(std::move(options)),
       store_(std::move(store)),
+      members_(members()),
       cpu_(std::move(comm)) {
   start();
 }
 
-Backend::Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options)
+Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
   if (comm->device().is_cpu()) {
     cpu_ = std::move(comm);
@@ -80,7 +90,13 @@ void Backend::start() {
   init();
 }
 
-void Backend::prepare() const {
+void Backend::prepare(const char* what) const {
+  TORCH_CHECK(
+      borrowed_ || cpu() != nullptr,
+      what,
+      ": group '",
+      options_->group_name,
+      "' has no members yet, as it was created with enable_reconfigure; call reconfigure first");
   if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
     std::call_once(recording_, [this] {
       for (const auto& comm : communicators()) {
@@ -103,30 +119,28 @@ void Backend::record(Communicator& comm) const {
   }
 }
 
-const std::shared_ptr<Communicator>& Backend::cpuCommunicator(const char* what) const {
+Backend::CommPtr Backend::cpuCommunicator(const char* what) const {
+  prepare(what);
+  auto comm = cpu();
   TORCH_CHECK(
-      cpu_ != nullptr,
+      comm != nullptr,
       what,
       ": group '",
       options_->group_name,
       "' was made of a communicator for tensors of another device than the CPU; move the tensor "
       "there");
-  prepare();
-  return cpu_;
+  return comm;
 }
 
-Communicator& Backend::route(const char* what, const at::Tensor& tensor) {
+Backend::CommPtr Backend::route(const char* what, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), what, ": the tensor is undefined");
-  if (tensor.device().is_cpu()) {
-    return *cpuCommunicator(what);
-  }
-  return *communicator(what, tensor.device());
+  return communicator(what, tensor.device());
 }
 
-std::vector<std::shared_ptr<Communicator>> Backend::communicators() const {
-  std::vector<std::shared_ptr<Communicator>> all;
-  if (cpu_) {
-    all.push_back(cpu_);
+std::vector<Backend::CommPtr> Backend::communicators() const {
+  std::vector<CommPtr> all;
+  if (auto comm = cpu()) {
+    all.push_back(std::move(comm));
   }
   std::lock_guard lock(acceleratorsMutex_);
   for (const auto& [index, comm] : accelerators_) {
@@ -135,15 +149,15 @@ std::vector<std::shared_ptr<Communicator>> Backend::communicators() const {
   return all;
 }
 
-std::shared_ptr<Communicator> Backend::communicator(const char* what, at::Device device) {
+Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
   if (device.is_cpu()) {
     return cpuCommunicator(what);
   }
   checkCarried(what, options_->group_name, device);
   TORCH_CHECK_VALUE(
       device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
-  prepare();
-  const auto find = [&]() -> std::shared_ptr<Communicator> {
+  prepare(what);
+  const auto find = [&]() -> CommPtr {
     std::lock_guard lock(acceleratorsMutex_);
     const auto found = accelerators_.find(device.index());
     return found == accelerators_.end() ? nullptr : found->second;
@@ -169,10 +183,10 @@ std::shared_ptr<Communicator> Backend::communicator(const char* what, at::Device
   return newCommunicator(device);
 }
 
-std::shared_ptr<Communicator> Backend::newCommunicator(at::Device device) {
+Backend::CommPtr Backend::newCommunicator(at::Device device) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
   const Meeting meeting{
-      store, getRank(), getSize(), describeGroup(*options_), members(), options_->timeout};
+      store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
   {
     std::lock_guard lock(acceleratorsMutex_);
@@ -350,21 +364,21 @@ void Backend::registerOnCompletionHook(
 
 void Backend::installHooks(Communicator& comm) {
   std::lock_guard lock(hooksMutex_);
-  bool any = completionHooks_ != nullptr;
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-  any |= !hooksOfCompletion_.empty();
-#endif
-  if (any) {
-    installEndHook(comm);
-  }
+  installEndHook(comm);
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  if (!abortHooks_.empty()) {
-    installAbortHooks(comm);
-  }
+  installAbortHooks(comm);
 #endif
 }
 
-void Backend::installEndHook(Communicator& comm) {
+void Backend::installEndHook(Communicator& comm) const {
+  bool any = onCompletionHook_ != nullptr;
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+  any |= !hooksOfCompletion_.empty();
+#endif
+  if (!any) {
+    comm.setEndHook(nullptr);
+    return;
+  }
   comm.setEndHook([thread = completionHooks_,
                    onCompletion = onCompletionHook_
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
@@ -472,7 +486,11 @@ void Backend::unregisterAbortHook(int64_t id) {
   }
 }
 
-void Backend::installAbortHooks(Communicator& comm) {
+void Backend::installAbortHooks(Communicator& comm) const {
+  if (abortHooks_.empty()) {
+    comm.setFailureHook(nullptr);
+    return;
+  }
   comm.setFailureHook([hooks = abortHooks_] {
     for (const auto& [id, hook] : hooks) {
       hook();

@@ -26,9 +26,11 @@ class Backend final : public c10d::Backend {
  public:
   using TensorList = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using CommPtr = std::shared_ptr<Communicator>;
 
   // Collective over the ranks of the group. Raises CommError when not all of
-  // them come within the timeout of `options`.
+  // them come within the timeout of `options`. With `options->enable_reconfigure`
+  // nobody meets before reconfigure().
   Backend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
@@ -36,7 +38,7 @@ class Backend final : public c10d::Backend {
       c10::intrusive_ptr<GroupOptions> options);
   // Of a communicator that belongs to somebody else, who ends it. Shutting the group down leaves it
   // as it is. A communicator has one such group at a time.
-  Backend(std::shared_ptr<Communicator> comm, c10::intrusive_ptr<GroupOptions> options);
+  Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -133,7 +135,18 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  bool supportsWindow() const override { return cpu_ && cpu_->supportsWindows(); }
+  // Another communicator in place of this group's, of the members that the call names, which may
+  // be more or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a
+  // finished Work. What is in flight on the old communicator fails. After an error the group is as
+  // it was. No groups are made of this one meanwhile.
+  bool supportsReconfigure() const override { return store_ != nullptr; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
+
+  bool supportsWindow() const override {
+    const auto comm = cpu();
+    return comm && comm->supportsWindows();
+  }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
@@ -146,43 +159,45 @@ class Backend final : public c10d::Backend {
 #endif
 
   // The communicator for CPU tensors; raises where there is none.
-  const std::shared_ptr<Communicator>& cpuCommunicator(const char* what) const;
+  CommPtr cpuCommunicator(const char* what) const;
 
   // The communicator for tensors of the device; makes it where it is an
   // accelerator's and there is none yet.
-  std::shared_ptr<Communicator> communicator(const char* what, at::Device device);
+  CommPtr communicator(const char* what, at::Device device);
 
  private:
   // Of a shrunk group, whose communicator is there already.
   Backend(
       c10::intrusive_ptr<c10d::Store> store,
-      std::shared_ptr<Communicator> comm,
+      CommPtr comm,
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
+  // Null before the first reconfigure(), and in a group that was made of an accelerator's.
+  CommPtr cpu() const { return cpu_.load(std::memory_order_acquire); }
   // Before each use. Recording starts with the first: torch describes a group after it has made it.
-  void prepare() const;
+  void prepare(const char* what) const;
   void record(Communicator& comm) const;
   // Has the communicator call nothing of this group any more.
   void detach();
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  void installAbortHooks(Communicator& comm);
+  void installAbortHooks(Communicator& comm) const;
 #endif
-  void installEndHook(Communicator& comm);
+  void installEndHook(Communicator& comm) const;
   // Chooses the communicator by the tensor's device.
-  Communicator& route(const char* what, const at::Tensor& tensor);
+  CommPtr route(const char* what, const at::Tensor& tensor);
   // Those that there are.
-  std::vector<std::shared_ptr<Communicator>> communicators() const;
-  std::shared_ptr<Communicator> newCommunicator(at::Device device);
+  std::vector<CommPtr> communicators() const;
+  CommPtr newCommunicator(at::Device device);
   void installHooks(Communicator& comm);
   // Calls `body`; an operation that throws leaves no batch open.
   template <class Body>
-  WorkPtr issue(Communicator& comm, bool async, Body&& body);
+  WorkPtr issue(const CommPtr& comm, bool async, Body&& body);
   // Launches all that `body` issues together.
   template <class Body>
-  WorkPtr together(Communicator& comm, bool async, Body&& body);
+  WorkPtr together(const CommPtr& comm, bool async, Body&& body);
   // A copy of `opts`, or where there are none, of this group's.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
@@ -192,11 +207,12 @@ class Backend final : public c10d::Backend {
   std::string members() const;  // the global ranks, as a key
 
   const c10::intrusive_ptr<GroupOptions> options_;
-  const c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<Communicator> cpu_;  // null in a group that was made of an accelerator's
-  std::mutex creationMutex_;           // held while the ranks meet for a device
+  const c10::intrusive_ptr<c10d::Store> store_;  // null: the communicator is somebody else's
+  std::string members_;        // how they find each other in the store; by reconfigure()
+  std::atomic<CommPtr> cpu_;   // replaced by reconfigure()
+  std::mutex creationMutex_;   // held while the ranks meet for a device
   mutable std::mutex acceleratorsMutex_;
-  std::map<at::DeviceIndex, std::shared_ptr<Communicator>> accelerators_;
+  std::map<at::DeviceIndex, CommPtr> accelerators_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
@@ -210,6 +226,10 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<CallbackThread> completionHooks_;
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   std::map<int64_t, c10d::AbortHook> abortHooks_;
+  std::mutex reconfigureMutex_;  // held during a call
+  std::set<int64_t> uuids_;      // of all calls
+  const std::string handle_ = newHandle(getRank());
+  static std::string newHandle(int rank);
 #endif
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   std::map<int64_t, c10d::CompletionHook> hooksOfCompletion_;

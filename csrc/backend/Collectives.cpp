@@ -44,12 +44,12 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
 }  // namespace
 
 template <class Body>
-Backend::WorkPtr Backend::issue(Communicator& comm, bool async, Body&& body) {
+Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
   try {
     WorkPtr work = body();
     // c10d waits for any work of a synchronous call, and one that goes into a
     // batch has not been launched.
-    return !async && comm.inBatch() ? nullptr : work;
+    return !async && comm->inBatch() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
     dropBatches();
@@ -58,22 +58,22 @@ Backend::WorkPtr Backend::issue(Communicator& comm, bool async, Body&& body) {
 }
 
 template <class Body>
-Backend::WorkPtr Backend::together(Communicator& comm, bool async, Body&& body) {
+Backend::WorkPtr Backend::together(const CommPtr& comm, bool async, Body&& body) {
   return issue(comm, async, [&]() -> WorkPtr {
-    if (comm.inBatch()) {
+    if (comm->inBatch()) {
       return body();
     }
-    comm.startBatch();
+    comm->startBatch();
     body();
-    return comm.endBatch();
+    return comm->endBatch();
   });
 }
 
 Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = single("broadcast", "tensors", tensors);
-  auto& comm = route("broadcast", tensor);
+  const auto comm = route("broadcast", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.broadcast(tensor, static_cast<int>(opts.rootRank), options(opts));
+    return comm->broadcast(tensor, static_cast<int>(opts.rootRank), options(opts));
   });
 }
 
@@ -82,19 +82,19 @@ Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOp
   if (tensor.is_sparse()) {
     return allreduce_sparse(tensors, opts);
   }
-  auto& comm = route("all_reduce", tensor);
+  const auto comm = route("all_reduce", tensor);
   return issue(
-      comm, opts.asyncOp, [&] { return comm.allReduce(tensor, opts.reduceOp, options(opts)); });
+      comm, opts.asyncOp, [&] { return comm->allReduce(tensor, opts.reduceOp, options(opts)); });
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(
     TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   sameLength("all_reduce_coalesced", tensors.size(), tensors.size());
-  auto& comm = route("all_reduce_coalesced", tensors.front());
+  const auto comm = route("all_reduce_coalesced", tensors.front());
   return together(comm, opts.asyncOp, [&] {
     WorkPtr last;
     for (const auto& tensor : tensors) {
-      last = comm.allReduce(tensor, opts.reduceOp, options(opts));
+      last = comm->allReduce(tensor, opts.reduceOp, options(opts));
     }
     return last;
   });
@@ -102,9 +102,9 @@ Backend::WorkPtr Backend::allreduce_coalesced(
 
 Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = single("reduce", "tensors", tensors);
-  auto& comm = route("reduce", tensor);
+  const auto comm = route("reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp, options(opts));
+    return comm->reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp, options(opts));
   });
 }
 
@@ -112,15 +112,15 @@ Backend::WorkPtr Backend::allgather(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   const auto& input = single("all_gather", "tensors", inputs);
   const auto& output = single("all_gather", "tensor lists", outputs);
-  auto& comm = route("all_gather", input);
-  return issue(comm, opts.asyncOp, [&] { return comm.allGather(output, input, options(opts)); });
+  const auto comm = route("all_gather", input);
+  return issue(comm, opts.asyncOp, [&] { return comm->allGather(output, input, options(opts)); });
 }
 
 Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  auto& comm = route("all_gather_single", input);
+  const auto comm = route("all_gather_single", input);
   return issue(
-      comm, opts.asyncOp, [&] { return comm.allGatherSingle(output, input, options(opts)); });
+      comm, opts.asyncOp, [&] { return comm->allGatherSingle(output, input, options(opts)); });
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(
@@ -135,7 +135,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
   for (const auto& list : outputs) {
     sameLength("all_gather_coalesced", list.size(), inputs.size());
   }
-  auto& comm = route("all_gather_coalesced", inputs.front());
+  const auto comm = route("all_gather_coalesced", inputs.front());
   return together(comm, opts.asyncOp, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -143,7 +143,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
       for (const auto& list : outputs) {
         ofRanks.push_back(list[i]);
       }
-      last = comm.allGather(ofRanks, inputs[i], options(opts));
+      last = comm->allGather(ofRanks, inputs[i], options(opts));
     }
     return last;
   });
@@ -152,11 +152,11 @@ Backend::WorkPtr Backend::allgather_coalesced(
 Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
     TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   sameLength("all_gather_single_coalesced", outputs.size(), inputs.size());
-  auto& comm = route("all_gather_single_coalesced", inputs.front());
+  const auto comm = route("all_gather_single_coalesced", inputs.front());
   return together(comm, opts.asyncOp, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = comm.allGatherSingle(outputs[i], inputs[i], options(opts));
+      last = comm->allGatherSingle(outputs[i], inputs[i], options(opts));
     }
     return last;
   });
@@ -165,20 +165,20 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
 Backend::WorkPtr Backend::gather(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::GatherOptions& opts) {
   const auto& input = single("gather", "tensors", inputs);
-  auto& comm = route("gather", input);
+  const auto comm = route("gather", input);
   return issue(comm, opts.asyncOp, [&] {
     // Ranks other than the root pass no list, or an empty one.
     const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
-    return comm.gather(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return comm->gather(output, input, static_cast<int>(opts.rootRank), options(opts));
   });
 }
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
 Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
-  auto& comm = route("gather_single", input);
+  const auto comm = route("gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.gatherSingle(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return comm->gatherSingle(output, input, static_cast<int>(opts.rootRank), options(opts));
   });
 }
 #endif
@@ -186,10 +186,10 @@ Backend::WorkPtr Backend::gather_single(
 Backend::WorkPtr Backend::scatter(
     TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ScatterOptions& opts) {
   const auto& output = single("scatter", "tensors", outputs);
-  auto& comm = route("scatter", output);
+  const auto comm = route("scatter", output);
   return issue(comm, opts.asyncOp, [&] {
     const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
-    return comm.scatter(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return comm->scatter(output, input, static_cast<int>(opts.rootRank), options(opts));
   });
 }
 
@@ -197,28 +197,28 @@ Backend::WorkPtr Backend::reduce_scatter(
     TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ReduceScatterOptions& opts) {
   const auto& output = single("reduce_scatter", "tensors", outputs);
   const auto& input = single("reduce_scatter", "input lists", inputs);
-  auto& comm = route("reduce_scatter", output);
+  const auto comm = route("reduce_scatter", output);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.reduceScatter(output, input, opts.reduceOp, options(opts));
+    return comm->reduceScatter(output, input, opts.reduceOp, options(opts));
   });
 }
 
 Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  auto& comm = route("reduce_scatter_single", input);
+  const auto comm = route("reduce_scatter_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.reduceScatterSingle(output, input, opts.reduceOp, options(opts));
+    return comm->reduceScatterSingle(output, input, opts.reduceOp, options(opts));
   });
 }
 
 Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
     TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
   sameLength("reduce_scatter_single_coalesced", outputs.size(), inputs.size());
-  auto& comm = route("reduce_scatter_single_coalesced", inputs.front());
+  const auto comm = route("reduce_scatter_single_coalesced", inputs.front());
   return together(comm, opts.asyncOp, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = comm.reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp, options(opts));
+      last = comm->reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp, options(opts));
     }
     return last;
   });
@@ -230,23 +230,22 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
     std::vector<int64_t>& outputSplits,
     std::vector<int64_t>& inputSplits,
     const c10d::AllToAllOptions& opts) {
-  auto& comm = route("all_to_all_single", input);
+  const auto comm = route("all_to_all_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm.allToAllSingle(output, input, outputSplits, inputSplits, options(opts));
+    return comm->allToAllSingle(output, input, outputSplits, inputSplits, options(opts));
   });
 }
 
 Backend::WorkPtr Backend::alltoall(
     TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
-  auto& comm = route("all_to_all", inputs.front());
-  return issue(comm, opts.asyncOp, [&] { return comm.allToAll(outputs, inputs, options(opts)); });
+  const auto comm = route("all_to_all", inputs.front());
+  return issue(comm, opts.asyncOp, [&] { return comm->allToAll(outputs, inputs, options(opts)); });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  const auto device = opts.device.value_or(at::Device(at::kCPU));
-  auto& comm = *communicator("barrier", device);
-  return issue(comm, opts.asyncOp, [&] { return comm.barrier(options(opts)); });
+  const auto comm = communicator("barrier", opts.device.value_or(at::Device(at::kCPU)));
+  return issue(comm, opts.asyncOp, [&] { return comm->barrier(options(opts)); });
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
@@ -258,14 +257,14 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllR
 
 Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   const auto& tensor = single("send", "tensors", tensors);
-  auto& comm = route("send", tensor);
-  return issue(comm, /*async=*/true, [&] { return comm.send(tensor, destination, tag, {}); });
+  const auto comm = route("send", tensor);
+  return issue(comm, /*async=*/true, [&] { return comm->send(tensor, destination, tag, {}); });
 }
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
   const auto& tensor = single("recv", "tensors", tensors);
-  auto& comm = route("recv", tensor);
-  return issue(comm, /*async=*/true, [&] { return comm.recv(tensor, source, tag, {}); });
+  const auto comm = route("recv", tensor);
+  return issue(comm, /*async=*/true, [&] { return comm->recv(tensor, source, tag, {}); });
 }
 
 Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {

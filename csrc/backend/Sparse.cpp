@@ -51,7 +51,8 @@ Backend::WorkPtr Backend::allreduce_sparse(
       ": reduce op ",
       torchcomms_pg::name(opts.reduceOp),
       " is not supported, wanted SUM");
-  auto& comm = route(kWhat, tensor);
+  const auto held = route(kWhat, tensor);
+  auto& comm = *held;
   Communicator::Options options;
   options.async = false;
   if (opts.timeout != c10d::kUnsetTimeout) {

@@ -1,0 +1,188 @@
+// Other members for a group that goes on, which torch has from 2.14 on.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "backend/Backend.hpp"
+#include "comm/CommError.hpp"
+
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+
+namespace torchcomms_pg {
+
+namespace {
+
+// "torchcomms:<rank that its group was created with>:<16 hexadecimal digits>". It stays the same
+// for the life of the group, and a process that takes the place of another has a new one.
+struct Handle {
+  int rank = 0;
+  std::string identity;
+  std::string text;
+
+  auto operator<=>(const Handle&) const = default;
+};
+
+Handle parse(const std::string& text) {
+  const std::string prefix = std::string(kBackendName) + ":";
+  std::istringstream rest(text.substr(std::min(prefix.size(), text.size())));
+  Handle handle;
+  handle.text = text;
+  char colon = 0;
+  rest >> handle.rank >> colon >> handle.identity;
+  TORCH_CHECK_VALUE(
+      text.compare(0, prefix.size(), prefix) == 0 && rest && colon == ':' && rest.eof(),
+      "reconfigure: '",
+      text,
+      "' is not a handle; handles has for each member what get_reconfigure_handle returned there");
+  return handle;
+}
+
+// By the ranks that the members had when they began, where the caller leaves the order to us: on
+// every member the same.
+std::vector<Handle> order(const c10d::ReconfigureOptions& opts) {
+  std::vector<Handle> handles;
+  std::visit(
+      [&](const auto& given) {
+        for (const auto& text : given) {
+          handles.push_back(parse(text));
+        }
+      },
+      opts.handles);
+  TORCH_CHECK_VALUE(
+      !handles.empty(), "reconfigure: handles is empty, wanted one handle for each member");
+  auto sorted = handles;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  TORCH_CHECK_VALUE(
+      twice == sorted.end(),
+      "reconfigure: handles has '",
+      twice == sorted.end() ? "" : twice->text,
+      "' twice, wanted each member once");
+  return std::holds_alternative<std::vector<c10d::ReconfigureHandle>>(opts.handles) ? handles
+                                                                                    : sorted;
+}
+
+// Names the meeting in the store. The handles are part of it: members that were told of different
+// ones must not find each other.
+std::string meetingOf(int64_t uuid, const std::vector<Handle>& handles) {
+  std::string all;
+  for (const auto& handle : handles) {
+    all += handle.text + " ";
+  }
+  std::ostringstream name;
+  name << "reconfigure/" << uuid << "/" << std::hex << std::hash<std::string>()(all);
+  return name.str();
+}
+
+Failure notAllCame(
+    Failure failure,
+    int64_t uuid,
+    const std::string& group,
+    const std::vector<Handle>& handles,
+    Milliseconds timeout) {
+  std::string who;
+  for (const int rank : failure.ranks) {
+    who += (who.empty() ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " ('" +
+           handles[rank].text + "')";
+  }
+  failure.message = "reconfigure of group '" + group + "' to uuid " + std::to_string(uuid) +
+                    ": within " + inSeconds(timeout) + " " +
+                    (who.empty() ? "rank 0 did not answer" : who + " did not come") +
+                    "; every member calls it with this uuid and the same handles in the same "
+                    "order. Try again with a new uuid; until then the group is as it was";
+  failure.op = "reconfigure";
+  return failure;
+}
+
+}  // namespace
+
+std::string Backend::newHandle(int rank) {
+  std::random_device source;
+  char identity[17];
+  snprintf(identity, sizeof identity, "%08x%08x", source(), source());
+  return std::string(kBackendName) + ":" + std::to_string(rank) + ":" + identity;
+}
+
+c10d::ReconfigureHandle Backend::get_reconfigure_handle() const {
+  TORCH_CHECK(
+      supportsReconfigure(),
+      "get_reconfigure_handle: group '",
+      options_->group_name,
+      "' is that of a TorchComm, which has the members it was made with; make a new one");
+  return handle_;
+}
+
+Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
+  const auto handles = order(opts);
+  const auto timeout = opts.timeout.value_or(options_->timeout);
+  TORCH_CHECK_VALUE(
+      timeout.count() > 0, "reconfigure: timeout must be positive, got ", timeout.count(), " ms");
+  const auto own = get_reconfigure_handle();
+  const auto place = std::find_if(
+      handles.begin(), handles.end(), [&](const Handle& handle) { return handle.text == own; });
+  TORCH_CHECK_VALUE(
+      place != handles.end(),
+      "reconfigure: this member's handle '",
+      own,
+      "' is not among handles; only members of the new group call it");
+
+  std::lock_guard lock(reconfigureMutex_);
+  TORCH_CHECK_VALUE(
+      uuids_.insert(opts.uuid).second,
+      "reconfigure: uuid ",
+      opts.uuid,
+      " was used before, wanted a new one for every call, also after one that failed");
+  const int rank = static_cast<int>(place - handles.begin());
+  const int size = static_cast<int>(handles.size());
+  const auto deadline = Clock::now() + timeout;
+  const auto meeting = meetingOf(opts.uuid, handles);
+  CommPtr fresh;
+  try {
+    Group group;  // its ranks have nothing to do with those of the default group any more
+    group.name = options_->group_name;
+    fresh = connectHosts({store_, rank, size, std::move(group), meeting, timeout}, options_->connectGloo);
+    fresh->setTimeout(options_->timeout);
+    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+    fresh->awaitRanks(std::max(left, Milliseconds(1)));
+  } catch (const CommError& error) {
+    if (error.failure().type != c10d::ErrorType::TIMEOUT) {
+      throw;
+    }
+    throw CommError(notAllCame(error.failure(), opts.uuid, options_->group_name, handles, timeout));
+  }
+
+  record(*fresh);
+  if (const auto old = cpu()) {
+    fresh->succeed(*old);
+  }
+  installHooks(*fresh);
+  if (timing_) {
+    fresh->enableTiming();
+  }
+  std::lock_guard creating(creationMutex_);
+  const auto retired = communicators();
+  {
+    // Those of accelerators are made anew, by the new members, when tensors come.
+    std::lock_guard lock(acceleratorsMutex_);
+    accelerators_.clear();
+  }
+  members_ = meeting;
+  options_->global_ranks_in_group.clear();
+  rank_ = rank;
+  size_ = size;
+  cpu_ = fresh;
+  for (const auto& old : retired) {
+    old->retire("reconfigure()");
+    old->setEndHook(nullptr);
+    old->setFailureHook(nullptr);
+  }
+  return fresh->finishedWork(OpKind::initialization, {});
+}
+
+}  // namespace torchcomms_pg
+
+#endif
