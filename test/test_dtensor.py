@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from parity import like_gloo
+from parity import like_gloo, raised
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -18,6 +18,13 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import (
+    context_parallel_unshard,
+    set_rotate_method,
+)
+from torch.distributed.tensor.experimental._context_parallel import (
+    _attention as context_attention,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -26,6 +33,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from values import all_data, assert_same, data
 
 REDUCTIONS = ("sum", "avg", "max", "min")
@@ -148,24 +156,85 @@ def test_tensor_and_sequence_parallel(plan):
     return loss.full_tensor(), results
 
 
-@like_gloo(2, rounding=True)
-@pytest.mark.parametrize("causal", [False, True])
-def test_context_parallel(causal):
-    """Attention over a sequence that is spread over the ranks, forward and backward."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+SEQUENCE = 2  # the dimension of query, key and value that is spread
 
+
+def attention(causal):
+    """Query, key and value; and what one process makes of them: output and their gradients."""
+    whole = [x.requires_grad_() for x in all_data(3, (2, 4, 12, 8))]
+    output = F.scaled_dot_product_attention(*whole, is_causal=causal)
+    (output * data(9, output.shape)).sum().backward()
+    return [x.detach() for x in whole], [output.detach(), *(x.grad for x in whole)]
+
+
+@like_gloo(2, rounding=True)
+def test_context_parallel():
+    """With the one kernel that torch can spread on CPUs, and not with a causal mask."""
     mesh = init_device_mesh("cpu", (2,))
-    q, k, v = (x.requires_grad_() for x in all_data(3, (2, 4, 16, 8)))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    expected.sum().backward()
-    parts = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    try:
+
+    def spread(causal):
+        whole, want = attention(causal)
+        *parts, weights = buffers = [*(x.clone() for x in whole), data(9, want[0].shape)]
+        dims = [SEQUENCE] * 4
         with (
-            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-            context_parallel(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2]),
+            sdpa_kernel(SDPBackend.MATH),
+            context_parallel(mesh, buffers=buffers, buffer_seq_dims=dims),
         ):
-            output = F.scaled_dot_product_attention(*parts, is_causal=causal)
-            output.sum().backward()
-            return output, [x.grad for x in parts]
-    except Exception as error:  # what torch itself cannot do on CPUs, it cannot over any backend
-        return f"{type(error).__name__}: {error}"
+            for part in parts:
+                part.requires_grad_()
+            try:
+                output = F.scaled_dot_product_attention(*parts, is_causal=causal)
+                (output * weights).sum().backward()
+                found = [output.detach(), *(part.grad for part in parts)]
+            finally:
+                for part in parts:
+                    part.requires_grad_(False)
+        got = context_parallel_unshard(mesh, found, dims)
+        torch.testing.assert_close(got, want)
+        return got
+
+    # Before, torch does not put its own attention back after an error.
+    return spread(causal=False), torch.__version__ >= "2.14" and raised(spread, causal=True)
+
+
+@like_gloo(2, 3, rounding=True)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+def test_the_ring_of_context_parallel(rotation, causal, world):
+    """What a GPU's kernels go through: keys and values go round the ranks, and their gradients."""
+    options = context_attention._cp_options
+    kept = options.enable_load_balance, options.rotate_method
+    options.enable_load_balance = False
+    set_rotate_method(rotation)
+    try:
+        whole, want = attention(causal)
+        me, group = dist.get_rank(), dist.group.WORLD
+        parts = [x.chunk(world, SEQUENCE)[me] for x in whole]
+        aten = torch.ops.aten
+        output, weights = context_attention._templated_ring_attention(
+            group,
+            SEQUENCE,
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            *parts,
+            is_causal=causal,
+            dropout_p=0.0,
+        )
+        gradients = context_attention._templated_ring_attention_backward(
+            group,
+            SEQUENCE,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            grad_out=data(9, want[0].shape).chunk(world, SEQUENCE)[me],
+            grad_out_name="grad_out",
+            query=parts[0],
+            key=parts[1],
+            value=parts[2],
+            out=output,
+            logsumexp=weights,
+            is_causal=causal,
+            dropout_p=0.0,
+        )
+    finally:
+        options.enable_load_balance, options.rotate_method = kept
+    got = [output, *gradients]
+    torch.testing.assert_close(got, [x.chunk(world, SEQUENCE)[me] for x in want])
+    return got
