@@ -1,5 +1,7 @@
+import os
 import pathlib
 import sys
+import tempfile
 
 import pytest
 
@@ -10,8 +12,12 @@ import ranks
 
 @pytest.fixture(scope="session", autouse=True)
 def rank_processes():
-    yield
-    ranks.close_all()
+    # What failed groups write, where a test does not look at it itself: also those of this process
+    # and of the programs that tests start.
+    with tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-") as folder:
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(folder, "trace_")
+        yield
+        ranks.close_all()
 
 
 def pytest_report_header():

@@ -182,9 +182,6 @@ class _Zygote:
     def __init__(self):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        # What failed groups write, where a test does not look at it itself.
-        self.dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-")
-        env["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(self.dumps.name, "trace_")
         env["PYTHONPATH"] = os.pathsep.join(
             [str(HERE), str(HERE.parent)] + env.get("PYTHONPATH", "").split(os.pathsep)
         ).rstrip(os.pathsep)
@@ -441,7 +438,6 @@ def close_all():
         zygote = _zygote_process()
         zygote.control.close()
         zygote.process.wait(5)
-        zygote.dumps.cleanup()
 
 
 def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True):
