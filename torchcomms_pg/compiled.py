@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ def forget(key: str) -> None:
 
 
 def _start(
+    async_op: bool,
     comm: str,
     operation: str,
     writes: Sequence[Tensor],
@@ -80,7 +81,6 @@ def _start(
     factor: float,
     hints: str,
     timeout: float,
-    async_op: bool,
 ) -> tuple[TorchWork, list[Tensor]]:
     """Calls the real operation; returns its work and the tensors that it writes."""
     owner = _comms[comm]
@@ -112,68 +112,49 @@ def _start(
     return getattr(owner, operation)(*arguments, **keywords), results
 
 
-@torch.library.custom_op("torchcomms_pg::run", mutates_args=())
-def _run(
-    token: Tensor,
-    comm: str,
-    operation: str,
-    writes: Sequence[Tensor],
-    reads: Sequence[Tensor],
-    peers: Sequence[int],
-    sizes: Sequence[int],
-    op: str,
-    factor: float,
-    hints: str,
-    timeout: float,
-) -> list[Tensor]:
-    _, results = _start(
-        comm, operation, writes, reads, peers, sizes, op, factor, hints, timeout, False
-    )
-    return [token.clone(), *results]
+# The arguments of _start, after async_op.
+_CALL = (
+    "(Tensor token, str comm, str operation, Tensor[] writes, Tensor[] reads, SymInt[] peers, "
+    "SymInt[] sizes, str op, float factor, str hints, float timeout) -> Tensor[]"
+)
+_WAIT = "(Tensor token, Tensor handle, Tensor[] writes) -> Tensor[]"
 
 
-@_run.register_fake
-def _(token: Tensor, comm: str, operation: str, writes: Sequence[Tensor], *_: Any) -> list[Tensor]:
+def _operator(schema: str, traced: Callable[..., list[Tensor]]) -> Callable[..., Any]:
+    """Makes a function a custom operator; `traced` gives what its results are like."""
+
+    def register(function: Callable[..., list[Tensor]]) -> Any:
+        name = f"torchcomms_pg::{function.__name__[1:]}"
+        operator = torch.library.custom_op(name, function, mutates_args=(), schema=schema)
+        operator.register_fake(traced)
+        return operator
+
+    return register
+
+
+def _like(token: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in [token, *writes]]
 
 
-@torch.library.custom_op("torchcomms_pg::issue", mutates_args=())
-def _issue(
-    token: Tensor,
-    comm: str,
-    operation: str,
-    writes: Sequence[Tensor],
-    reads: Sequence[Tensor],
-    peers: Sequence[int],
-    sizes: Sequence[int],
-    op: str,
-    factor: float,
-    hints: str,
-    timeout: float,
-) -> list[Tensor]:
-    work, results = _start(
-        comm, operation, writes, reads, peers, sizes, op, factor, hints, timeout, True
-    )
+@_operator(_CALL, traced=lambda token, comm, operation, writes, *_: _like(token, writes))
+def _run(token: Tensor, *call: Any) -> list[Tensor]:
+    _, results = _start(False, *call)
+    return [token.clone(), *results]
+
+
+@_operator(_CALL, traced=lambda token, *_: [*_like(token, []), torch.empty((), dtype=torch.int64)])
+def _issue(token: Tensor, *call: Any) -> list[Tensor]:
+    work, results = _start(True, *call)
     handle = next(_handles)
-    _pending[handle] = (comm, work, results)
+    _pending[handle] = (call[0], work, results)
     return [token.clone(), torch.tensor(handle)]
 
 
-@_issue.register_fake
-def _(token: Tensor, *_: Any) -> list[Tensor]:
-    return [torch.empty_like(token), torch.empty((), dtype=torch.int64)]
-
-
-@torch.library.custom_op("torchcomms_pg::wait", mutates_args=())
+@_operator(_WAIT, traced=lambda token, handle, writes: _like(token, writes))
 def _wait(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
     _, work, results = _pending.pop(int(handle))
     work.wait()
     return [token.clone(), *results]
-
-
-@_wait.register_fake
-def _(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in [token, *writes]]
 
 
 class TracedWork(TorchWork):
