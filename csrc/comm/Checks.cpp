@@ -120,6 +120,36 @@ void checkRank(const char* what, const char* argument, int64_t rank, int size) {
       size - 1);
 }
 
+void checkRootList(
+    const char* what,
+    const char* argument,
+    const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like,
+    int root,
+    int rank,
+    int size,
+    const at::Device& device) {
+  if (rank != root) {
+    TORCH_CHECK_VALUE(
+        tensors.empty(),
+        what,
+        ": ",
+        argument,
+        " has ",
+        tensors.size(),
+        " tensors on rank ",
+        rank,
+        ", which is not the root; wanted none");
+    return;
+  }
+  checkListLength(what, argument, tensors.size(), size);
+  checkTensors(what, argument, tensors, like, device);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto element = std::string(argument) + "[" + std::to_string(i) + "]";
+    checkNumel(what, element.c_str(), tensors[i], like.numel());
+  }
+}
+
 void checkListLength(const char* what, const char* argument, size_t length, size_t wanted) {
   TORCH_CHECK_VALUE(
       length == wanted,

@@ -37,6 +37,18 @@ void checkNumel(const char* what, const char* argument, const at::Tensor& tensor
 // `rank` is one of the group's.
 void checkRank(const char* what, const char* argument, int64_t rank, int size);
 
+// `tensors`, which only the root passes, are one for each rank, fit `like`, and have as many
+// elements.
+void checkRootList(
+    const char* what,
+    const char* argument,
+    const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like,
+    int root,
+    int rank,
+    int size,
+    const at::Device& device);
+
 void checkListLength(const char* what, const char* argument, size_t length, size_t wanted);
 
 }  // namespace torchcomms_pg

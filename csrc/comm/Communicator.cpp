@@ -301,12 +301,15 @@ void Communicator::leave(InFlightList::iterator entry) {
 }
 
 void Communicator::await(Work& work, Milliseconds timeout) {
-  if (work.done()) {
-    if (!work.isSuccess()) {
-      awaitFailureHook();
-    }
-    return;
+  if (!work.done()) {
+    awaitFinish(work, timeout);
   }
+  if (work.done() && !work.isSuccess()) {
+    awaitFailureHook();
+  }
+}
+
+void Communicator::awaitFinish(Work& work, Milliseconds timeout) {
   TORCH_CHECK(
       pid_ == getpid(),
       "wait: this work belongs to the parent process; a forked child cannot use its groups");
@@ -328,9 +331,6 @@ void Communicator::await(Work& work, Milliseconds timeout) {
       awaitFailureHook();
       throw CommError(*failure());
     }
-  }
-  if (!work.isSuccess()) {
-    awaitFailureHook();
   }
 }
 

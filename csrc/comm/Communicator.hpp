@@ -361,6 +361,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void leave(InFlightList::iterator entry);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
   void awaitInitialization();
+  void awaitFinish(Work& work, Milliseconds timeout);
   ncclComm_t usable() const;
 
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;

@@ -122,31 +122,15 @@ WorkPtr Communicator::gather(
   const char* const what = name(call.op.kind);
   checkTensor(what, "tensor", input, device());
   checkRank(what, "root", root, size_);
-  const bool isRoot = root == rank_;
-  TORCH_CHECK_VALUE(
-      isRoot || outputs.empty(),
-      what,
-      ": gather_list has ",
-      outputs.size(),
-      " tensors on rank ",
-      rank_,
-      ", which is not the root; wanted none");
-  if (isRoot) {
-    checkListLength(what, "gather_list", outputs.size(), size_);
-    checkTensors(what, "gather_list", outputs, input, device());
-    checkWritable(what, "gather_list", outputs);
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      checkNumel(
-          what, ("gather_list[" + std::to_string(i) + "]").c_str(), outputs[i], input.numel());
-    }
-  }
+  checkRootList(what, "gather_list", outputs, input, root, rank_, size_, device());
+  checkWritable(what, "gather_list", outputs);
   describeTensors(call, {input}, outputs);
   call.op.peer = root;
 
   const auto wire = wireType(input.scalar_type());
   const auto source = input.contiguous();
   std::optional<TargetList> targets;
-  if (isRoot) {
+  if (root == rank_) {
     targets.emplace(outputs);
   }
   call.launch = [this, targets, wire, source, root](ncclComm_t comm, cudaStream_t stream) {
@@ -222,29 +206,13 @@ WorkPtr Communicator::scatter(
   checkTensor(what, "tensor", output, device());
   checkWritable(what, "tensor", output);
   checkRank(what, "root", root, size_);
-  const bool isRoot = root == rank_;
-  TORCH_CHECK_VALUE(
-      isRoot || inputs.empty(),
-      what,
-      ": scatter_list has ",
-      inputs.size(),
-      " tensors on rank ",
-      rank_,
-      ", which is not the root; wanted none");
-  if (isRoot) {
-    checkListLength(what, "scatter_list", inputs.size(), size_);
-    checkTensors(what, "scatter_list", inputs, output, device());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      checkNumel(
-          what, ("scatter_list[" + std::to_string(i) + "]").c_str(), inputs[i], output.numel());
-    }
-  }
+  checkRootList(what, "scatter_list", inputs, output, root, rank_, size_, device());
   describeTensors(call, inputs, {output});
   call.op.peer = root;
 
   const auto wire = wireType(output.scalar_type());
   Target target(output, /*readFirst=*/false);
-  const auto flat = isRoot ? flatten(inputs) : at::Tensor();
+  const auto flat = root == rank_ ? flatten(inputs) : at::Tensor();
   call.launch = [this, target, wire, flat, root](ncclComm_t comm, cudaStream_t stream) {
     return torchcomms_pg::scatter(
         api_,
