@@ -168,6 +168,18 @@ def test_gather_and_scatter(world, async_op):
 
 
 @on_sim()
+@both
+def test_gather_to_one_tensor(world, async_op):
+    comm, rank = torchcomms_pg.get_comm(device=DEVICE), dist.get_rank()
+    for root in range(world):
+        inputs = all_data(world, 333, salt=root)
+        output = torch.empty(world * 333, device=DEVICE) if rank == root else None
+        comm.gather_single(output, sim(inputs[rank]), root, async_op).wait()
+        if rank == root:
+            assert_same(output.cpu(), torch.cat(inputs))
+
+
+@on_sim()
 def test_tensors_of_any_strides(world):
     inputs = all_data(world, (40, 30))
     tensor = torch.empty(30, 40, device=DEVICE).t()

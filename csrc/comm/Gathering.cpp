@@ -181,7 +181,8 @@ WorkPtr Communicator::gatherSingle(
   const auto wire = wireType(input.scalar_type());
   call.launch = [this, target, wire, root, source = input.contiguous()](
                     ncclComm_t comm, cudaStream_t stream) {
-    return api_.gather(
+    return torchcomms_pg::gather(
+        api_,
         source.data_ptr(),
         target ? target->data() : nullptr,
         source.numel() * wire.factor,
