@@ -1,0 +1,86 @@
+"""The order of an operation among what is queued, with streams that are held up."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import torch.distributed as dist
+from values import all_data, assert_same
+
+from gpu.devices import DELAY_SECONDS
+from gpu.here import Here, finish, within
+
+LENGTH = 10_000
+
+
+def check(here: Here) -> str:
+    """Before, after, beside, and in a stream's memory."""
+    here.start()
+    # NCCL connects, and CUDA loads kernels, at the first use, and may wait for streams then.
+    warm = torch.full((LENGTH,), 1.0, device=here.device).fill_(2)
+    dist.all_reduce(warm)
+    dist.all_gather_into_tensor(torch.empty(here.ranks * LENGTH, device=here.device), warm * 10)
+    here.synchronize()
+    orders = [_after_what_is_queued, _before_what_follows, _in_memory_of_its_own]
+    for order in orders:
+        order(here)
+        here.synchronize()
+        here.meet(order.__name__)
+    here.stop()
+    return f"{len(orders)} orderings, with streams held up {DELAY_SECONDS * 1000:.0f} ms or more"
+
+
+def _after_what_is_queued(here: Here) -> None:
+    """The operation reads what the current stream has not written yet."""
+    total = here.ranks * (here.ranks + 1) / 2
+    for async_op in (False, True):
+        tensor = torch.zeros(LENGTH, device=here.device)
+        here.synchronize()
+        with here.kind.held():
+            tensor.fill_(here.rank + 1)
+            work = dist.all_reduce(tensor, async_op=async_op)
+            assert work is None or not work.is_completed(), "it did not wait for the stream"
+        if work is not None:
+            finish(work)
+        assert (tensor.cpu() == total).all(), f"async_op={async_op}: {tensor[:4].cpu()}"
+
+
+def _before_what_follows(here: Here) -> None:
+    """After wait() the current stream waits for the operation, and the host does not."""
+    module = torch.get_device_module(here.device.type)
+    current, other = torch.accelerator.current_stream(), module.Stream()
+    tensor = torch.full((LENGTH,), float(here.rank + 1), device=here.device)
+    here.synchronize()
+    with module.stream(other), here.kind.held():
+        work = dist.all_reduce(tensor, async_op=True)
+        with module.stream(current):
+            with within(DELAY_SECONDS * 0.8, "waiting, of the host"):
+                finish(work)
+                after = tensor * 10
+            assert not current.query(), "the current stream did not wait"
+    here.synchronize()
+    total = here.ranks * (here.ranks + 1) / 2
+    assert (tensor.cpu() == total).all() and (after.cpu() == total * 10).all(), after[:4].cpu()
+
+
+def _in_memory_of_its_own(here: Here) -> None:
+    """Memory that only the operation still uses is not given to others."""
+    module = torch.get_device_module(here.device.type)
+    current, other = torch.accelerator.current_stream(), module.Stream()
+    inputs = all_data(here.ranks, LENGTH)
+    mine = here.place(inputs[here.rank])
+    output = torch.empty(here.ranks * LENGTH, device=here.device)
+    here.synchronize()
+    with module.stream(other), here.kind.held():
+        work = dist.all_gather_into_tensor(output, mine, async_op=True)
+        del mine
+        gc.collect()
+        with module.stream(current):
+            reused = [torch.full((LENGTH,), -7.0, device=here.device) for _ in range(20)]
+            current.synchronize()
+            assert work is not None
+            assert not work.is_completed(), "it did not wait for its stream"
+    finish(work)
+    assert_same(output.cpu(), torch.cat(inputs))
+    del reused
