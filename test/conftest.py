@@ -34,5 +34,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    mark = item.get_closest_marker("needs_gpu")
+    if mark is None:
+        return
+    import torch
+
+    wanted, found = mark.args[0], torch.cuda.device_count()
+    if found < wanted:
+        reason = f"needs {wanted} GPU{'s' if wanted > 1 else ''}, torch sees {found}"
+        if os.environ.get("FAIL_WITHOUT_GPU") == "1":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "beyond_gloo: Gloo cannot do this, or not all of it")
