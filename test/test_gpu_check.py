@@ -172,12 +172,14 @@ def test_without_a_gpu_its_tests_are_skipped_or_fail_on_request():
 
 def test_checks_are_chosen_by_name_and_by_id():
     assert [check.id for check in select(CHECKS, "ddp,moves-3")] == [
-        "moves-3",
         "ddp-1",
         "ddp-2",
+        "moves-3",
         "ddp-2-on-2",
     ]
-    with pytest.raises(ValueError, match="there is no check 'dpp'; there are library, operations"):
+    with pytest.raises(
+        ValueError, match="there is no check 'dpp'; there are library, operations, torchcomm"
+    ):
         select(CHECKS, "dpp")
 
 

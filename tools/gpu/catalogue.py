@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are made."""
+"""All checks, in the order in which they are made; should the time not do, the last are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def alone(body: str, name: str = "") -> Check:
     return Check(name or body.rpartition(":")[2], f"gpu.{body}", cuda=True)
 
 
-CHECKS = [
+_ALL = [
     alone("groups:library"),
     *on("operations:check", 1, 2, 3, name="operations"),
     *on("torchcomm:check", 1, 2, 3, name="torchcomm"),
@@ -38,3 +38,6 @@ CHECKS = [
     Check("overhead", "gpu.overhead:eager"),
     alone("overhead:in_graph", name="overhead_in_graph"),
 ]
+
+# One rank, then several on one GPU, then several GPUs.
+CHECKS = sorted(_ALL, key=lambda check: (check.gpus, check.ranks))

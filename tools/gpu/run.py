@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ FOLDERS = (ROOT / "tools", ROOT / "test", ROOT)
 
 GRACE_SECONDS = 5.0  # for the others once a rank has failed: they may wait for it for ever
 EXIT_SECONDS = 30.0  # from the last answer to the end of the processes
+KILL_SECONDS = 10.0
 
 # What NCCL says to ranks that share a GPU: up to 2.29, and from 2.30 on.
 REFUSALS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
@@ -60,7 +62,7 @@ class Runner:
             return Outcome(check, "FAILED", "not made: the time for all checks was over")
         begin = time.monotonic()
         deadline = begin + limit
-        with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as folder:
             ranks = [
                 self._start(check, rank, Path(folder), deadline) for rank in range(check.ranks)
             ]
@@ -127,7 +129,8 @@ class Rank:
         """Ends the process, if it has not ended by itself."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it
+                self.process.wait(KILL_SECONDS)
         self.answers.close()
 
     def printed(self) -> str:
