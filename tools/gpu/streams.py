@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,18 +51,20 @@ def _before_what_follows(here: Here) -> None:
     """After wait() the current stream waits for the operation, and the host does not."""
     module = torch.get_device_module(here.device.type)
     current, other = torch.accelerator.current_stream(), module.Stream()
-    tensor = torch.full((LENGTH,), float(here.rank + 1), device=here.device)
+    inputs = all_data(here.ranks, LENGTH)
+    tensor = here.place(inputs[here.rank])
+    output = torch.full((here.ranks * LENGTH,), -7.0, device=here.device)
     here.synchronize()
     with module.stream(other), here.kind.held():
-        work = dist.all_reduce(tensor, async_op=True)
+        work = dist.all_gather_into_tensor(output, tensor, async_op=True)
         with module.stream(current):
             with within(DELAY_SECONDS * 0.8, "waiting, of the host"):
                 finish(work)
-                after = tensor * 10
-            assert not current.query(), "the current stream did not wait"
-    here.synchronize()
-    total = here.ranks * (here.ranks + 1) / 2
-    assert (tensor.cpu() == total).all() and (after.cpu() == total * 10).all(), after[:4].cpu()
+                after = output * 2
+            until = time.monotonic() + DELAY_SECONDS / 4  # it would have run by then
+            while time.monotonic() < until:
+                assert not current.query(), "the current stream did not wait"
+    assert_same(after.cpu(), torch.cat(inputs) * 2)
 
 
 def _in_memory_of_its_own(here: Here) -> None:
