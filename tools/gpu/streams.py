@@ -68,22 +68,28 @@ def _before_what_follows(here: Here) -> None:
 
 
 def _in_memory_of_its_own(here: Here) -> None:
-    """Memory that only the operation still uses is not given to others."""
+    """Memory that only the operation still uses, or its copy of it, is not given to others."""
     module = torch.get_device_module(here.device.type)
     current, other = torch.accelerator.current_stream(), module.Stream()
-    inputs = all_data(here.ranks, LENGTH)
-    mine = here.place(inputs[here.rank])
-    output = torch.empty(here.ranks * LENGTH, device=here.device)
-    here.synchronize()
-    with module.stream(other), here.kind.held():
-        work = dist.all_gather_into_tensor(output, mine, async_op=True)
-        del mine
-        gc.collect()
-        with module.stream(current):
-            reused = [torch.full((LENGTH,), -7.0, device=here.device) for _ in range(20)]
-            current.synchronize()
-            assert work is not None
-            assert not work.is_completed(), "it did not wait for its stream"
-    finish(work)
-    assert_same(output.cpu(), torch.cat(inputs))
-    del reused
+    inputs = all_data(here.ranks, (LENGTH, 1))
+    first = torch.zeros(1, device=here.device)
+    for layout in ("contiguous", "strided"):
+        mine = here.place(inputs[here.rank], layout)
+        output = here.empty((here.ranks * LENGTH, 1))
+        here.synchronize()
+        with module.stream(other), here.kind.held():
+            # Holds up what comes after it.
+            works: list[dist.Work | None] = [dist.all_reduce(first, async_op=True)]
+            with module.stream(current):
+                works.append(dist.all_gather_into_tensor(output, mine, async_op=True))
+                del mine
+                gc.collect()
+                reused = [torch.full((LENGTH,), -7.0, device=here.device) for _ in range(20)]
+                current.synchronize()
+                for work in works:
+                    assert work is not None
+                    assert not work.is_completed(), "it did not wait for what came before"
+        for work in works:
+            finish(work)
+        assert_same(output.cpu(), torch.cat(inputs), layout)
+        del reused
