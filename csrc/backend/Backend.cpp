@@ -29,10 +29,7 @@ Backend::Backend(
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size),
-      options_(std::move(options)),
-      store_(store),
-      members_(members()) {
+    : c10d::Backend(rank, size), options_(std::move(options)), store_(store), members_(members()) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   if (options_->enable_reconfigure) {
     start();

@@ -208,9 +208,9 @@ class Backend final : public c10d::Backend {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const c10::intrusive_ptr<c10d::Store> store_;  // null: the communicator is somebody else's
-  std::string members_;        // how they find each other in the store; by reconfigure()
-  std::atomic<CommPtr> cpu_;   // replaced by reconfigure()
-  std::mutex creationMutex_;   // held while the ranks meet for a device
+  std::string members_;       // how they find each other in the store; by reconfigure()
+  std::atomic<CommPtr> cpu_;  // replaced by reconfigure()
+  std::mutex creationMutex_;  // held while the ranks meet for a device
   mutable std::mutex acceleratorsMutex_;
   std::map<at::DeviceIndex, CommPtr> accelerators_;
   std::atomic<bool> closed_{false};

@@ -144,7 +144,8 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
   try {
     Group group;  // its ranks have nothing to do with those of the default group any more
     group.name = options_->group_name;
-    fresh = connectHosts({store_, rank, size, std::move(group), meeting, timeout}, options_->connectGloo);
+    fresh = connectHosts(
+        {store_, rank, size, std::move(group), meeting, timeout}, options_->connectGloo);
     fresh->setTimeout(options_->timeout);
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
     fresh->awaitRanks(std::max(left, Milliseconds(1)));

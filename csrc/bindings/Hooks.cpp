@@ -109,7 +109,10 @@ void bindArgs(py::module_& module) {
       .def_readonly("op_id", &PostHookArgs::opId)
       .def_property_readonly(
           "work",
-          [](const PostHookArgs& self) -> py::object {
+          [](PostHookArgs& self) -> py::object {
+            if (!self.work && self.finished) {
+              self.work = self.finished();
+            }
             return self.work ? workClass()(self.work) : py::none();
           })
       .def_property_readonly(

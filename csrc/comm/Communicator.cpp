@@ -11,6 +11,7 @@
 #include "comm/Recording.hpp"
 #include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -102,10 +103,11 @@ WorkPtr Communicator::newWork(const Call& call) {
   return work;
 }
 
-WorkPtr Communicator::finishedWork(OpKind kind, std::vector<at::Tensor> outputs) {
+WorkPtr Communicator::finishedWork(
+    OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq) {
   Call call;
   call.op.kind = kind;
-  call.op.seq = sequenceNumber();
+  call.op.seq = seq.value_or(sequenceNumber());
   call.outputs = std::move(outputs);
   auto work = newWork(call);
   work->finish(nullptr);
@@ -311,7 +313,7 @@ void Communicator::await(Work& work, Milliseconds timeout) {
 
 void Communicator::awaitFinish(Work& work, Milliseconds timeout) {
   TORCH_CHECK(
-      pid_ == getpid(),
+      pid_ == static_cast<pid_t>(shm::processId()),
       "wait: this work belongs to the parent process; a forked child cannot use its groups");
   TORCH_CHECK(
       work.launched(),

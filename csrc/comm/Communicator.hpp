@@ -181,7 +181,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void retire(const char* why);
 
   // A work of an operation that has finished already.
-  WorkPtr finishedWork(OpKind kind, std::vector<at::Tensor> outputs);
+  WorkPtr finishedWork(
+      OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
 
   // Waits for the end of `work`, see Work::wait.
   void await(Work& work, Milliseconds timeout);

@@ -92,12 +92,13 @@ std::shared_ptr<PreHookArgs> Communicator::hookArgs(const Call& call, uint64_t i
 
 WorkPtr Communicator::launchHooked(Call call, WorkPtr work) {
   const auto table = hooks_->table();
-  call.op.hookName = hookName(call);
-  call.op.hookId = Hooks::nextOpId();
-  const auto args = hookArgs(call, call.op.hookId);
+  const auto id = Hooks::nextOpId();
+  const auto args = hookArgs(call, id);
+  call.op.hookName = args->name;
+  call.op.hookId = table->end.empty() ? 0 : id;
   auto after = std::make_shared<PostHookArgs>();
-  after->name = call.op.hookName;
-  after->opId = call.op.hookId;
+  after->name = args->name;
+  after->opId = id;
   WorkPtr result;
   try {
     for (const auto& [id, hook] : table->pre) {
@@ -106,11 +107,9 @@ WorkPtr Communicator::launchHooked(Call call, WorkPtr work) {
     result = start(call, work);
     after->work = result;
     if (!result && !table->post.empty()) {
-      // The operation is synchronous and has finished: its caller gets no
-      // Work, but hooks do.
-      auto finished = newWork(call);
-      finished->finish(nullptr);
-      after->work = std::move(finished);
+      after->finished = [self = shared_from_this(), args, kind = call.op.kind, seq = call.op.seq] {
+        return self->finishedWork(kind, args->outputs, seq);
+      };
     }
   } catch (...) {
     after->error = std::current_exception();

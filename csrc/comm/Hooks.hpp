@@ -41,7 +41,9 @@ struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
   c10::intrusive_ptr<c10d::Work> work;  // null when the launch failed, and for finalize
-  std::exception_ptr error;             // what the launch failed with
+  // Makes one for a hook that asks, where the caller of a synchronous operation gets none.
+  std::function<c10::intrusive_ptr<c10d::Work>()> finished;
+  std::exception_ptr error;  // what the launch failed with
 };
 
 // An operation that has come to its end.

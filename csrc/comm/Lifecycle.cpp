@@ -6,12 +6,13 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
 ncclComm_t Communicator::usable() const {
   TORCH_CHECK(
-      pid_ == getpid(),
+      pid_ == static_cast<pid_t>(shm::processId()),  // getpid() is a system call
       "group '",
       group_.name,
       "' was created before this process was forked and cannot be used here; create groups in the "

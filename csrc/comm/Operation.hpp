@@ -85,7 +85,7 @@ struct Operation {
   Clock::time_point issued;
   std::vector<int64_t> inputSplits;  // of an uneven all-to-all
   std::vector<int64_t> outputSplits;
-  uint64_t hookId = 0;  // 0: no hook has been told of it
+  uint64_t hookId = 0;  // 0: no hook wants to be told of its end
   OpName hookName = OpName::all_reduce;
   std::shared_ptr<const Recording> recording;  // null: nobody records it
 };
