@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpu.check import Check
 
 
-def on(body: str, *ranks: int, name: str = "", cuda: bool = False) -> list[Check]:
+def on(body: str, *ranks: int, name: str = "") -> list[Check]:
     """Returns a check for each number of ranks on one GPU, and one with two real ranks."""
     name = name or body.rpartition(":")[2]
-    shared = [Check(name, f"gpu.{body}", count, cuda=cuda, seconds=90) for count in ranks]
-    return [*shared, Check(name, f"gpu.{body}", 2, gpus=2, cuda=cuda, seconds=90)]
+    shared = [Check(name, f"gpu.{body}", count, seconds=90) for count in ranks]
+    return [*shared, Check(name, f"gpu.{body}", 2, gpus=2, seconds=90)]
 
 
 def alone(body: str, name: str = "") -> Check:
@@ -28,10 +28,10 @@ _ALL = [
     *on("models:ddp", 1, 2),
     *on("models:fsdp2", 1, 2),
     alone("groups:memory_pool"),
-    *on("graphs:capture", 1, 2, name="graph_capture", cuda=True),
-    alone("graphs:several", name="graphs_in_turn"),
-    alone("graphs:graph_ends_first"),
-    alone("graphs:group_ends_first"),
+    *on("graphs:capture", 1, 2, name="graph_capture"),
+    Check("graphs_in_turn", "gpu.graphs:several"),
+    Check("graph_ends_first", "gpu.graphs:graph_ends_first"),
+    Check("group_ends_first", "gpu.graphs:group_ends_first"),
     *on("failures:timeout", 2),
     *on("failures:abort", 2),
     Check("devices", "gpu.groups:devices", gpus=2),

@@ -25,7 +25,7 @@ class Check:
             to tell about it: a line for the table, and perhaps more for below it.
         ranks: number of processes.
         gpus: that they spread over; more ranks than GPUs share one.
-        cuda: whether it needs what only CUDA has: libnccl, torch's nccl, graphs.
+        cuda: whether it needs what only CUDA has: libnccl, torch's nccl.
         seconds: after which its processes are killed.
     """
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
+from gpu.check import Skip
+
 DELAY_SECONDS = 0.2
 FASTEST_CLOCK = 3e9  # Hz. A GPU with a slower one only sleeps longer
+
+
+class Graph(Protocol):
+    """What was recorded."""
+
+    def replay(self) -> None:
+        """Does it, in the current stream."""
 
 
 class Cuda:
@@ -62,6 +72,13 @@ class Cuda:
         """What the block queues into the current stream comes late."""
         torch.cuda._sleep(int(DELAY_SECONDS * FASTEST_CLOCK))
         yield
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Records what the block queues, instead of running it."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            yield graph
 
 
 def _built_for() -> str:
@@ -120,6 +137,17 @@ class Simulated:
 
         with simulated.hold():
             yield
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Records what the block queues, instead of running it."""
+        import simulated
+
+        if not hasattr(torch.Stream, "is_capturing"):
+            raise Skip("streams that are not CUDA's tell of a capture from torch 2.12 on")
+        graph: Graph = simulated.Graph()
+        with graph.capture():  # type: ignore[attr-defined]
+            yield graph
 
 
 Device = Cuda | Simulated

@@ -1,4 +1,4 @@
-"""CUDA graphs with collectives in them: captured, replayed, and ended in any order."""
+"""Graphs with collectives in them: captured, replayed, and ended in any order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from values import all_data, assert_reduced, assert_same
 
+from gpu.devices import Graph
 from gpu.here import Here, finish, within
 
 LENGTH = 1000
@@ -22,8 +23,7 @@ def capture(here: Here) -> str:
     for name, body in _BODIES.items():
         inputs = [all_data(here.ranks, (here.ranks, LENGTH), salt=salt) for salt in range(3)]
         tensor = here.place(inputs[0][here.rank])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with here.kind.capture() as graph:
             result = body(tensor)
         for values in inputs:
             tensor.copy_(values[here.rank])
@@ -43,10 +43,11 @@ def several(here: Here) -> str:
     """Two graphs of one group replayed in turn, with operations outside of them between."""
     _start(here)
     tensors = [torch.zeros(LENGTH, device=here.device) for _ in range(3)]
-    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
-    for graph, tensor in zip(graphs, tensors, strict=False):
-        with torch.cuda.graph(graph):
+    graphs = []
+    for tensor in tensors[:2]:
+        with here.kind.capture() as graph:
             dist.all_reduce(tensor.add_(1))
+        graphs.append(graph)
     counts = [0.0, 0.0, 0.0]
     for turn in (0, 1, 1, 2, 0, 2, 1, 0):
         if turn < 2:
@@ -97,11 +98,10 @@ def _finish(here: Here) -> None:
         here.stop()
 
 
-def _one_graph(here: Here) -> torch.cuda.CUDAGraph:
+def _one_graph(here: Here) -> Graph:
     _start(here)
     tensor = torch.ones(LENGTH, device=here.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with here.kind.capture() as graph:
         dist.all_reduce(tensor)
     graph.replay()
     assert (tensor.cpu() == here.ranks).all(), tensor[:4].cpu()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from benchmark.table import align
 from benchmark.table import time as microseconds
 
+from gpu.devices import Cuda
 from gpu.here import Here
 
 OURS = "torchcomms"
@@ -136,8 +137,7 @@ def _loop(async_op: bool) -> Callable[[Call, Call], Call]:
 def _captured(sync: Call, asynchronous: Call) -> Call:
     sync()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with Cuda().capture() as graph:
         for _ in range(CALLS):
             sync()
     return graph.replay

@@ -77,7 +77,7 @@ class Runner:
     def unfit(self, check: Check) -> str:
         """Says why a check cannot be made on this device; empty where it can."""
         if check.cuda and self.device.type != "cuda":
-            return "needs libnccl, torch's nccl or CUDA graphs, which only a GPU has"
+            return "needs libnccl or torch's nccl, which only a GPU has"
         if check.gpus > self.device.count():
             return f"needs {check.gpus} GPUs, torch sees {self.device.count()}"
         return ""
