@@ -79,6 +79,7 @@ def test_a_checkpoint_of_dtensors_is_loaded_with_other_placements(tmp_path):
     dcp.load({"x": target}, checkpoint_id=folder)
     alone = {"x": torch.zeros(7, 5)}
     dcp.load(alone, checkpoint_id=folder)
+    assert torch.equal(target.full_tensor(), whole) and torch.equal(alone["x"], whole)
     return target.to_local(), alone["x"]
 
 

@@ -254,6 +254,12 @@ def test_ranks_may_register_different_tensors(world):
             window.put(torch.zeros(1, dtype=torch.int16), peer, 0, False)
         with pytest.raises(ValueError, match="do not fit"):
             window.put(torch.zeros(7, dtype=dtypes[peer]), peer, 0, False)
+    if rank == 1:  # an element of rank 0's, which are smaller than its own
+        window.put(torch.full((1,), 7.0), 0, 5, False)
+        window.signal(0, False)
+    if rank == 0:
+        window.wait_signal(1, False)
+        assert mine.flatten().tolist() == [0, 0, 0, 0, 0, 7]
     attr = window.get_attr(world - 1)
     assert attr.access_type.name == "WIN_ACCESS_TYPE_UNIFIED"
     window.tensor_deregister()
