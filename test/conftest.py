@@ -9,15 +9,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import ranks
 
+# What failed groups write, where a test does not look at it itself: also those of this process and
+# of the programs that tests start, whose environment some modules make when they are imported.
+dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-")
+os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps.name, "trace_")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def rank_processes():
-    # What failed groups write, where a test does not look at it itself: also those of this process
-    # and of the programs that tests start.
-    with tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-") as folder:
-        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(folder, "trace_")
-        yield
-        ranks.close_all()
+    yield
+    ranks.close_all()
+    dumps.cleanup()
 
 
 def pytest_report_header():
