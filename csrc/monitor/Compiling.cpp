@@ -1,0 +1,84 @@
+#include "monitor/Compiling.hpp"
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr size_t kMaxIntervals = 256;
+
+struct Shared {
+  std::mutex mutex;
+  int depth = 0;
+  std::optional<Compiling::Clock::time_point> begun;
+  std::optional<Compiling::Clock::time_point> ended;
+  std::deque<Compiling::Interval> intervals;
+  std::atomic<Compiling::Milliseconds::rep> limit{0};
+};
+
+// Leaked on purpose: a thread may ask at process exit.
+Shared& shared() {
+  static auto* const state = new Shared();
+  return *state;
+}
+
+int64_t wallClock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+void Compiling::begin(const std::string& trigger) {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  if (++state.depth > 1) {
+    return;
+  }
+  state.begun = Clock::now();
+  state.intervals.push_back({trigger, wallClock(), 0});
+  if (state.intervals.size() > kMaxIntervals) {
+    state.intervals.pop_front();
+  }
+}
+
+void Compiling::end() {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  if (state.depth == 0 || --state.depth > 0) {
+    return;  // or it was registered in the middle of a compilation
+  }
+  state.begun.reset();
+  state.ended = Clock::now();
+  state.intervals.back().end = wallClock();
+}
+
+Compiling::State Compiling::state(Clock::time_point now) {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  const auto before = [&](const std::optional<Clock::time_point>& then) {
+    return then ? std::optional(std::chrono::duration_cast<Milliseconds>(now - *then))
+                : std::nullopt;
+  };
+  return {before(state.begun), before(state.ended)};
+}
+
+void Compiling::setLimit(Milliseconds limit) {
+  shared().limit.store(limit.count(), std::memory_order_relaxed);
+}
+
+Compiling::Milliseconds Compiling::limit() {
+  return Milliseconds(shared().limit.load(std::memory_order_relaxed));
+}
+
+std::vector<Compiling::Interval> Compiling::intervals() {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  return {state.intervals.begin(), state.intervals.end()};
+}
+
+}  // namespace torchcomms_pg

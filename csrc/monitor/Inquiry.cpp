@@ -1,0 +1,334 @@
+#include "monitor/Inquiry.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often a rank looks at the board while an inquiry goes on, and when not.
+constexpr milliseconds kTick{20};
+constexpr milliseconds kIdleTick{1000};
+
+// From its begin: for answers, and for somebody else's verdict. A rank needs
+// up to a second to answer, and one more to notice where no library rings.
+constexpr milliseconds kGather{2500};
+constexpr milliseconds kFollow{3200};
+
+// How long a rank that knows the verdict lets the others read it: the store
+// may end with its process.
+constexpr milliseconds kParting{500};
+
+constexpr milliseconds kBehind{200};
+
+void print(int rank, const std::string& text) {
+  const auto line = "[rank " + std::to_string(rank) + "] torchcomms_pg: " + text + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+Verdict unknown(const std::string& why) {
+  Verdict verdict;
+  verdict.text = "verdict: it cannot be known what the other ranks do: " + why;
+  return verdict;
+}
+
+std::string sinceLongAgo() {
+  return "the store has not answered for " + std::to_string(Inquiry::kPatience.count() / 1000) +
+         " s";
+}
+
+}  // namespace
+
+std::shared_ptr<Inquiry> Inquiry::open(std::unique_ptr<Board> board, Options options) {
+  std::shared_ptr<Inquiry> made(new Inquiry(std::move(board), std::move(options)));
+  if (made->options_.polls) {
+    std::lock_guard lock(made->mutex_);
+    made->wake();
+  }
+  return made;
+}
+
+Inquiry::Inquiry(std::unique_ptr<Board> board, Options options)
+    : board_(std::move(board)), options_(std::move(options)) {}
+
+void Inquiry::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+// With mutex_ held.
+void Inquiry::wake() {
+  if (!running_ && !closed_ && broken_.empty()) {
+    // Not joined: it may be in the store for as long as that likes.
+    std::thread([self = shared_from_this()] { self->run(); }).detach();
+    running_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Inquiry::put(const Question& question) {
+  asked_ = question;
+  askedAt_ = Clock::now();
+  wake();
+}
+
+std::optional<Verdict> Inquiry::ask(const Question& question) {
+  std::lock_guard lock(mutex_);
+  if (verdict_) {
+    auto verdict = *verdict_;
+    if (verdict.extensionMs > 0) {
+      verdict_.reset();  // the next one may say otherwise
+    }
+    return verdict;
+  }
+  if (!broken_.empty()) {
+    return unknown(broken_);
+  }
+  if (!asked_) {
+    put(question);
+  } else if (Clock::now() - askedAt_ >= kPatience) {
+    return unknown(sinceLongAgo());
+  }
+  return std::nullopt;
+}
+
+void Inquiry::notice() {
+  std::lock_guard lock(mutex_);
+  noticed_ = true;
+  wake();
+}
+
+void Inquiry::answer(Snapshot snapshot) {
+  std::lock_guard lock(mutex_);
+  wantsAnswer_.store(false, std::memory_order_release);
+  snapshot_ = std::move(snapshot);
+  changed_.notify_all();
+}
+
+Verdict Inquiry::await(const Question& question) {
+  std::unique_lock lock(mutex_);
+  if (!verdict_ && broken_.empty() && !asked_) {
+    put(question);
+  }
+  changed_.wait_for(lock, kPatience, [&] { return verdict_ || !broken_.empty() || closed_; });
+  if (verdict_) {
+    auto verdict = *verdict_;
+    if (verdict.extensionMs > 0) {
+      verdict_.reset();
+    }
+    return verdict;
+  }
+  return unknown(
+      closed_            ? "the group was closed meanwhile"
+      : !broken_.empty() ? broken_
+                         : sinceLongAgo());
+}
+
+std::optional<Verdict> Inquiry::awaitOthers() {
+  // Where no library rings, the reason of a failure may be here before the inquiry.
+  const auto until = Clock::now() + (options_.polls ? kBehind : milliseconds(0));
+  std::unique_lock lock(mutex_);
+  const auto known = [&] {
+    return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
+  };
+  do {
+    const auto looked = looked_;
+    noticed_ = true;
+    wake();
+    changed_.wait_for(lock, kPatience, [&] { return known() || looked_ != looked; });
+  } while (!known() && Clock::now() < until);
+  return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
+}
+
+void Inquiry::run() {
+  pthread_setname_np(pthread_self(), "tcpg_verdict");
+  std::unique_lock lock(mutex_);
+  while (!closed_ && broken_.empty()) {
+    const auto something = [&] { return asked_ || noticed_ || closed_; };
+    if (phase_ == Phase::idle && !something()) {
+      if (!options_.polls) {
+        break;
+      }
+      changed_.wait_for(lock, kIdleTick, something);
+    }
+    if (closed_) {
+      break;
+    }
+    lock.unlock();
+    try {
+      step(Clock::now());
+    } catch (const std::exception& error) {
+      const std::string what = error.what();
+      lock.lock();
+      broken_ = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
+      const bool asked = asked_.has_value();
+      lock.unlock();
+      finish(asked && !round_.verdict ? unknown(broken_) : round_.verdict);
+    }
+    lock.lock();
+    if (phase_ != Phase::idle) {
+      changed_.wait_for(lock, kTick);
+    }
+  }
+  running_ = false;
+  changed_.notify_all();
+}
+
+void Inquiry::step(Clock::time_point now) {
+  switch (phase_) {
+    case Phase::idle: look(now); break;
+    case Phase::answering: publish(now); break;
+    case Phase::leading: lead(now); break;
+    case Phase::following: follow(now); break;
+    case Phase::parting: part(now); break;
+  }
+}
+
+// A round may be over already where this rank was busy or asks late: then its
+// verdict is there too.
+void Inquiry::look(Clock::time_point now) {
+  bool asked = false;
+  {
+    std::lock_guard lock(mutex_);
+    asked = asked_.has_value();
+    noticed_ = false;
+  }
+  const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
+  if (!asked && !board_->get(key("leader"))) {
+    std::lock_guard lock(mutex_);
+    ++looked_;
+    changed_.notify_all();
+    return;
+  }
+  round_ = Round();
+  round_.leads = leads;
+  round_.begun = now;
+  phase_ = Phase::answering;
+  wantsAnswer_.store(true, std::memory_order_release);
+  ring_.store(leads, std::memory_order_release);
+}
+
+void Inquiry::publish(Clock::time_point now) {
+  if (!round_.whereabouts) {
+    std::lock_guard lock(mutex_);
+    if (!snapshot_) {
+      return;  // the monitor comes by
+    }
+    round_.answer = std::move(snapshot_->answer);
+    round_.whereabouts.emplace(std::move(snapshot_->stack));
+    snapshot_.reset();
+  }
+  if (!round_.whereabouts->ready()) {
+    return;
+  }
+  auto& answer = round_.answer;
+  auto told = round_.whereabouts->tell();
+  answer.threads = std::move(told.threads);
+  answer.calledAt = std::move(told.calledAt);
+  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
+  round_.answers[options_.rank] = answer;
+  phase_ = round_.leads ? Phase::leading : Phase::following;
+  step(now);
+}
+
+void Inquiry::lead(Clock::time_point now) {
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (round_.answers.count(rank) == 0) {
+      if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
+        if (auto answer = decodeAnswer(*text)) {
+          round_.answers[rank] = std::move(*answer);
+        }
+      }
+    }
+  }
+  if (round_.answers.size() < static_cast<size_t>(options_.size) && now - round_.begun < kGather) {
+    return;
+  }
+  std::map<int, std::string> silent;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (round_.answers.count(rank) == 0) {
+      const auto introduction = board_->get("who/" + std::to_string(rank));
+      silent[rank] = options_.describeSilent(introduction.value_or(""));
+    }
+  }
+  std::optional<Question> question;
+  {
+    std::lock_guard lock(mutex_);
+    question = asked_;
+  }
+  round_.verdict = judge(*question, round_.answers, silent);
+  board_->set(key("verdict"), encode(*round_.verdict));
+  phase_ = Phase::parting;
+  step(now);
+}
+
+void Inquiry::follow(Clock::time_point now) {
+  if (const auto text = board_->get(key("verdict"))) {
+    round_.verdict = decodeVerdict(*text);
+    phase_ = Phase::parting;
+    step(now);
+    return;
+  }
+  if (now - round_.begun < kFollow) {
+    return;
+  }
+  bool asked = false;
+  {
+    std::lock_guard lock(mutex_);
+    asked = asked_.has_value();
+  }
+  if (asked) {
+    phase_ = Phase::leading;  // who led has vanished
+  } else {
+    finish(std::nullopt);
+  }
+}
+
+void Inquiry::part(Clock::time_point now) {
+  const bool first = round_.read == Clock::time_point{};
+  if (first) {
+    round_.read = now;
+  }
+  const auto readers = board_->add(key("read"), first ? 1 : 0);
+  const int answered = round_.verdict ? round_.verdict->answered : 0;
+  if (readers >= answered || now - round_.read >= kParting) {
+    finish(round_.verdict);
+  }
+}
+
+void Inquiry::finish(const std::optional<Verdict>& verdict) {
+  const bool final = verdict && verdict->extensionMs == 0;
+  if (final) {
+    print(options_.rank, verdict->text);
+  }
+  std::lock_guard lock(mutex_);
+  if (final || (verdict && asked_)) {
+    verdict_ = verdict;
+  }
+  asked_.reset();
+  snapshot_.reset();
+  noticed_ = false;
+  wantsAnswer_.store(false, std::memory_order_release);
+  rounds_ += verdict ? 1 : 0;
+  round_ = Round();
+  phase_ = Phase::idle;
+  ++looked_;
+  changed_.notify_all();
+}
+
+std::string Inquiry::key(const std::string& name) const {
+  return std::to_string(rounds_) + "/" + name;
+}
+
+}  // namespace torchcomms_pg

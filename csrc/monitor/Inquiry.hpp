@@ -1,0 +1,132 @@
+// How the ranks of a group find out together who holds it up. Knows nothing
+// of torch: where they write is a Board.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "monitor/Verdict.hpp"
+#include "monitor/Whereabouts.hpp"
+
+namespace torchcomms_pg {
+
+// What all ranks of a group, and nobody else, can read and write. Calls may
+// block, and raise std::exception. Used by one thread.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+  // Whether `value`, which is this rank's alone, is the first for `key`.
+  virtual bool claim(const std::string& key, const std::string& value) = 0;
+  virtual int64_t add(const std::string& key, int64_t value) = 0;
+};
+
+// One rank's part in the inquiries of a group, one after another. The first
+// rank whose deadline passes leads: it has the others ring, all of them write
+// what they know of themselves, and the leader writes the verdict, which is
+// the same everywhere. Each rank prints it.
+//
+// A thread of its own does what may block, while an inquiry goes on. So the
+// monitor, and whoever waits here, are bounded whatever becomes of the board:
+// then the verdict says that it cannot be known.
+//
+// Thread-safe.
+class Inquiry : public std::enable_shared_from_this<Inquiry> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // How long until there is a verdict, for better or worse.
+  static constexpr std::chrono::milliseconds kPatience{4000};
+
+  // What the monitor says of this rank when it is asked.
+  struct Snapshot {
+    Answer answer;
+    std::shared_ptr<const void> stack;  // of the call in `answer.current`, where known
+  };
+
+  struct Options {
+    int rank = 0;
+    int size = 0;
+    // What is to be said of a rank that does not answer; `introduction` is what
+    // it wrote to the board under "who/<rank>" when the group was made.
+    std::function<std::string(const std::string& introduction)> describeSilent;
+    bool polls = false;  // no library rings: look at the board now and then
+  };
+
+  static std::shared_ptr<Inquiry> open(std::unique_ptr<Board> board, Options options);
+  void close();
+
+  // For the monitor's thread; none of them blocks.
+  //
+  // None while it is being found out, at most kPatience.
+  std::optional<Verdict> ask(const Question& question);
+  // Somebody else may have asked.
+  void notice();
+  // Whether answer() is to be called.
+  bool wantsAnswer() const { return wantsAnswer_.load(std::memory_order_acquire); }
+  void answer(Snapshot snapshot);
+  // Whether the others have to be told, by ringing; true once.
+  bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
+
+  // Blocks until there is a verdict, at most kPatience. Not for the monitor's thread.
+  Verdict await(const Question& question);
+  // The verdict of an inquiry that another rank has begun; none: nobody has.
+  std::optional<Verdict> awaitOthers();
+
+ private:
+  enum class Phase { idle, answering, leading, following, parting };
+
+  Inquiry(std::unique_ptr<Board> board, Options options);
+  void put(const Question& question);
+  void wake();
+  void run();
+  void step(Clock::time_point now);
+  void look(Clock::time_point now);
+  void publish(Clock::time_point now);
+  void lead(Clock::time_point now);
+  void follow(Clock::time_point now);
+  void part(Clock::time_point now);
+  void finish(const std::optional<Verdict>& verdict);
+  std::string key(const std::string& name) const;
+
+  const std::unique_ptr<Board> board_;
+  const Options options_;
+  std::atomic<bool> wantsAnswer_{false};
+  std::atomic<bool> ring_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool running_ = false;
+  bool closed_ = false;
+  bool noticed_ = false;
+  uint64_t looked_ = 0;  // how often it was found out whether somebody has asked
+  std::optional<Question> asked_;
+  Clock::time_point askedAt_;
+  std::optional<Snapshot> snapshot_;
+  std::optional<Verdict> verdict_;
+  std::string broken_;  // why the board is of no use
+
+  // Of the inquiry's thread.
+  struct Round {
+    bool leads = false;
+    Clock::time_point begun;
+    Answer answer;
+    std::optional<Whereabouts> whereabouts;
+    std::map<int, Answer> answers;
+    std::optional<Verdict> verdict;
+    Clock::time_point read;
+  };
+  Phase phase_ = Phase::idle;
+  uint64_t rounds_ = 0;
+  Round round_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,283 @@
+#include "monitor/Verdict.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Fields one after another, each with its length in front: "5:hello3:abc".
+class Writer {
+ public:
+  Writer& operator<<(const std::string& field) {
+    text_ += std::to_string(field.size()) + ":" + field;
+    return *this;
+  }
+  Writer& operator<<(int64_t field) { return *this << std::to_string(field); }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& text) : text_(text) {}
+  Reader& operator>>(std::string& field) {
+    const auto colon = text_.find(':', at_);
+    size_t length = 0;
+    if (colon == std::string::npos || !number(text_.substr(at_, colon - at_), length) ||
+        length > text_.size() - colon - 1) {
+      ok_ = false;
+      return *this;
+    }
+    field = text_.substr(colon + 1, length);
+    at_ = colon + 1 + length;
+    return *this;
+  }
+  template <class Number>
+  Reader& operator>>(Number& field) {
+    std::string digits;
+    *this >> digits;
+    ok_ = ok_ && number(digits, field);
+    return *this;
+  }
+  bool complete() const { return ok_ && at_ == text_.size(); }
+  bool ok() const { return ok_; }
+
+ private:
+  template <class Number>
+  static bool number(const std::string& digits, Number& value) {
+    const auto* const end = digits.data() + digits.size();
+    const auto result = std::from_chars(digits.data(), end, value);
+    return result.ec == std::errc() && result.ptr == end;
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+  bool ok_ = true;
+};
+
+std::string seconds(int64_t milliseconds) {
+  std::ostringstream out;
+  out << static_cast<double>(milliseconds / 100) / 10 << " s";
+  return out.str();
+}
+
+std::string indented(const std::string& lines) {
+  std::string text;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) {
+    text += "\n      " + line;
+  }
+  return text;
+}
+
+class Report {
+ public:
+  Report(
+      const Question& question,
+      const std::map<int, Answer>& answers,
+      const std::map<int, std::string>& silent)
+      : question_(question), answers_(answers), silent_(silent) {}
+
+  Verdict judge() {
+    Verdict verdict;
+    verdict.answered = static_cast<int>(answers_.size());
+    if (question_.disagreement.empty()) {
+      verdict.ranks = missing();
+      if (const auto [more, why] = extension(verdict.ranks); more > 0) {
+        verdict.extensionMs = more;
+        verdict.text = why;
+        return verdict;
+      }
+    } else {
+      verdict.ranks = question_.absent;
+    }
+    verdict.text = headline(verdict.ranks) + details(verdict.ranks);
+    return verdict;
+  }
+
+ private:
+  // Who has not come. A rank's own word counts more than the library's, which
+  // may know only whom it waits for first.
+  std::vector<int> missing() const {
+    if (question_.pointToPoint && question_.peer >= 0) {
+      return {question_.peer};
+    }
+    std::vector<int> ranks;
+    for (int rank = 0; rank < question_.size; ++rank) {
+      const auto found = answers_.find(rank);
+      const bool silent = found == answers_.end();
+      if (silent || (!question_.pointToPoint && found->second.issued < question_.seq)) {
+        ranks.push_back(rank);
+      }
+    }
+    return ranks.empty() ? question_.absent : ranks;
+  }
+
+  // For a rank that compiles, or has just ended: a timeout's length from then
+  // on, within the limit. For one that has asked for it: until it is over.
+  std::pair<int64_t, std::string> extension(const std::vector<int>& missing) const {
+    int64_t more = 0;
+    std::string why;
+    for (const int rank : missing) {
+      const auto found = answers_.find(rank);
+      if (found == answers_.end()) {
+        return {0, ""};  // nothing says that it will come
+      }
+      const auto& answer = found->second;
+      // Not all of it at once: the rank may be done sooner, and then be lost.
+      int64_t wanted = std::min(answer.relaxedMs, std::max<int64_t>(question_.timeoutMs, 1000));
+      std::string reason = "has asked its peers to wait";
+      int64_t compile = 0;
+      if (answer.compilingMs >= 0) {
+        compile = question_.timeoutMs;
+        reason = wanted > 0 ? reason : "has been compiling for " + seconds(answer.compilingMs);
+      } else if (answer.compiledMs >= 0 && answer.compiledMs < question_.timeoutMs) {
+        compile = question_.timeoutMs - answer.compiledMs;
+        reason = wanted > 0 ? reason : "has just compiled";
+      }
+      wanted = std::max(wanted, std::min(compile, question_.compileLeftMs));
+      if (wanted <= 0) {
+        return {0, ""};
+      }
+      more = more == 0 ? wanted : std::min(more, wanted);
+      why += (why.empty() ? "" : ", ") + named({rank}) + " " + reason;
+    }
+    return {more, why};
+  }
+
+  std::string named(const std::vector<int>& ranks) const {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    std::string global;
+    bool same = true;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const auto rank = static_cast<size_t>(ranks[i]);
+      text += (i == 0 ? "" : ", ") + std::to_string(rank);
+      const auto& all = question_.globalRanks;
+      const auto number = rank < all.size() ? all[rank] : static_cast<int64_t>(rank);
+      global += (i == 0 ? "" : ", ") + std::to_string(number);
+      same = same && number == ranks[i];
+    }
+    return same ? text : text + " (global " + global + ")";
+  }
+
+  std::string headline(const std::vector<int>& guilty) const {
+    const auto group =
+        "group '" + question_.group + "', " + std::to_string(question_.size) + " ranks: ";
+    if (!question_.disagreement.empty()) {
+      return "verdict on " + group + "its ranks call different operations";
+    }
+    const auto what = question_.op + ", issued more than " + seconds(question_.timeoutMs) + " ago";
+    if (guilty.empty()) {
+      return "verdict on " + group + "all ranks have arrived at " + what +
+             ", and it has not finished";
+    }
+    return "verdict on " + group + named(guilty) + (guilty.size() == 1 ? " has" : " have") +
+           " not arrived at " + what;
+  }
+
+  std::string details(const std::vector<int>& guilty) const {
+    std::string text;
+    for (const int rank : guilty) {
+      text +=
+          "\n  " + named({rank}) + ": " + about(rank, /*missing=*/question_.disagreement.empty());
+    }
+    // The others, those together that wait at one place.
+    std::map<std::string, std::vector<int>> places;
+    for (int rank = 0; rank < question_.size; ++rank) {
+      if (std::find(guilty.begin(), guilty.end(), rank) == guilty.end()) {
+        places[about(rank, false)].push_back(rank);
+      }
+    }
+    for (const auto& [place, ranks] : places) {
+      text += "\n  " + named(ranks) + ": " + place;
+    }
+    return text;
+  }
+
+  std::string about(int rank, bool missing) const {
+    const auto found = answers_.find(rank);
+    if (found == answers_.end()) {
+      const auto known = silent_.find(rank);
+      return known == silent_.end() ? std::string("did not answer") : known->second;
+    }
+    const auto& answer = found->second;
+    std::string text;
+    if (!answer.failure.empty()) {
+      text = "gave the group up: " + answer.failure;
+    } else if (!answer.current.empty()) {
+      text = "in " + answer.current;
+      text += missing ? " since " + seconds(answer.waitedMs) : "";
+    } else if (answer.completed.empty()) {
+      text = answer.issued == 0 ? "called nothing in this group yet"
+                                : "completed nothing in this group yet";
+    } else {
+      text = "last completed " + answer.completed + " in this group";
+    }
+    if (answer.compilingMs >= 0) {
+      text += "; it has been compiling for " + seconds(answer.compilingMs);
+    }
+    if (!answer.calledAt.empty() && !answer.current.empty()) {
+      text += ", called at " + answer.calledAt;
+      if (!missing) {
+        return text;  // and it still is there
+      }
+    }
+    return text + indented(answer.threads);
+  }
+
+  const Question& question_;
+  const std::map<int, Answer>& answers_;
+  const std::map<int, std::string>& silent_;
+};
+
+}  // namespace
+
+Verdict judge(
+    const Question& question,
+    const std::map<int, Answer>& answers,
+    const std::map<int, std::string>& silent) {
+  return Report(question, answers, silent).judge();
+}
+
+std::string encode(const Answer& a) {
+  Writer out;
+  out << a.rank << static_cast<int64_t>(a.issued) << a.current << static_cast<int64_t>(a.currentSeq)
+      << a.waitedMs << a.calledAt << a.enqueued << a.completed << a.failure << a.threads
+      << a.compilingMs << a.compiledMs << a.relaxedMs;
+  return out.take();
+}
+
+std::optional<Answer> decodeAnswer(const std::string& text) {
+  Reader in(text);
+  Answer a;
+  in >> a.rank >> a.issued >> a.current >> a.currentSeq >> a.waitedMs >> a.calledAt >> a.enqueued >>
+      a.completed >> a.failure >> a.threads >> a.compilingMs >> a.compiledMs >> a.relaxedMs;
+  return in.complete() ? std::optional(std::move(a)) : std::nullopt;
+}
+
+std::string encode(const Verdict& verdict) {
+  Writer out;
+  out << verdict.text << verdict.extensionMs << verdict.answered;
+  for (const int rank : verdict.ranks) {
+    out << rank;
+  }
+  return out.take();
+}
+
+std::optional<Verdict> decodeVerdict(const std::string& text) {
+  Reader in(text);
+  Verdict verdict;
+  in >> verdict.text >> verdict.extensionMs >> verdict.answered;
+  while (in.ok() && !in.complete()) {
+    in >> verdict.ranks.emplace_back();
+  }
+  return in.complete() ? std::optional(std::move(verdict)) : std::nullopt;
+}
+
+}  // namespace torchcomms_pg

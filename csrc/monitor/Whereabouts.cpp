@@ -1,0 +1,65 @@
+#include "monitor/Whereabouts.hpp"
+
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "device/Unfinished.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{1};
+
+Whereabouts::Source*& source() {
+  static Whereabouts::Source* set = nullptr;
+  return set;
+}
+
+}  // namespace
+
+struct Whereabouts::State {
+  std::mutex mutex;
+  std::optional<Told> told;
+};
+
+void Whereabouts::setSource(Source set) {
+  source() = new Source(std::move(set));
+}
+
+Whereabouts::Whereabouts(std::shared_ptr<const void> stack)
+    : state_(std::make_shared<State>()), until_(std::chrono::steady_clock::now() + kPatience) {
+  if (source() == nullptr) {
+    state_->told.emplace();
+    return;
+  }
+  std::thread([unfinished = Unfinished(), state = state_, stack = std::move(stack)]() mutable {
+    auto told = source()->ask(stack);
+    stack.reset();
+    std::lock_guard lock(state->mutex);
+    state->told = std::move(told);
+  }).detach();
+}
+
+bool Whereabouts::ready() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->told || std::chrono::steady_clock::now() >= until_;
+}
+
+Whereabouts::Told Whereabouts::tell() const {
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->told) {
+      return *state_->told;
+    }
+  }
+  const auto seen = source()->askWithoutGil();
+  return {
+      "a thread holds the GIL, in native code that does not give it back" +
+          (seen.empty() ? "" : "; Python's stacks:\n" + seen),
+      ""};
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,273 @@
+// How ranks find out together who holds up an operation.
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "Check.hpp"
+#include "monitor/Compiling.hpp"
+#include "monitor/Inquiry.hpp"
+
+using namespace torchcomms_pg;
+using Clock = Inquiry::Clock;
+using std::chrono::milliseconds;
+
+namespace {
+
+struct Memory {
+  std::mutex mutex;
+  std::condition_variable healed;
+  std::map<std::string, std::string> values;
+  bool broken = false;
+  bool hangs = false;
+};
+
+class MemoryBoard : public Board {
+ public:
+  explicit MemoryBoard(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
+  void set(const std::string& key, const std::string& value) override {
+    const auto lock = use();
+    memory_->values[key] = value;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const auto lock = use();
+    const auto found = memory_->values.find(key);
+    return found == memory_->values.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool claim(const std::string& key, const std::string& value) override {
+    const auto lock = use();
+    return memory_->values.emplace(key, value).second;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    const auto lock = use();
+    auto& text = memory_->values[key];
+    const auto sum = (text.empty() ? 0 : std::stoll(text)) + value;
+    text = std::to_string(sum);
+    return sum;
+  }
+
+ private:
+  std::unique_lock<std::mutex> use() {
+    std::unique_lock lock(memory_->mutex);
+    memory_->healed.wait(lock, [&] { return !memory_->hangs; });
+    if (memory_->broken) throw std::runtime_error("connection refused");
+    return lock;
+  }
+  std::shared_ptr<Memory> memory_;
+};
+
+// Ranks of one group, with the thread that is their monitors.
+class Group {
+ public:
+  explicit Group(int size, bool polls = false) : answers(size), answering(size, true) {
+    for (int rank = 0; rank < size; ++rank) {
+      answers[rank].rank = rank;
+      Inquiry::Options options;
+      options.rank = rank;
+      options.size = size;
+      options.polls = polls;
+      options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
+      MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
+      ranks.push_back(Inquiry::open(std::make_unique<MemoryBoard>(memory), options));
+    }
+    monitor_ = std::thread([this, polls] {
+      while (!stop_) {
+        std::this_thread::sleep_for(milliseconds(5));
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+          if (ranks[rank]->takeRing() && !polls) {
+            for (const auto& other : ranks) other->notice();
+          }
+          if (answering[rank] && ranks[rank]->wantsAnswer()) {
+            ranks[rank]->answer({answers[rank], nullptr});
+          }
+        }
+      }
+    });
+  }
+  ~Group() {
+    stop_ = true;
+    monitor_.join();
+    for (const auto& rank : ranks) rank->close();
+  }
+
+  // As the monitor asks: again and again.
+  Verdict ask(int rank, const Question& question) {
+    for (;;) {
+      if (const auto verdict = ranks[rank]->ask(question)) return *verdict;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  std::shared_ptr<Memory> memory = std::make_shared<Memory>();
+  std::vector<Answer> answers;
+  std::vector<bool> answering;
+  std::vector<std::shared_ptr<Inquiry>> ranks;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread monitor_;
+};
+
+Question questionOn(int size) {
+  Question question;
+  question.group = "g";
+  question.size = size;
+  question.op = "all_reduce #3 (8 x Float)";
+  question.seq = 3;
+  question.timeoutMs = 1000;
+  question.compileLeftMs = 5000;
+  return question;
+}
+
+std::string ranksOf(const Verdict& verdict) {
+  std::string text;
+  for (const int rank : verdict.ranks) text += std::to_string(rank) + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
+  for (const bool polls : {false, true}) {
+    Group group(3, polls);
+    group.answers[0].issued = group.answers[2].issued = 3;
+    group.answers[1].issued = 2;
+    group.answers[1].completed = "all_reduce #2 (4 x Float)";
+    Verdict other;
+    std::thread asksToo([&] { other = group.ask(2, questionOn(3)); });
+    const auto verdict = group.ask(0, questionOn(3));
+    asksToo.join();
+    CHECK_EQUAL(ranksOf(verdict), "1 ");
+    CHECK_EQUAL(verdict.text, other.text);
+    CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float)");
+    CHECK_CONTAINS(verdict.text, "rank 1: last completed all_reduce #2 (4 x Float)");
+    // Whoever the failure reaches later gets the same.
+    CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
+  }
+}
+
+TEST(whoseFailureNobodyAskedAboutIsNotKeptWaiting) {
+  Group group(2);
+  const auto begun = Clock::now();
+  CHECK(!group.ranks[0]->awaitOthers());
+  CHECK(Clock::now() - begun < milliseconds(500));
+}
+
+TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
+  Group group(3);
+  for (auto& answer : group.answers) answer.issued = 3;
+  group.answering[1] = false;
+  const auto begun = Clock::now();
+  const auto verdict = group.ask(0, questionOn(3));
+  CHECK(Clock::now() - begun < milliseconds(3500));
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, "rank 1: is silent (pid 1)");
+}
+
+TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
+  for (const bool hangs : {true, false}) {
+    Group group(2);
+    {
+      std::lock_guard lock(group.memory->mutex);
+      (hangs ? group.memory->hangs : group.memory->broken) = true;
+    }
+    const auto begun = Clock::now();
+    const auto verdict = group.ask(0, questionOn(2));
+    CHECK(Clock::now() - begun < milliseconds(4500));
+    CHECK_CONTAINS(verdict.text, "it cannot be known");
+    CHECK_CONTAINS(verdict.text, hangs ? "has not answered for 4 s" : "connection refused");
+    {
+      std::lock_guard lock(group.memory->mutex);
+      group.memory->hangs = false;
+    }
+    group.memory->healed.notify_all();
+  }
+}
+
+TEST(aLeaderThatVanishesIsReplaced) {
+  Group group(2);
+  group.memory->values["0/leader"] = "1";  // and nothing more of it
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answering[1] = false;
+  CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
+}
+
+TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
+  Group group(2);
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answers[1].compilingMs = 2500;
+  auto question = questionOn(2);
+  const auto first = group.ask(0, question);
+  CHECK_EQUAL(first.extensionMs, 1000);
+  CHECK_CONTAINS(first.text, "rank 1 has been compiling for 2.5 s");
+  question.compileLeftMs = 300;
+  CHECK_EQUAL(group.ask(0, question).extensionMs, 300);
+  question.compileLeftMs = -1;
+  const auto last = group.ask(0, question);
+  CHECK_EQUAL(last.extensionMs, 0);
+  CHECK_CONTAINS(last.text, "it has been compiling for 2.5 s");
+}
+
+TEST(aRankThatHasJustCompiledHasTheRestOfATimeout) {
+  Group group(2);
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answers[1].compiledMs = 400;
+  CHECK_EQUAL(group.ask(0, questionOn(2)).extensionMs, 600);
+  group.answers[1].compiledMs = 1400;
+  CHECK_EQUAL(group.ask(0, questionOn(2)).extensionMs, 0);
+}
+
+TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
+  Group group(3);
+  group.answers[0].issued = 3;
+  group.answers[1].relaxedMs = 60000;
+  group.answers[2].issued = 3;
+  auto question = questionOn(3);
+  question.compileLeftMs = -1;
+  CHECK_EQUAL(group.ask(0, question).extensionMs, 1000);  // and again
+  group.answers[2].issued = 2;                            // also missing, and without a reason
+  CHECK_EQUAL(group.ask(0, question).extensionMs, 0);
+}
+
+TEST(answersAndVerdictsSurviveTheBoard) {
+  Answer answer;
+  answer.rank = 7;
+  answer.issued = uint64_t{1} << 40;
+  answer.current = "3:abc\n";
+  answer.threads = std::string("a\0b", 3);
+  const auto again = decodeAnswer(encode(answer)).value();
+  CHECK_EQUAL(again.rank, 7);
+  CHECK_EQUAL(again.issued, uint64_t{1} << 40);
+  CHECK_EQUAL(again.current, answer.current);
+  CHECK_EQUAL(again.threads, answer.threads);
+  Verdict verdict;
+  verdict.ranks = {3, 1};
+  verdict.text = "text";
+  CHECK_EQUAL(ranksOf(decodeVerdict(encode(verdict)).value()), "3 1 ");
+  for (const std::string damaged : {"", "5:ab", "x", "99999999999999999999:a", "-1:a"}) {
+    CHECK(!decodeAnswer(damaged));
+    CHECK(!decodeVerdict(damaged));
+  }
+}
+
+TEST(compilingIsKnownFromTheFirstBeginToTheLastEnd) {
+  Compiling::end();  // of a compilation that began before anybody listened
+  CHECK(!Compiling::state(Clock::now()).since);
+  Compiling::begin("DYNAMO");
+  Compiling::begin("LAZY_BACKWARD");
+  Compiling::end();
+  CHECK(Compiling::state(Clock::now()).since);
+  Compiling::end();
+  const auto state = Compiling::state(Clock::now());
+  CHECK(!state.since && state.ended);
+  CHECK_EQUAL(Compiling::intervals().size(), 1u);
+  CHECK(Compiling::intervals().front().end >= Compiling::intervals().front().begin);
+}
