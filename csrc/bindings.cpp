@@ -81,6 +81,7 @@ PYBIND11_MODULE(_C, module) {
   bindRecorder(module);
   bindCreation(module);
   bindNccl(module);
+  bindWhereabouts(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 
@@ -107,6 +108,7 @@ PYBIND11_MODULE(_C, module) {
           "is_high_priority_stream",
           [](const GroupOptions& self) { return self.accelerator.highPriority; },
           [](GroupOptions& self, bool high) { self.accelerator.highPriority = high; })
+      .def_readwrite("ends_process", &GroupOptions::endsProcess)
       .def(
           "__copy__",
           [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })

@@ -17,6 +17,21 @@ nccl_header_version: int
 def set_comm_error(type: type[Exception]) -> None:
     """Names the class that failures on the wire are raised as."""
 
+def set_whereabouts(
+    describe: Callable[[list[tuple[str, int, str]]], tuple[str, str]],
+) -> None:
+    """Names the function that tells where this process's Python threads are, and a stack was."""
+
+def compile_began(trigger: str) -> None:
+    """Says that this process compiles from now on; calls may nest."""
+
+def compile_ended() -> None: ...
+def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
+    """Says on stderr when the monitor's thread is stuck, or the GIL held, for that long; 0: not."""
+
+def set_compile_limit(limit: timedelta) -> None:
+    """Sets how much longer than its deadline an operation waits for ranks that compile."""
+
 def set_work_type(type: type[TorchWork]) -> None:
     """Names the class that hooks get a work as."""
 
@@ -307,6 +322,9 @@ class Communicator:
     def drop_batch(self) -> None: ...
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
+    def relax(self, time: timedelta) -> None:
+        """Has peers wait for this rank that much longer from now; 0: no more."""
+
     def send(
         self,
         tensor: torch.Tensor,
@@ -484,6 +502,12 @@ class Backend(_C10dBackend):
         is_high_priority_stream: bool
 
         def __init__(self, timeout: timedelta = ...) -> None: ...
+        @property
+        def ends_process(self) -> bool:
+            """Whether a failure ends the process, after the abort hooks."""
+
+        @ends_process.setter
+        def ends_process(self, arg0: bool) -> None: ...
         def __copy__(self) -> Backend.Options: ...
         def __deepcopy__(self, memo: dict[int, Any]) -> Backend.Options: ...
 

@@ -11,7 +11,7 @@ from torchcomms_pg._compat import check_torch
 check_torch(torch.__version__)
 
 # These load the extension, which must not happen under another torch.
-from torchcomms_pg import _C, device_mesh, env, hooks, nccl, objcol  # noqa: E402
+from torchcomms_pg import _C, device_mesh, env, hooks, nccl, objcol, whereabouts  # noqa: E402
 from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
@@ -56,4 +56,5 @@ __all__ = [
 ]
 
 _C.set_comm_error(CommError)
+_C.set_whereabouts(whereabouts.describe)
 register()

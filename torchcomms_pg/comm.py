@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -61,6 +63,7 @@ class TorchComm(Operations):
         self._world_size = world_size or comm.size  # of the communicator that all splits began with
         self._group = group  # over it, if there is one
         self._splits = 0
+        self._relaxed: list[float] = []  # ends of the `relaxed_timeout`s that are open
         self._forgotten = weakref.finalize(self, _warn_forgotten, comm.name) if owned else None
 
     def __copy__(self) -> TorchComm:
@@ -123,6 +126,37 @@ class TorchComm(Operations):
             raise TypeError("set_timeout: timeout is None, wanted a datetime.timedelta")
         check_timeout("set_timeout", timeout)
         self._comm.timeout = timeout
+
+    @contextmanager
+    def relaxed_timeout(
+        self, timeout: timedelta | float | None = None, *, minutes: float = 0
+    ) -> Iterator[None]:
+        """Gives time for what this rank does alone, such as saving or validating.
+
+        Inside, peers that wait for this rank wait on past their deadlines, up to the given time
+        from the begin; operations issued here may take that long, too. The peers need not call
+        it. They go on at once when this rank comes, and its end ends the extension.
+
+        Args:
+            timeout: a datetime.timedelta, or seconds.
+            minutes: instead of, or in addition to, `timeout`.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0
+        given = timedelta(seconds=seconds, minutes=minutes)
+        check_timeout("relaxed_timeout", given)
+        comm = self._native("relaxed_timeout")
+        until = time.monotonic() + given.total_seconds()
+        self._relaxed.append(until)
+        try:
+            comm.relax(self._relaxation())
+            yield
+        finally:
+            self._relaxed.remove(until)
+            comm.relax(self._relaxation())
+
+    def _relaxation(self) -> timedelta:
+        left = max(self._relaxed, default=0.0) - time.monotonic()
+        return timedelta(seconds=max(left, 0.0))
 
     def abort(self) -> None:
         """Fails all operations, here and on the other ranks, now and later.

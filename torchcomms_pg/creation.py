@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, env, nccl
+from torchcomms_pg import _C, compiling, env, nccl, whereabouts
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
@@ -88,6 +88,7 @@ def new_comm(
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
+    compiling.configure()
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend == "shm":
         comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
@@ -106,6 +107,7 @@ def new_comm(
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
         )
+    whereabouts.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)
 
 

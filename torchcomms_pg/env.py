@@ -39,6 +39,26 @@ VARIABLES = (
         "torch's, else the installed package's",
         "path of the libnccl.so.2 to load for accelerators",
     ),
+    Variable(
+        "TORCHCOMM_COMPILE_TIMEOUT_SECONDS",
+        "1800",
+        "how far beyond its deadline an operation waits for ranks that compile; 0: not at all",
+    ),
+    Variable(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "none",
+        "1, 3: a timeout or error of a process group ends the process; 0, 2: it raises CommError",
+    ),
+    Variable(
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+        "480",
+        "after how long a stuck monitor, or a held GIL, is said on stderr; 0: never",
+    ),
+    Variable(
+        "TORCH_NCCL_ENABLE_MONITORING",
+        "false",
+        "whether a monitor that is stuck for that long ends the process",
+    ),
     Variable("TORCHCOMM_RANK", "none", "rank of this process; before every launcher's variable"),
     Variable("TORCHCOMM_SIZE", "none", "number of ranks; goes with TORCHCOMM_RANK"),
     Variable("OMPI_COMM_WORLD_RANK", "none", "rank of this process, set by Open MPI's mpirun"),
@@ -134,18 +154,30 @@ def default_timeout() -> timedelta:
     Raises:
         ValueError: it is not a positive number.
     """
-    value = read("TORCHCOMM_TIMEOUT_SECONDS")
+    return _seconds("TORCHCOMM_TIMEOUT_SECONDS", 600, timedelta(milliseconds=1))
+
+
+def compile_timeout() -> timedelta:
+    """Returns how much longer than its deadline an operation waits for ranks that compile.
+
+    Raises:
+        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS is not a number of 0 or more.
+    """
+    return _seconds("TORCHCOMM_COMPILE_TIMEOUT_SECONDS", 1800, timedelta(0))
+
+
+def _seconds(name: str, default: float, least: timedelta) -> timedelta:
+    value = read(name)
     if value is None:
-        return timedelta(seconds=600)
+        return timedelta(seconds=default)
     try:
-        timeout = timedelta(seconds=float(value))
+        time = timedelta(seconds=float(value))
     except (ValueError, OverflowError):
-        timeout = timedelta(0)
-    if timeout < timedelta(milliseconds=1):
-        raise ValueError(
-            f"TORCHCOMM_TIMEOUT_SECONDS={value!r}: wanted a positive number of seconds"
-        )
-    return timeout
+        time = timedelta(-1)
+    if time < least:
+        wanted = "a positive number" if least else "a number, 0 or more,"
+        raise ValueError(f"{name}={value!r}: wanted {wanted} of seconds")
+    return time
 
 
 def read_bool(*names: str, default: bool) -> bool:
@@ -172,6 +204,32 @@ def abort_on_error() -> bool:
         ValueError: it is neither true nor false.
     """
     return read_bool("TORCHCOMM_ABORT_ON_ERROR", default=True)
+
+
+def groups_end_process() -> bool:
+    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING says of process groups; not set: False.
+
+    Raises:
+        ValueError: it is none of torch's values.
+    """
+    value = read_int("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    if value is not None and value > 3:
+        raise ValueError(f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value}: wanted 0, 1, 2 or 3")
+    return value in (1, 3)
+
+
+def heartbeat_timeout() -> timedelta:
+    """Returns after how long a stuck monitor, or a held GIL, is said; zero: never.
+
+    Raises:
+        ValueError: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is not a number of 0 or more.
+    """
+    return _seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", 480, timedelta(0))
+
+
+def stuck_monitor_ends_process() -> bool:
+    """Returns whether a monitor that is stuck for `heartbeat_timeout` ends the process."""
+    return read_bool("TORCH_NCCL_ENABLE_MONITORING", default=False)
 
 
 def recorder_size() -> int:

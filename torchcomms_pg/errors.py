@@ -17,6 +17,9 @@ class CommError(DistBackendError):
         seq: its sequence number in the group, from 1; 0 if none was involved.
         group: the group's name.
         ranks: group ranks that did not arrive, died or aborted, where that is known.
+        verdict: what the ranks found out together: who holds up the operation, what that rank
+            did last in the group and where its Python threads are. The same text on all ranks;
+            where nobody had to ask, what the error says.
     """
 
     def __init__(
@@ -27,16 +30,23 @@ class CommError(DistBackendError):
         seq: int = 0,
         group: str = "",
         ranks: list[int] | None = None,
+        verdict: str = "",
     ) -> None:
         super().__init__(message)
         self.op = op
         self.seq = seq
         self.group = group
         self.ranks = list(ranks or [])
+        self.verdict = verdict or message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_restore, (str(self), self.op, self.seq, self.group, self.ranks))
+        return (
+            _restore,
+            (str(self), self.op, self.seq, self.group, self.ranks, self.verdict),
+        )
 
 
-def _restore(message: str, op: str, seq: int, group: str, ranks: list[int]) -> CommError:
-    return CommError(message, op=op, seq=seq, group=group, ranks=ranks)
+def _restore(
+    message: str, op: str, seq: int, group: str, ranks: list[int], verdict: str
+) -> CommError:
+    return CommError(message, op=op, seq=seq, group=group, ranks=ranks, verdict=verdict)

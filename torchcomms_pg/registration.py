@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, env, nccl
+from torchcomms_pg import _C, _patches, compiling, env, nccl, whereabouts
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg.hooks import flight_recorder
@@ -78,14 +78,18 @@ def create_backend(
     own.nccl_library = own.nccl_library or env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     own.nccl_folder = own.nccl_folder or nccl.package_folder()
     own._timeout = options.timeout
+    own.ends_process = env.groups_end_process()
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
         own.enable_reconfigure = True
     flight_recorder.configure()
+    compiling.configure()
     if isinstance(group_options, SharedOptions):
         return Backend(group_options.communicator, own)
-    return Backend(options.store, options.group_rank, options.group_size, own)
+    backend = Backend(options.store, options.group_rank, options.group_size, own)
+    whereabouts.watch_over_monitor()
+    return backend
 
 
 def serve_host_device(device_type: str) -> None:

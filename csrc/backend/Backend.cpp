@@ -39,6 +39,7 @@ Backend::Backend(
   cpu_ = connectHosts(
       {store, rank, size, describeGroup(*options_), members_, options_->timeout},
       options_->connectGloo);
+  cpu()->setEndsProcess(options_->endsProcess);
   start();
 }
 
@@ -185,6 +186,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   const Meeting meeting{
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
+  comm->setEndsProcess(options_->endsProcess);
   {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;

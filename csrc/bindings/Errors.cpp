@@ -22,11 +22,12 @@ py::object commError(const CommError& error) {
     throw error;  // torch makes it a DistBackendError
   }
   return type(
-      failure.message,
+      failure.text(),
       py::arg("op") = failure.op,
       py::arg("seq") = failure.seq,
       py::arg("group") = failure.group,
-      py::arg("ranks") = failure.ranks);
+      py::arg("ranks") = failure.ranks,
+      py::arg("verdict") = failure.verdict.empty() ? failure.message : failure.verdict);
 }
 
 const char* state(c10d::Work& work) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
@@ -178,9 +179,13 @@ bool Communicator::awaitEnd(Work& work, std::optional<Clock::time_point> deadlin
 void Communicator::awaitOnAccelerator(Work& work, Milliseconds timeout) {
   const bool limited = timeout > kNoTimeout;
   if (limited || work.operation().kind == OpKind::barrier) {
-    const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
-    if (!awaitEnd(work, deadline)) {
-      timeOut(work.operation(), timeout);
+    auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
+    while (!awaitEnd(work, deadline)) {
+      const auto more = inquiring_->judge(work.operation(), timeout);
+      if (!more) {
+        break;
+      }
+      deadline = Clock::now() + *more;
     }
   }
   if (work.done()) {

@@ -179,6 +179,7 @@ Joined joinOnHost(
     const std::string& members,
     Milliseconds timeout) {
   ncclUniqueId id;
+  std::string prefix;
   if (size == 1) {
     check(api, api.getUniqueId(&id), group);
   } else {
@@ -187,13 +188,14 @@ Joined joinOnHost(
     auto refusal = rank == 0 ? differences(hosts, "on host") : "";
     refusal = shareId(api, rendezvous, rank, std::move(refusal), id);
     if (!refusal.empty()) {
-      return {nullptr, refusal};
+      return {nullptr, refusal, ""};
     }
+    prefix = rendezvous.prefix();
   }
-  return {initComm(api, id, rank, size, group), ""};
+  return {initComm(api, id, rank, size, group), "", prefix};
 }
 
-ncclUniqueId meetOverNccl(
+MetOverNccl meetOverNccl(
     const Library& library,
     c10d::Store& store,
     int rank,
@@ -201,10 +203,10 @@ ncclUniqueId meetOverNccl(
     const std::string& group,
     const std::string& members,
     Milliseconds timeout) {
-  ncclUniqueId id;
+  MetOverNccl met;
   if (size == 1) {
-    check(library.api(), library.api().getUniqueId(&id), group);
-    return id;
+    check(library.api(), library.api().getUniqueId(&met.id), group);
+    return met;
   }
   Rendezvous rendezvous(store, rank, size, group, members, timeout);
   const auto versions = rendezvous.gather(versionText(library.version()));
@@ -212,11 +214,12 @@ ncclUniqueId meetOverNccl(
   if (!refusal.empty()) {
     refusal += "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
   }
-  refusal = shareId(library.api(), rendezvous, rank, std::move(refusal), id);
+  refusal = shareId(library.api(), rendezvous, rank, std::move(refusal), met.id);
   if (!refusal.empty()) {
     raise(group, refusal);
   }
-  return id;
+  met.prefix = rendezvous.prefix();
+  return met;
 }
 
 ncclComm_t initComm(

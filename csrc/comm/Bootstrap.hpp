@@ -13,6 +13,7 @@ namespace torchcomms_pg {
 struct Joined {
   ncclComm_t comm = nullptr;
   std::string unavailable;  // why there is no communicator
+  std::string prefix;       // of the store's keys that are this group's alone; empty: a rank alone
 };
 
 // Joins `size` ranks through shared memory. `members` is the same on these
@@ -39,11 +40,15 @@ std::string meet(
     const std::string& members,
     Milliseconds timeout);
 
-// How `size` ranks meet to communicate through libnccl: gives the unique id
-// that rank 0 made. Collective; raises CommError on every rank, naming ranks
+struct MetOverNccl {
+  ncclUniqueId id;     // that rank 0 made
+  std::string prefix;  // as in Joined
+};
+
+// How `size` ranks meet to communicate through libnccl. Collective; raises CommError on every rank, naming ranks
 // and versions, when they did not load the same version of NCCL, and as
 // joinOnHost when ranks do not come.
-ncclUniqueId meetOverNccl(
+MetOverNccl meetOverNccl(
     const Library& library,
     c10d::Store& store,
     int rank,

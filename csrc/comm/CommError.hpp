@@ -21,6 +21,9 @@ struct Failure {
   uint64_t seq = 0;        // of that operation
   std::string group;       // the group's name
   std::vector<int> ranks;  // group ranks that did not arrive, died or aborted, where known
+  std::string verdict;     // what the ranks found out together; empty: nobody asked
+
+  std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }
 };
 
 class CommError : public c10::DistBackendError {
@@ -28,7 +31,7 @@ class CommError : public c10::DistBackendError {
   explicit CommError(Failure failure)
       : c10::DistBackendError(
             c10::SourceLocation{__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-            failure.message),
+            failure.text()),
         failure_(std::move(failure)) {}
 
   const Failure& failure() const { return failure_; }

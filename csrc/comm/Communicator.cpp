@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/Inquiring.hpp"
 #include "comm/ParamComms.hpp"
 #include "comm/Recording.hpp"
 #include "comm/TorchCompat.hpp"
@@ -31,11 +32,13 @@ Communicator::Communicator(
       device_(std::move(device)),
       accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
-      comm_(comm) {
+      comm_(comm),
+      inquiring_(std::make_unique<Inquiring>(*this)) {
   Monitor::get().add(this);
 }
 
 Communicator::~Communicator() {
+  inquiring_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
   if (pid_ == getpid()) {
     Monitor::get().remove(this);
@@ -75,7 +78,8 @@ Communicator::Call Communicator::newCall(OpKind kind, const Options& options) co
   call.op.kind = kind;
   call.op.async = options.async;
   call.op.extra = Milliseconds(extraMs_.load(std::memory_order_relaxed));
-  call.op.timeout = options.timeout.value_or(timeout()) + call.op.extra;
+  call.op.timeout =
+      std::max(options.timeout.value_or(timeout()) + call.op.extra, inquiring_->relaxed());
   return call;
 }
 
@@ -186,7 +190,7 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
   } catch (...) {
     error = std::current_exception();
   }
-  leave(entry);
+  leave(entry, !error);
   if (call.op.recording) {
     call.op.recording->end(!error, Clock::now() - call.op.issued, -1);
   }
@@ -255,7 +259,7 @@ void Communicator::runOnStream(Call& call, const WorkPtr& work) {
 void Communicator::finish(
     const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error) {
   const auto held = work;  // leaving may drop the last other reference
-  leave(entry);
+  leave(entry, !error);
   if (const auto& recording = held->operation().recording) {
     // The events of an accelerator that has failed tell nothing.
     const bool known = !error || accelerator_ == nullptr;
@@ -285,10 +289,13 @@ Communicator::InFlightList::iterator Communicator::enter(const Operation& op, Wo
   return inFlight_.insert(inFlight_.end(), InFlight{&op, std::move(work)});
 }
 
-void Communicator::leave(InFlightList::iterator entry) {
+void Communicator::leave(InFlightList::iterator entry, bool completed) {
   InFlightList gone;  // freed after the lock is released
   {
     std::lock_guard lock(inFlightMutex_);
+    if (completed) {
+      lastCompleted_.noteFrom(*entry->op);
+    }
     gone.splice(gone.begin(), inFlight_, entry);
     if (const auto extra = entry->op->extra.count(); extra > 0) {
       // The first to finish ends what was added before it was issued.
@@ -328,7 +335,11 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout) {
     device_->help([&] { return work.isCompleted(); });
     work.waitUntil(std::nullopt);
   } else if (!work.waitUntil(Clock::now() + timeout)) {
-    timeOut(work.operation(), timeout);
+    while (const auto more = inquiring_->judge(work.operation(), timeout)) {
+      if (work.waitUntil(Clock::now() + *more)) {
+        break;
+      }
+    }
     if (!work.waitUntil(Clock::now() + kReleasePatience)) {
       awaitFailureHook();
       throw CommError(*failure());

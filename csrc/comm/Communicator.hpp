@@ -27,10 +27,12 @@
 
 namespace torchcomms_pg {
 
+class Inquiring;
 class Recorder;
 class Reduction;
 class Window;
 struct Recorded;
+struct Verdict;
 
 // Who takes part, for messages and records.
 struct Group {
@@ -252,6 +254,15 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   }
   bool endsProcess() const { return endsProcess_.load(std::memory_order_relaxed); }
 
+  // Has the ranks find out together, through the store, who holds up an
+  // operation (Verdicts.cpp). `prefix` is this communicator's alone, and the
+  // same on all ranks. Before the first operation.
+  void inquireThrough(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
+
+  // For the next `time`, peers wait for this rank past their deadlines, and
+  // operations issued here may take that long; 0: no more.
+  void relax(Milliseconds time);
+
   c10d::ErrorType error() const;
   std::shared_ptr<const Failure> failure() const;  // null: none
 
@@ -359,7 +370,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void dumpRecords();
 
   InFlightList::iterator enter(const Operation& op, WorkPtr work);
-  void leave(InFlightList::iterator entry);
+  void leave(InFlightList::iterator entry, bool completed = true);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
   void awaitInitialization();
   void awaitFinish(Work& work, Milliseconds timeout);
@@ -367,7 +378,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
   std::exception_ptr resultError(const Operation& op, ncclResult_t result);
-  void timeOut(const Operation& op, Milliseconds timeout);
+  void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
+  std::vector<int> absentRanks();
   bool libraryFailed();
   void failLibrary(const Failure& failure);
   // `requested`: by abort() here.
@@ -411,6 +423,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   mutable std::mutex inFlightMutex_;
   std::condition_variable drained_;
   InFlightList inFlight_;
+  Operation lastCompleted_;  // its seq is 0: none
+
+  friend class Inquiring;
+  const std::unique_ptr<Inquiring> inquiring_;
 
   std::timed_mutex failMutex_;  // held while libnccl is made to fail
   std::atomic<bool> libraryFailed_{false};

@@ -37,6 +37,7 @@ const NcclApi& plainApi() {
     plain.gather = nullptr;
     plain.scatter = nullptr;
     plain.windowView = nullptr;
+    plain.ring = nullptr;
     return plain;
   }();
   return table;
@@ -108,7 +109,7 @@ std::shared_ptr<Communicator> connectHosts(
     const Meeting& meeting, const gloo::Connect& connectGloo) {
   const auto joined = meetOnHost(shm::api(), meeting);
   if (joined.comm != nullptr) {
-    return own(meeting, shm::api(), joined.comm, std::make_unique<HostDevice>());
+    return own(meeting, shm::api(), joined.comm, joined.prefix, std::make_unique<HostDevice>());
   }
   TORCH_CHECK(
       connectGloo != nullptr,
@@ -134,14 +135,14 @@ std::shared_ptr<Communicator> connectThroughGloo(
       meeting.rank,
       meeting.size,
       connectGloo);
-  return own(meeting, gloo::api(), comm, std::make_unique<HostDevice>());
+  return own(meeting, gloo::api(), comm, prefix, std::make_unique<HostDevice>());
 }
 
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
-  const auto make = [&](const NcclApi& api, ncclComm_t comm) {
+  const auto make = [&](const NcclApi& api, ncclComm_t comm, const std::string& prefix) {
     return own(
-        meeting, api, comm, std::make_unique<AcceleratorDevice>(device, options.highPriority));
+        meeting, api, comm, prefix, std::make_unique<AcceleratorDevice>(device, options.highPriority));
   };
   const auto& name = meeting.group.name;
   checkCarried("connect", name, device);
@@ -164,14 +165,14 @@ std::shared_ptr<Communicator> connect(
         device,
         " go through shared memory, and its ranks are on different hosts: ",
         joined.unavailable);
-    return make(plainApi(), joined.comm);
+    return make(plainApi(), joined.comm, joined.prefix);
   }
   const auto& library = Library::load(options.library);
   logOnce(library);
-  const auto id = meetOverNccl(
+  const auto met = meetOverNccl(
       library, *meeting.store, meeting.rank, meeting.size, name, meeting.members, meeting.timeout);
   const c10::DeviceGuard onDevice(device);
-  return make(library.api(), initComm(library.api(), id, meeting.rank, meeting.size, name));
+  return make(library.api(), initComm(library.api(), met.id, meeting.rank, meeting.size, name), met.prefix);
 }
 
 }  // namespace torchcomms_pg

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
 #include "device/Unfinished.hpp"
 
 namespace torchcomms_pg {
@@ -157,6 +158,7 @@ Failure Communicator::describeFailure(
       name(op.kind),
       op.seq,
       group_.name,
+      {},
       {}};
 }
 
@@ -169,7 +171,7 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
     }
     return std::make_exception_ptr(CommError(std::move(failure)));
   }
-  std::lock_guard lock(commMutex_);
+  std::unique_lock lock(commMutex_);
   auto* const comm = comm_.load(std::memory_order_acquire);
   std::string text = comm == nullptr ? "" : api_.getLastError(comm);
   if (text.empty()) {
@@ -186,23 +188,32 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
       failure.ranks = api_.absentRanks(comm);
     }
   }
+  lock.unlock();
   if (state == ncclSuccess || state == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
+  }
+  if (auto verdict = inquiring_->onFailure(op, result, text)) {
+    failure.verdict = std::move(verdict->text);
+    if (!verdict->ranks.empty()) {
+      failure.ranks = std::move(verdict->ranks);
+    }
   }
   return std::make_exception_ptr(CommError(*setFailure(std::move(failure))));
 }
 
-void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
-  std::vector<int> absent;
-  {
-    std::lock_guard lock(commMutex_);
-    auto* const comm = comm_.load(std::memory_order_acquire);
-    if (comm != nullptr && api_.absentRanks != nullptr) {
-      absent = api_.absentRanks(comm);
-    }
-  }
+std::vector<int> Communicator::absentRanks() {
+  std::lock_guard lock(commMutex_);
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  return comm == nullptr || api_.absentRanks == nullptr ? std::vector<int>{}
+                                                        : api_.absentRanks(comm);
+}
+
+void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
+  auto absent = absentRanks();
   if (waitsForPeer(op.kind) && op.peer >= 0) {
     absent = {op.peer};
+  } else if (!verdict.ranks.empty()) {
+    absent = verdict.ranks;
   }
   auto text = "timed out after " + inSeconds(timeout) + ": ";
   if (!initialized_.load(std::memory_order_acquire)) {
@@ -218,6 +229,7 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout) {
   }
   auto failure = describeFailure(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(absent);
+  failure.verdict = verdict.text;
   const auto first = setFailure(std::move(failure));
   auto told = *first;
   told.message = "rank " + std::to_string(rank_) + " gave up: " + told.message;
@@ -256,15 +268,17 @@ void Communicator::check(Clock::time_point now) noexcept {
         }
       }
     }
+    inquiring_->answer(now);
     if (failure()) {
       return;
     }
     if (first && initialized_.load(std::memory_order_acquire) && asyncError(*first)) {
       // What is queued must not wait for a peer that is gone.
       failLibrary(*failure());
-    } else if (overdue) {
-      timeOut(*overdue, overdue->timeout);
-    } else if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
+      return;
+    }
+    inquiring_->checkDeadline(overdue, now);
+    if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
       // A rank that has no operation in flight, such as one that is late, has
       // its part of the record too.
       dumping_ = true;

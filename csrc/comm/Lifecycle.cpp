@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
@@ -87,10 +88,11 @@ std::shared_ptr<Communicator> Communicator::split(
     return state;
   };
   launch(std::move(call), nullptr);
+  const auto seq = sequenceNumber();
   if (child == nullptr) {
     return nullptr;
   }
-  return std::make_shared<Communicator>(
+  auto made = std::make_shared<Communicator>(
       api_,
       child,
       key,
@@ -98,6 +100,9 @@ std::shared_ptr<Communicator> Communicator::split(
       std::move(group),
       timeout,
       device_->another());
+  made->inquiring_->openLike(
+      *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
+  return made;
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(
@@ -170,7 +175,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
     shrinkNow();
   }
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
-  return std::make_shared<Communicator>(
+  auto made = std::make_shared<Communicator>(
       api_,
       child,
       rank_ - static_cast<int>(before),
@@ -178,6 +183,8 @@ std::shared_ptr<Communicator> Communicator::shrink(
       std::move(group),
       timeout,
       device_->another());
+  made->inquiring_->openLike(*inquiring_, "without/" + joinRanks(gone));
+  return made;
 }
 
 void Communicator::abort(const std::string& why) {
@@ -192,7 +199,8 @@ void Communicator::failBy(const std::string& why) {
        "",
        0,
        group_.name,
-       {rank_}},
+       {rank_},
+       {}},
       /*requested=*/true);
   failLibrary(*ours);
 }
@@ -255,6 +263,7 @@ void Communicator::closeNow() {
     return;
   }
   drain();
+  inquiring_->close();
   hooks_->drain();
   const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {

@@ -88,6 +88,18 @@ struct Operation {
   uint64_t hookId = 0;  // 0: no hook wants to be told of its end
   OpName hookName = OpName::all_reduce;
   std::shared_ptr<const Recording> recording;  // null: nobody records it
+
+  // Takes over what describe() tells, without allocating.
+  void noteFrom(const Operation& other) {
+    kind = other.kind;
+    seq = other.seq;
+    peer = other.peer;
+    tag = other.tag;
+    numelIn = other.numelIn;
+    numelOut = other.numelOut;
+    dtype = other.dtype;
+    reduceOp = other.reduceOp;
+  }
 };
 
 // E.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x Int)".

@@ -22,7 +22,11 @@ class Recording {
   // Shares one stack among the recorders.
   void add(const Recorded& recorded, const Recorder::Issue& issue, const Stack& stack) {
     entries_.push_back({recorded, recorded.recorder->add(recorded.group, issue, stack)});
+    stack_ = stack;
   }
+
+  // Of the thread that issued the operation.
+  const Stack& stack() const { return stack_; }
 
   void start() const {
     for (const auto& [in, place] : entries_) {
@@ -44,6 +48,7 @@ class Recording {
     Recorder::Place place;
   };
   c10::SmallVector<Entry, 1> entries_;
+  Stack stack_;
 };
 
 }  // namespace torchcomms_pg

@@ -39,6 +39,7 @@ void Monitor::add(Watched* watched) {
   watched_.push_back(watched);
   if (!thread_.joinable()) {
     stop_ = false;
+    lastRound_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
     thread_ = std::thread([this] { run(); });
   }
 }
@@ -80,11 +81,13 @@ void Monitor::run() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     const auto now = Clock::now();
+    lastRound_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     for (Watched* watched : watched_) {
       watched->check(now);
     }
     wake_.wait_for(lock, kTick);
   }
+  lastRound_.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace torchcomms_pg

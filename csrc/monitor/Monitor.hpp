@@ -5,6 +5,7 @@
 // that may block, and frees nothing. Knows nothing of torch.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -42,6 +43,11 @@ class Monitor {
   // Has every watched object give up what it has in flight.
   void giveUp(const char* why);
 
+  // When its thread has last come round; the epoch: it does not run.
+  Clock::time_point lastRound() const {
+    return Clock::time_point(Clock::duration(lastRound_.load(std::memory_order_relaxed)));
+  }
+
   // What the watched objects that have failed say.
   std::vector<std::string> failures();
 
@@ -58,6 +64,7 @@ class Monitor {
   std::vector<Watched*> watched_;
   std::thread thread_;
   bool stop_ = false;
+  std::atomic<Clock::rep> lastRound_{0};
 };
 
 }  // namespace torchcomms_pg

@@ -43,9 +43,13 @@ Whereabouts::Whereabouts(std::shared_ptr<const void> stack)
   }).detach();
 }
 
-bool Whereabouts::ready() const {
+bool Whereabouts::answered() const {
   std::lock_guard lock(state_->mutex);
-  return state_->told || std::chrono::steady_clock::now() >= until_;
+  return state_->told.has_value();
+}
+
+bool Whereabouts::ready() const {
+  return answered() || std::chrono::steady_clock::now() >= until_;
 }
 
 Whereabouts::Told Whereabouts::tell() const {

@@ -30,6 +30,7 @@ class Whereabouts {
   // Begins to ask, in a thread of its own.
   explicit Whereabouts(std::shared_ptr<const void> stack);
 
+  bool answered() const;
   // Whether tell() has all it can have: after a second it has waited enough.
   bool ready() const;
   // What is known now.

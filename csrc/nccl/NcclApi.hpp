@@ -153,6 +153,11 @@ struct NcclApi {
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
 
+  // Adds to a counter that all ranks see, for one that wants the attention of
+  // the others, and returns it. Callable from any thread at any time, also
+  // after a failure.
+  uint64_t (*ring)(ncclComm_t comm, uint64_t times) = nullptr;
+
   // The memory of `peer` in a window. Callable from any thread.
   ncclResult_t (*windowView)(ncclComm_t comm, ncclWindow_t window, int peer, WindowView& view) =
       nullptr;

@@ -85,6 +85,7 @@ struct alignas(kLine) Header {
   std::atomic<int32_t> ranks;
   alignas(kLine) std::atomic<int32_t> joined;
   alignas(kLine) FaultRecord fault;
+  alignas(kLine) std::atomic<uint64_t> bell;  // see NcclApi::ring
   // Where each rank was last seen to run: the number of the CPU, from 1; 0: nowhere yet.
   alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
 };

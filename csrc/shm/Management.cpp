@@ -241,6 +241,17 @@ std::vector<int> absentRanks(ncclComm_t handle) {
   return absent;
 }
 
+uint64_t ring(ncclComm_t handle, uint64_t times) {
+  uint64_t rings = 0;
+  guarded(nullptr, [&] {
+    const std::shared_ptr<Comm> comm = findHandle(handle, "ring");
+    comm->checkProcess();
+    rings = comm->segment().header().bell.fetch_add(times) + times;
+    return ncclSuccess;
+  });
+  return rings;
+}
+
 ncclResult_t fail(
     ncclComm_t handle,
     ncclResult_t result,
@@ -287,6 +298,7 @@ void addManagement(NcclApi& table) {
   table.commRevoke = commRevoke;
   table.absentRanks = absentRanks;
   table.fail = fail;
+  table.ring = ring;
 }
 
 }  // namespace torchcomms_pg::shm

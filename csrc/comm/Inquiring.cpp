@@ -1,0 +1,273 @@
+#include "comm/Inquiring.hpp"
+
+#include <c10/util/Logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "comm/Recording.hpp"
+#include "monitor/Compiling.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+std::string hostName() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// The part of a store that is one communicator's inquiries'.
+class StoreBoard final : public Board {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store().check({key})) {
+      return std::nullopt;
+    }
+    const auto value = store().get(key);
+    return std::string(value.begin(), value.end());
+  }
+
+  bool claim(const std::string& key, const std::string& value) override {
+    const std::vector<uint8_t> wanted(value.begin(), value.end());
+    return store().compareSet(key, {}, wanted) == wanted;
+  }
+
+  int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
+
+ private:
+  // A connection of its own, since another thread may wait in the shared one.
+  // Only now: most groups never need it.
+  c10d::Store& store() {
+    if (!own_) {
+      own_ = shared_->clone();
+      shared_.reset();
+    }
+    return *own_;
+  }
+
+  c10::intrusive_ptr<c10d::Store> shared_;
+  c10::intrusive_ptr<c10d::Store> own_;
+};
+
+// What a rank leaves for the case that it cannot answer: "<host> <pid>".
+std::string introduction() {
+  return hostName() + " " + std::to_string(getpid());
+}
+
+std::string describeSilent(const std::string& introduction) {
+  const auto space = introduction.find(' ');
+  const auto host = introduction.substr(0, space);
+  const auto pid = space == std::string::npos ? "" : introduction.substr(space + 1);
+  if (pid.empty()) {
+    return "did not answer, and has not said where it runs";
+  }
+  if (host != hostName()) {
+    return "did not answer (pid " + pid + " on " + host +
+           "): it is dead or stopped, or the network is down";
+  }
+  // "pid (name) state ...", and the name may hold anything.
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
+  const auto behind = stat.rfind(')');
+  const char state = behind + 2 < stat.size() ? stat[behind + 2] : 'X';
+  if (state == 'T' || state == 't') {
+    return "its process is stopped (pid " + pid +
+           "): by SIGSTOP, or by a debugger; SIGCONT has it go on";
+  }
+  if (state == 'X' || state == 'Z') {
+    return "its process is dead (pid " + pid + ")";
+  }
+  return "did not answer, though its process is there (pid " + pid + ", state " + state +
+         "): see py-spy dump --pid " + pid + ", or gdb";
+}
+
+}  // namespace
+
+void Communicator::inquireThrough(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
+  inquiring_->open(store, prefix);
+}
+
+void Communicator::relax(Milliseconds time) {
+  inquiring_->relax(time);
+}
+
+void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
+  if (comm_.size_ == 1 || store == nullptr) {
+    return;
+  }
+  store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "inquiry", store);
+  const auto self = introduction();
+  store_->set("who/" + std::to_string(comm_.rank_), std::vector<uint8_t>(self.begin(), self.end()));
+  Inquiry::Options options;
+  options.rank = comm_.rank_;
+  options.size = comm_.size_;
+  options.describeSilent = describeSilent;
+  options.polls = comm_.api_.ring == nullptr;
+  auto board = std::make_unique<StoreBoard>(store_);
+  std::atomic_store(&inquiry_, Inquiry::open(std::move(board), std::move(options)));
+}
+
+void Inquiring::openLike(const Inquiring& parent, const std::string& prefix) {
+  open(parent.store_, prefix + "/");
+}
+
+void Inquiring::close() {
+  if (const auto inquiry = this->inquiry()) {
+    inquiry->close();
+  }
+}
+
+uint64_t Inquiring::ring(uint64_t times) {
+  std::lock_guard lock(comm_.commMutex_);
+  auto* const comm = comm_.comm_.load(std::memory_order_acquire);
+  return comm == nullptr || comm_.api_.ring == nullptr ? 0 : comm_.api_.ring(comm, times);
+}
+
+void Inquiring::answer(Clock::time_point now) {
+  const auto inquiry = this->inquiry();
+  if (!inquiry) {
+    return;
+  }
+  const auto rings = ring(inquiry->takeRing() ? 1 : 0);
+  if (rings > heardRings_) {
+    heardRings_ = rings;
+    inquiry->notice();
+  }
+  if (inquiry->wantsAnswer()) {
+    inquiry->answer(snapshot(now));
+  }
+}
+
+void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now) {
+  if (!overdue_ && (!overdue || (now < extendedUntil_ && overdue->issued <= extendedAt_))) {
+    return;
+  }
+  const auto inquiry = this->inquiry();
+  if (!inquiry) {
+    comm_.timeOut(*overdue, overdue->timeout, {});
+    return;
+  }
+  // What has been asked about is judged also if it ends meanwhile: other ranks
+  // may have failed the group by then.
+  if (!overdue_) {
+    overdue_ = overdue;
+  }
+  const auto verdict = inquiry->ask(question(*overdue_, now));
+  if (!verdict) {
+    return;  // there will be one when the monitor comes by again
+  }
+  const auto op = *std::exchange(overdue_, std::nullopt);
+  if (verdict->extensionMs > 0) {
+    extendedAt_ = now;
+    extendedUntil_ = now + Milliseconds(verdict->extensionMs);
+    if (extended_ != op.seq) {
+      extended_ = op.seq;
+      LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group_.name
+                   << "' on rank " << comm_.rank_ << " waits on after " << inSeconds(op.timeout)
+                   << ": " << verdict->text;
+    }
+  } else {
+    comm_.timeOut(op, op.timeout, *verdict);
+  }
+}
+
+std::optional<Milliseconds> Inquiring::judge(const Operation& op, Milliseconds timeout) {
+  Verdict verdict;
+  if (const auto inquiry = this->inquiry()) {
+    verdict = inquiry->await(question(op, Clock::now()));
+  }
+  if (verdict.extensionMs > 0) {
+    return Milliseconds(verdict.extensionMs);
+  }
+  comm_.timeOut(op, timeout, verdict);
+  return std::nullopt;
+}
+
+std::optional<Verdict> Inquiring::onFailure(
+    const Operation& op, ncclResult_t result, const std::string& why) {
+  const auto inquiry = this->inquiry();
+  if (!inquiry) {
+    return std::nullopt;
+  }
+  if (result != ncclInvalidUsage) {
+    return inquiry->awaitOthers();  // a rank that gave up has asked before
+  }
+  auto disagreement = question(op, Clock::now());
+  disagreement.disagreement = why;
+  return inquiry->await(disagreement);
+}
+
+void Inquiring::relax(Milliseconds time) {
+  relaxedUntil_.store(
+      time.count() > 0 ? (Clock::now() + time).time_since_epoch().count() : 0,
+      std::memory_order_relaxed);
+}
+
+Milliseconds Inquiring::relaxed() const {
+  const auto until = relaxedUntil_.load(std::memory_order_relaxed);
+  if (until == 0) {
+    return Milliseconds(0);
+  }
+  const auto left = Clock::time_point(Clock::duration(until)) - Clock::now();
+  return std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(0));
+}
+
+Question Inquiring::question(const Operation& op, Clock::time_point now) {
+  Question question;
+  const auto late = now - (op.issued + op.timeout);
+  question.compileLeftMs =
+      (Compiling::limit() - std::chrono::duration_cast<Milliseconds>(late)).count();
+  question.group = comm_.group_.name;
+  question.globalRanks = comm_.group_.globalRanks;
+  question.size = comm_.size_;
+  question.op = describe(op);
+  // A batch may be of messages, which are counted apart.
+  question.pointToPoint = isPointToPoint(op.kind) || op.kind == OpKind::coalesced;
+  question.peer = waitsForPeer(op.kind) ? op.peer : -1;
+  question.seq = op.seq;
+  question.timeoutMs = op.timeout.count();
+  question.absent = comm_.absentRanks();
+  return question;
+}
+
+Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {
+  Inquiry::Snapshot snapshot;
+  auto& answer = snapshot.answer;
+  answer.rank = comm_.rank_;
+  answer.issued = comm_.sequenceNumber();
+  answer.relaxedMs = relaxed().count();
+  const auto compiling = Compiling::state(now);
+  answer.compilingMs = compiling.since ? compiling.since->count() : -1;
+  answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;
+  if (const auto known = comm_.failure()) {
+    answer.failure = known->message;
+  }
+  std::lock_guard lock(comm_.inFlightMutex_);
+  if (!comm_.inFlight_.empty()) {
+    const auto& oldest = *comm_.inFlight_.front().op;
+    answer.current = describe(oldest);
+    answer.currentSeq = oldest.seq;
+    answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
+    if (oldest.recording) {
+      snapshot.stack = oldest.recording->stack();
+    }
+    answer.enqueued = describe(*comm_.inFlight_.back().op);
+  }
+  if (comm_.lastCompleted_.seq != 0) {
+    answer.completed = describe(comm_.lastCompleted_);
+  }
+  return snapshot;
+}
+
+}  // namespace torchcomms_pg

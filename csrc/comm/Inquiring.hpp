@@ -1,0 +1,64 @@
+// A communicator's part in inquiries: what its rank asks, answers, and does
+// upon a verdict.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/Communicator.hpp"
+#include "monitor/Inquiry.hpp"
+
+namespace torchcomms_pg {
+
+class Inquiring {
+ public:
+  explicit Inquiring(Communicator& comm) : comm_(comm) {}
+
+  void open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
+  // In a part of the parent's store.
+  void openLike(const Inquiring& parent, const std::string& prefix);
+  // From now on nobody asks and nobody is answered. Does not block.
+  void close();
+
+  // For the monitor's thread, each time it comes by.
+  //
+  // Answers other ranks.
+  void answer(Clock::time_point now);
+  // Fails the communicator, once there is a verdict on the operation whose
+  // deadline has passed; or extends the deadline.
+  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
+
+  // As checkDeadline() for a wait of `timeout`, but blocks, for at most
+  // Inquiry::kPatience. None: it has failed; else how much longer to wait.
+  std::optional<Milliseconds> judge(const Operation& op, Milliseconds timeout);
+
+  // What the ranks know of the library's failure of `op`; none: nothing beyond `why`.
+  std::optional<Verdict> onFailure(
+      const Operation& op, ncclResult_t result, const std::string& why);
+
+  void relax(Milliseconds time);
+  // What is left of that.
+  Milliseconds relaxed() const;
+
+ private:
+  Question question(const Operation& op, Clock::time_point now);
+  Inquiry::Snapshot snapshot(Clock::time_point now);
+  uint64_t ring(uint64_t times);
+  std::shared_ptr<Inquiry> inquiry() const { return std::atomic_load(&inquiry_); }
+
+  Communicator& comm_;
+  std::shared_ptr<Inquiry> inquiry_;  // by std::atomic_load; null: a rank alone, or no store
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::atomic<Clock::rep> relaxedUntil_{0};
+
+  // Of the monitor's thread.
+  uint64_t heardRings_ = 0;
+  std::optional<Operation> overdue_;   // what is inquired about
+  Clock::time_point extendedUntil_{};  // of what was issued before extendedAt_
+  Clock::time_point extendedAt_{};
+  uint64_t extended_ = 0;  // the operation that this was told of
+};
+
+}  // namespace torchcomms_pg

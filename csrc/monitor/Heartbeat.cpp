@@ -1,0 +1,126 @@
+#include "monitor/Heartbeat.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "monitor/Monitor.hpp"
+#include "monitor/Whereabouts.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMaxTick{1000};
+
+// Leaked on purpose: the thread may look at it while the process ends.
+struct Shared {
+  std::mutex mutex;
+  HeartbeatOptions options;
+  pid_t pid = 0;  // of the process with the thread: a forked child has none
+};
+Shared& shared() {
+  static auto* const state = new Shared();
+  return *state;
+}
+
+void print(const std::string& text) {
+  const auto line = "torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+std::string seconds(milliseconds time) {
+  return std::to_string(time.count() / 1000) + " s";
+}
+
+bool monitorRuns() {
+  return Monitor::get().lastRound() != Clock::time_point{};
+}
+
+class Watch {
+ public:
+  void look(const HeartbeatOptions& options, Clock::time_point now) {
+    lookAtMonitor(options, now);
+    lookAtGil(options, now);
+  }
+
+ private:
+  void lookAtMonitor(const HeartbeatOptions& options, Clock::time_point now) {
+    const auto last = Monitor::get().lastRound();
+    if (last == Clock::time_point{} || now - last < options.patience) {
+      toldOfMonitor_ = false;
+    } else if (!toldOfMonitor_) {
+      toldOfMonitor_ = true;
+      print(
+          "the monitor's thread has not come round for " + seconds(options.patience) +
+          ": deadlines do not pass. It is stuck in the library of a communicator, or is not given "
+          "a core; gdb, or py-spy dump --native, tells where" +
+          (options.endsProcess ? ". TORCH_NCCL_ENABLE_MONITORING has this process end" : ""));
+      if (options.endsProcess) {
+        _exit(1);
+      }
+    }
+  }
+
+  // Asks once for each time of patience, and not while a question is open.
+  void lookAtGil(const HeartbeatOptions& options, Clock::time_point now) {
+    if (!question_) {
+      if (now - asked_ >= options.patience) {
+        asked_ = now;
+        toldOfGil_ = false;
+        question_.emplace(nullptr);
+      }
+    } else if (question_->answered()) {
+      question_.reset();
+    } else if (!toldOfGil_ && now - asked_ >= options.patience) {
+      toldOfGil_ = true;
+      print("for " + seconds(options.patience) + " " + question_->tell().threads);
+    }
+  }
+
+  bool toldOfMonitor_ = false;
+  bool toldOfGil_ = false;
+  Clock::time_point asked_ = Clock::now();
+  std::optional<Whereabouts> question_;
+};
+
+void run() {
+  pthread_setname_np(pthread_self(), "tcpg_heartbeat");
+  auto& state = shared();
+  Watch watch;
+  for (;;) {
+    HeartbeatOptions options;
+    {
+      std::lock_guard lock(state.mutex);
+      options = state.options;
+      if (options.patience.count() == 0 || !monitorRuns()) {
+        state.pid = 0;
+        return;
+      }
+    }
+    watch.look(options, Clock::now());
+    std::this_thread::sleep_for(std::clamp(options.patience / 4, milliseconds(10), kMaxTick));
+  }
+}
+
+}  // namespace
+
+void watchOverMonitor(HeartbeatOptions options) {
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  state.options = options;
+  if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {
+    state.pid = getpid();
+    std::thread(run).detach();
+  }
+}
+
+}  // namespace torchcomms_pg

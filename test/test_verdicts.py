@@ -1,0 +1,321 @@
+"""When a deadline passes, all ranks find out together who holds up the operation, and say so."""
+
+import ctypes
+import datetime
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import HERE, Ranks, check, connect_store, report, time_limit, wait_for
+
+import torchcomms_pg
+
+pytestmark = pytest.mark.beyond_gloo
+LIMIT = 1.0
+SLACK = 5.0
+BACKENDS = ["dist", "shm", "gloo"]
+
+
+class Group:
+    """Either front end over either library, for a test that is about neither."""
+
+    def __init__(self, kind, args, world):
+        rank, self.store = int(os.environ["RANK"]), connect_store(*args)
+        limit = datetime.timedelta(seconds=LIMIT)
+        self.kind = kind
+        if kind == "dist":
+            options = {"store": self.store, "rank": rank, "world_size": world}
+            dist.init_process_group("torchcomms", timeout=limit, **options)
+        else:
+            self.comm = torchcomms_pg.new_comm(
+                *(kind, "cpu", "tested"),
+                store=self.store,
+                rank=rank,
+                size=world,
+                timeout=limit,
+                abort_process_on_timeout_or_error=False,
+            )
+
+    def all_reduce(self, tensor):
+        if self.kind == "dist":
+            dist.all_reduce(tensor)
+        else:
+            self.comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=False)
+
+    def broadcast(self, tensor):
+        if self.kind == "dist":
+            dist.broadcast(tensor, 0)
+        else:
+            self.comm.broadcast(tensor, 0, async_op=False)
+
+    def receive(self, tensor, source):
+        if self.kind == "dist":
+            dist.recv(tensor, source)
+        else:
+            self.comm.recv(tensor, source, async_op=False)
+
+    def meet(self, world):
+        self.store.add("arrived", 1)
+        wait_for(lambda: self.store.add("arrived", 0) >= world)
+
+
+def one_stays_away(kind, args, world, absent):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    if int(os.environ["RANK"]) == absent:
+        return saves_a_checkpoint(group.store)
+    try:
+        with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                group.all_reduce(torch.ones(1024))
+        return caught.value.ranks, caught.value.verdict, str(caught.value)
+    finally:
+        group.meet(world - 1)
+        group.store.set("done", "")
+
+
+def saves_a_checkpoint(store):
+    store.wait(["done"])
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_rank_prints_and_raises_one_verdict_that_says_where_the_missing_one_is(kind):
+    with Ranks(3, init=False) as ranks:
+        values = ranks.run(one_stays_away, kind, ranks.store_args(), 3, 1)
+        (named, verdict, text), other = values[0], values[2]
+        assert named == [1] and other[0] == [1]
+        assert other[1] == verdict and verdict in text and verdict in other[2]
+        assert "rank 1 has not arrived at all_reduce #2 (1024 x Float, SUM)" in verdict
+        assert "3 ranks" in verdict
+        missing, waiting = verdict.split("\n  ranks 0, 2: ")
+        assert "rank 1: last completed all_reduce #1 (7 x Float, SUM)" in missing
+        assert re.search(r"MainThread: .*test_verdicts.py:\d+ in saves_a_checkpoint", missing)
+        assert waiting.startswith("in all_reduce #2")
+        assert re.search(r"test_verdicts.py:\d+ in all_reduce", waiting)
+        for rank in range(3):
+            assert wait_for(lambda: verdict in ranks.output(rank)), ranks.output(rank)
+
+
+def holds_the_gil(kind, args, world):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    if int(os.environ["RANK"]) == 1:
+        return computes_in_native_code()
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.all_reduce(torch.ones(1024))
+    return caught.value.verdict
+
+
+def computes_in_native_code():
+    ctypes.PyDLL(None).usleep(3_500_000)  # PyDLL, unlike CDLL, keeps the GIL
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind):
+    with Ranks(2, init=False) as ranks:
+        verdict = ranks.run(holds_the_gil, kind, ranks.store_args(), 2)[0]
+    assert "rank 1 has not arrived" in verdict
+    assert "holds the GIL" in verdict
+    assert "in computes_in_native_code" in verdict
+
+
+def is_stopped(kind, args, world):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    report("ready")
+    if int(os.environ["RANK"]) == 1:
+        group.store.wait(["never"], datetime.timedelta(seconds=30))
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.all_reduce(torch.ones(1024))
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_stopped_process_is_said_to_be_stopped(kind):
+    with Ranks(2, init=False) as ranks:
+        ranks.start(is_stopped, kind, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        ranks.kill(1, signal.SIGSTOP)
+        outcomes = ranks.wait(ranks=[0])
+        check(outcomes)
+        named, verdict = outcomes[0].value
+    assert named == [1]
+    assert f"rank 1: its process is stopped (pid {ranks.pids[1]})" in verdict
+
+
+SERVER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def loses_the_store(kind, args, world):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    rank = int(os.environ["RANK"])
+    report("ready")
+    if rank == 1:
+        time.sleep(LIMIT + 4.5)  # the other needs no longer, whatever the store does
+        return None
+    from ranks import receive
+
+    receive()
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.all_reduce(torch.ones(1024))
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_store_that_is_gone_is_not_waited_for(kind, how):
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=HERE,
+    )
+    try:
+        port = int(server.stdout.readline())
+        with Ranks(2, init=False) as ranks:
+            ranks.start(loses_the_store, kind, (port, "lost"), 2)
+            ranks.wait_report(0)
+            ranks.wait_report(1)
+            server.send_signal(how)
+            ranks.tell(0, "go")
+            outcomes = ranks.wait()
+            check(outcomes)
+            named, verdict = outcomes[0].value
+        assert named == [1], verdict
+        assert "it cannot be known what the other ranks do: the store" in verdict
+    finally:
+        server.kill()
+        server.wait()
+        server.stdin.close()
+        server.stdout.close()
+
+
+def calls_something_else(kind, args, world):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    rank = int(os.environ["RANK"])
+    with time_limit(0, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.broadcast(torch.ones(5)) if rank == 1 else group.all_reduce(torch.ones(1024))
+    return caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
+    with Ranks(2, init=False) as ranks:
+        first, second = ranks.run(calls_something_else, kind, ranks.store_args(), 2)
+    assert first == second
+    assert "call different operations" in first
+    assert re.search(r"rank 0: .*all_reduce #2 \(1024 x Float, SUM\)", first), first
+    assert re.search(r"rank 1: .*broadcast #2 \(5 x Float, root 0\)", first), first
+    assert re.search(r"in broadcast", first) and re.search(r"in all_reduce", first), first
+
+
+def waits_for_a_message(kind, args, world):
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    if int(os.environ["RANK"]) == 1:
+        return saves_a_checkpoint(group.store)
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.receive(torch.ones(3), 1)
+    group.store.set("done", "")
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
+    with Ranks(2, init=False) as ranks:
+        named, verdict = ranks.run(waits_for_a_message, kind, ranks.store_args(), 2)[0]
+    assert named == [1]
+    assert "rank 1 has not arrived at recv #1 from rank 1" in verdict
+    assert re.search(r"test_verdicts.py:\d+ in saves_a_checkpoint", verdict)
+
+
+def two_verdicts(args, world):
+    """One after another, in groups of their own: the second knows nothing of the first."""
+    store = connect_store(*args)
+    limit = datetime.timedelta(seconds=LIMIT)
+    verdicts = []
+    for turn in range(2):
+        prefixed = dist.PrefixStore("same", store)
+        rank = int(os.environ["RANK"])
+        options = {"store": prefixed, "rank": rank, "world_size": world}
+        dist.init_process_group("torchcomms", timeout=limit, **options)
+        dist.barrier()
+        if rank == turn:
+            store.wait([f"done{turn}"])
+        else:
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                dist.all_reduce(torch.ones(10 + turn))
+            verdicts.append(caught.value.verdict)
+            store.set(f"done{turn}", "")
+        dist.distributed_c10d._abort_process_group()
+    return verdicts
+
+
+def test_a_later_group_of_the_same_name_gets_a_verdict_of_its_own():
+    with Ranks(2, init=False) as ranks:
+        second, first = ranks.run(two_verdicts, ranks.store_args(), 2)
+    assert "rank 0 has not arrived at all_reduce #2 (10 x" in first[0]
+    assert "rank 1 has not arrived at all_reduce #2 (11 x" in second[0]
+
+
+def test_the_verdict_survives_pickling():
+    error = torchcomms_pg.CommError("short", op="all_reduce", seq=3, ranks=[1], verdict="long")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.verdict, again.ranks, str(again)) == ("long", [1], "short")
+    assert torchcomms_pg.CommError("short").verdict == "short"
+
+
+def idle(kind, args, world):
+    """Returns the CPU time that the process spends in two seconds without operations."""
+    group = Group(kind, args, world)
+    group.all_reduce(torch.ones(7))
+    before = time.process_time()
+    time.sleep(2)  # the time that is measured
+    spent = time.process_time() - before
+    group.meet(world)
+    return spent
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_being_ready_for_questions_costs_next_to_nothing(kind):
+    with Ranks(2, init=False) as ranks:
+        for spent in ranks.run(idle, kind, ranks.store_args(), 2):
+            assert spent < 0.1
+
+
+def keeps_the_gil(args, world):
+    group = Group("shm", args, world)
+    group.all_reduce(torch.ones(7))
+    group.meet(world)
+    if int(os.environ["RANK"]) == 1:
+        computes_in_native_code()
+    group.meet(2 * world)
+
+
+def test_the_heartbeat_says_that_the_gil_is_held():
+    with Ranks(2, init=False, env={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}) as ranks:
+        ranks.run(keeps_the_gil, ranks.store_args(), 2)
+        output = ranks.output(1)
+        assert "for 1 s a thread holds the GIL" in output
+        assert "in computes_in_native_code" in output
+        assert "GIL" not in ranks.output(0)

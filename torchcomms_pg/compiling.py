@@ -1,0 +1,68 @@
+"""Tells the ranks' peers when ``torch.compile`` is at work: such a rank is late, not lost.
+
+torch calls back when compilation begins and ends in a process. To register for that would import
+``torch._dynamo``, which takes seconds; so it happens when a program imports it, as compiling does.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from torchcomms_pg import _C, env
+
+_CALLBACKS = "torch._dynamo.callback"
+
+
+def configure() -> None:
+    """Reads the environment, for the communicators of this process; has torch call back.
+
+    Raises:
+        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS has a value that it cannot have.
+    """
+    _C.set_compile_limit(env.compile_timeout())
+    if _CALLBACKS in sys.modules:
+        _register(sys.modules[_CALLBACKS])
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch:
+    """Waits for the import of the module with the callbacks."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _CALLBACKS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _register(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _register(module: Any) -> None:
+    handler = module.callback_handler
+    if _began not in handler.start_callbacks:
+        handler.register_start_callback(_began)
+        handler.register_end_callback(_ended)
+
+
+def _began(args: Any = None) -> None:
+    trigger = getattr(args, "callback_trigger", None)
+    _C.compile_began(getattr(trigger, "name", "DYNAMO"))
+
+
+def _ended(args: Any = None) -> None:
+    _C.compile_ended()

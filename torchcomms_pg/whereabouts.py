@@ -1,0 +1,69 @@
+"""Where the Python threads of this process are: for verdicts on ranks that hold up the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+from torchcomms_pg import _C, env
+
+Frame = tuple[str, int, str]  # file, line, function; the innermost comes first
+
+_FRAMES = 3
+_THREADS = 4
+_LIBRARIES = (
+    str(Path(__file__).parent) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platlib", "purelib")),
+)
+
+
+def watch_over_monitor() -> None:
+    """Has a stuck monitor and a held GIL noticed from now on, once there is a communicator."""
+    _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
+
+
+def describe(issued: list[Frame]) -> tuple[str, str]:
+    """Returns where all threads are, a line for each, and where `issued` was.
+
+    Of a stack that is the innermost lines of the user's own files, and before them the library's
+    function that they called. Threads of libraries are left out; the main thread never is.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    lines = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        frames = list(_walk(frame))
+        if ident == main or any(map(_is_users, frames)):
+            lines.append(f"{names.get(ident, 'a thread')}: {_tell(frames)}")
+    if len(lines) > _THREADS:
+        lines[_THREADS:] = [f"and {len(lines) - _THREADS} more threads"]
+    return "\n".join(lines), _tell([frame for frame in issued if _is_users(frame)] or issued)
+
+
+def _walk(frame: FrameType | None) -> Iterable[Frame]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _is_users(frame: Frame) -> bool:
+    return not frame[0].startswith((*_LIBRARIES, "<frozen"))
+
+
+def _tell(frames: list[Frame]) -> str:
+    chosen = [frame for frame in frames if _is_users(frame)]
+    if frames and frames[0] not in chosen:
+        chosen.insert(0, frames[0])  # the library's, which the user's line has called
+    return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen[:_FRAMES])
+
+
+def _short(file: str) -> str:
+    for folder in (*_LIBRARIES[1:], os.getcwd(), str(Path(__file__).parents[1])):
+        if file.startswith(folder):
+            return file[len(folder) :].lstrip(os.sep).removeprefix("site-packages" + os.sep)
+    return file
