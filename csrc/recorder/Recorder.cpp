@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/TorchCompat.hpp"
+#include "monitor/Compiling.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
 
@@ -26,6 +27,9 @@ using Ring = c10d::FlightRecorder<NoEvent>;
 // torch's analyser refuses every other prefix, in 2.11 all but this and xccl;
 // and what is recorded are operations of NCCL's API.
 constexpr const char* kPrefix = "nccl:";
+
+// Beside c10d's keys; readers of the schema pass over it.
+constexpr const char* kCompiling = "compiling";
 
 // A receive whose source is not known yet; the analyser takes "?" from 2.15 on.
 constexpr const char* kAnySource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
@@ -371,7 +375,19 @@ int Recorder::rank() const {
 }
 
 std::string Recorder::json(What what) const {
-  return state_->snapshot()->ring.dump_json(std::nullopt, what.entries, !what.completed);
+  auto text = state_->snapshot()->ring.dump_json(std::nullopt, what.entries, !what.completed);
+  const auto intervals = Compiling::intervals();
+  const auto end = text.rfind('}');
+  if (intervals.empty() || end == std::string::npos) {
+    return text;
+  }
+  std::string compiling;
+  for (const auto& [trigger, begin, finish] : intervals) {
+    compiling += (compiling.empty() ? "" : ", ") + std::string("{\"trigger\": \"") + trigger +
+                 "\", \"time_begin_ns\": " + std::to_string(begin) +
+                 ", \"time_end_ns\": " + (finish == 0 ? "null" : std::to_string(finish)) + "}";
+  }
+  return text.substr(0, end) + ", \"" + kCompiling + "\": [" + compiling + "]" + text.substr(end);
 }
 
 // As FlightRecorder::dump(), with other stacks.
@@ -389,6 +405,17 @@ std::string Recorder::pickle(What what) const {
       addFrames(entries, describeStacks(*from));
     }
     result.insert(c10d::entries_key, entries);
+  }
+  if (const auto intervals = Compiling::intervals(); !intervals.empty()) {
+    auto compiling = c10d::new_list();
+    for (const auto& [trigger, begin, finish] : intervals) {
+      auto interval = c10d::new_dict();
+      interval.insert("trigger", trigger);
+      interval.insert("time_begin_ns", begin);
+      interval.insert("time_end_ns", finish == 0 ? c10::IValue() : c10::IValue(finish));
+      compiling.push_back(interval);
+    }
+    result.insert(kCompiling, compiling);
   }
   return c10d::pickle_str(result);
 }

@@ -1,0 +1,181 @@
+"""A rank that compiles is late, not lost; nor is one that has asked its peers to wait."""
+
+import datetime
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import HERE, Ranks, connect_store, time_limit, wait_for
+
+import torchcomms_pg
+
+pytestmark = pytest.mark.beyond_gloo
+LIMIT = 1.0
+LATE = 2.6  # more than two deadlines
+
+
+def join(args, world, kind="dist"):
+    rank, store = int(os.environ["RANK"]), connect_store(*args)
+    limit = datetime.timedelta(seconds=LIMIT)
+    if kind == "dist":
+        options = {"store": store, "rank": rank, "world_size": world}
+        dist.init_process_group("torchcomms", timeout=limit, **options)
+        return torchcomms_pg.get_comm(), store
+    options = {"store": store, "rank": rank, "size": world}
+    options |= {"timeout": limit, "abort_process_on_timeout_or_error": False}
+    return torchcomms_pg.new_comm(kind, "cpu", "tested", **options), store
+
+
+def reduce(comm):
+    tensor = torch.ones(1000)
+    comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=False)
+    assert tensor[0] == comm.get_size()
+
+
+def compiles_for_long(args, world, kind):
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    comm, store = join(args, world, kind)
+    reduce(comm)
+    if comm.get_rank() == 1:
+        with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
+            time.sleep(LATE)  # being late is what is tested
+    try:
+        reduce(comm)
+        return None
+    except torchcomms_pg.CommError as error:
+        return error.verdict
+    finally:
+        store.add("arrived", 1)
+        wait_for(lambda: store.add("arrived", 0) >= world)
+
+
+@pytest.mark.parametrize("kind", ["dist", "shm", "gloo"])
+def test_nobody_gives_up_on_a_rank_that_compiles(kind):
+    with Ranks(3, init=False) as ranks:
+        assert ranks.run(compiles_for_long, ranks.store_args(), 3, kind) == [None] * 3
+        output = ranks.output(0) + ranks.output(2)
+    told = [line for line in output.splitlines() if "has been compiling for" in line]
+    assert 1 <= len(told) <= 2, output  # once for each rank that waited
+    assert "all_reduce #2 (1000 x Float, SUM)" in told[0] and "rank 1" in told[0]
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.6"])
+def test_only_up_to_the_limit(seconds):
+    env = {"TORCHCOMM_COMPILE_TIMEOUT_SECONDS": seconds}
+    with Ranks(2, init=False, env=env) as ranks:
+        with time_limit(0, LIMIT + LATE + 3, "the failure"):
+            verdict = ranks.run(compiles_for_long, ranks.store_args(), 2, "dist")[0]
+    assert "rank 1 has not arrived" in verdict
+    assert "it has been compiling for" in verdict
+
+
+def compiles_really(args, world):
+    def slow(graph, inputs):
+        time.sleep(LATE)
+        return graph.forward
+
+    comm, _ = join(args, world)
+    reduce(comm)
+    if comm.get_rank() == 1:
+        double = torch.compile(lambda x: x + x, backend=slow)
+        assert double(torch.ones(3))[0] == 2
+    reduce(comm)
+    recorder = torchcomms_pg._C.process_recorder()
+    path = os.path.join(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + f"compiled{os.getpid()}")
+    recorder.write(path, True)
+    with open(path, "rb") as file:
+        dump = pickle.load(file)
+    os.unlink(path)
+    return json.loads(recorder.json(True)).get("compiling"), dump.get("compiling")
+
+
+def test_a_real_compilation_is_waited_for_and_recorded():
+    with Ranks(2, init=False) as ranks:
+        values = ranks.run(compiles_really, ranks.store_args(), 2)
+    assert values[0] == (None, None)
+    for intervals in values[1]:
+        longest = max(i["time_end_ns"] - i["time_begin_ns"] for i in intervals)
+        assert longest > LATE * 1e9
+        assert intervals[0]["trigger"] == "DYNAMO"
+
+
+def works_alone(args, world, kind, how):
+    comm, store = join(args, world, kind)
+    reduce(comm)
+    if comm.get_rank() == 1:
+        with comm.relaxed_timeout(**how):
+            time.sleep(LATE)  # being late is what is tested
+            reduce(comm)
+    else:
+        reduce(comm)
+    if comm.get_rank() == 0:
+        with pytest.raises(torchcomms_pg.CommError, match="rank 1 has not arrived"):
+            with time_limit(LIMIT * 0.9, LIMIT + 5, "a deadline after it"):
+                reduce(comm)
+        store.set("done", "")
+    else:
+        store.wait(["done"])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"timeout": 20}, {"timeout": datetime.timedelta(seconds=20)}, {"minutes": 1}],
+    ids=["seconds", "timedelta", "minutes"],
+)
+@pytest.mark.parametrize("kind", ["dist", "gloo"])
+def test_relaxed_timeout_has_the_peers_wait_until_it_ends(kind, how):
+    with Ranks(2, init=False) as ranks:
+        ranks.run(works_alone, ranks.store_args(), 2, kind, how)
+
+
+def waits_relaxed(args, world):
+    comm, store = join(args, world)
+    reduce(comm)
+    if comm.get_rank() == 1:
+        time.sleep(LATE)  # being late is what is tested
+        reduce(comm)
+    else:
+        with comm.relaxed_timeout(20), comm.relaxed_timeout(0.01):
+            reduce(comm)
+
+
+def test_operations_issued_inside_may_take_that_long_and_contexts_nest():
+    with Ranks(2, init=False) as ranks:
+        ranks.run(waits_relaxed, ranks.store_args(), 2)
+
+
+@pytest.mark.parametrize("given", [{}, {"timeout": 0}, {"timeout": -1.0}])
+def test_a_time_that_is_none_is_refused(given):
+    options = {"rank": 0, "size": 1, "store": dist.HashStore()}
+    comm = torchcomms_pg.new_comm("shm", "cpu", "alone", **options)
+    with pytest.raises(ValueError, match="relaxed_timeout"):
+        with comm.relaxed_timeout(**given):
+            pass
+    comm.finalize()
+
+
+SCRIPT = """
+import sys, torch, torchcomms_pg
+from torchcomms_pg import _C, compiling
+compiling.configure()
+compiling.configure()
+assert "torch._dynamo" not in sys.modules, "torchcomms_pg imports torch._dynamo"
+assert "compiling" not in _C.Recorder(1, False).json(True)
+from torch._dynamo.callback import CallbackTrigger, callback_handler
+assert len(callback_handler.start_callbacks) == len(callback_handler.end_callbacks) == 1
+with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+    pass
+assert '"trigger": "DYNAMO"' in _C.Recorder(1, False).json(True)
+"""
+
+
+def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before():
+    env = dict(os.environ, PYTHONPATH=str(HERE.parent))
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=env, timeout=50)
