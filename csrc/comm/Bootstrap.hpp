@@ -45,9 +45,9 @@ struct MetOverNccl {
   std::string prefix;  // as in Joined
 };
 
-// How `size` ranks meet to communicate through libnccl. Collective; raises CommError on every rank, naming ranks
-// and versions, when they did not load the same version of NCCL, and as
-// joinOnHost when ranks do not come.
+// How `size` ranks meet to communicate through libnccl. Collective; raises CommError on every rank,
+// naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost
+// when ranks do not come.
 MetOverNccl meetOverNccl(
     const Library& library,
     c10d::Store& store,

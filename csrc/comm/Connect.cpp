@@ -54,10 +54,17 @@ Joined meetOnHost(const NcclApi& api, const Meeting& meeting) {
       meeting.timeout);
 }
 
+// `prefix`: of the store's keys that are these ranks' alone.
 std::shared_ptr<Communicator> own(
-    const Meeting& meeting, const NcclApi& api, ncclComm_t comm, std::unique_ptr<Device> device) {
-  return std::make_shared<Communicator>(
-      api, comm, meeting.rank, meeting.size, meeting.group, meeting.timeout, std::move(device));
+    const Meeting& meeting,
+    const NcclApi& api,
+    ncclComm_t handle,
+    const std::string& prefix,
+    std::unique_ptr<Device> device) {
+  auto comm = std::make_shared<Communicator>(
+      api, handle, meeting.rank, meeting.size, meeting.group, meeting.timeout, std::move(device));
+  comm->inquireThrough(meeting.store, prefix);
+  return comm;
 }
 
 void checkDevice(const std::string& group, c10::Device device) {
@@ -142,7 +149,11 @@ std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
   const auto make = [&](const NcclApi& api, ncclComm_t comm, const std::string& prefix) {
     return own(
-        meeting, api, comm, prefix, std::make_unique<AcceleratorDevice>(device, options.highPriority));
+        meeting,
+        api,
+        comm,
+        prefix,
+        std::make_unique<AcceleratorDevice>(device, options.highPriority));
   };
   const auto& name = meeting.group.name;
   checkCarried("connect", name, device);
@@ -172,7 +183,8 @@ std::shared_ptr<Communicator> connect(
   const auto met = meetOverNccl(
       library, *meeting.store, meeting.rank, meeting.size, name, meeting.members, meeting.timeout);
   const c10::DeviceGuard onDevice(device);
-  return make(library.api(), initComm(library.api(), met.id, meeting.rank, meeting.size, name), met.prefix);
+  return make(
+      library.api(), initComm(library.api(), met.id, meeting.rank, meeting.size, name), met.prefix);
 }
 
 }  // namespace torchcomms_pg
