@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -38,6 +39,28 @@ Frames framesOf(const Stack& stack) {
   return frames;
 }
 
+// A line for each thread that has frames, with the innermost three, out of
+//   Thread 0x00007f4c561b16c0 (most recent call first):
+//     File "train.py", line 150 in step
+std::string innermost(const std::string& dump) {
+  constexpr int kFrames = 3;
+  std::string lines;
+  std::istringstream in(dump);
+  int frames = 0;
+  for (std::string line; std::getline(in, line);) {
+    const auto file = line.find("File \"");
+    const auto behind = line.find("\", line ");
+    if (file == std::string::npos || behind == std::string::npos) {
+      frames = 0;
+    } else if (frames < kFrames) {
+      lines += frames > 0 ? " <- " : lines.empty() ? "" : "\n";
+      lines += line.substr(file + 6, behind - file - 6) + ":" + line.substr(behind + 8);
+      ++frames;
+    }
+  }
+  return lines;
+}
+
 // While one thread keeps the GIL no other changes its stack; that one itself is
 // in native code, as long as it does not give it up.
 std::string readWithoutGil() {
@@ -53,7 +76,7 @@ std::string readWithoutGil() {
   const auto size = pread(file, text.data(), text.size(), 0);
   close(file);
   text.resize(size < 0 ? 0 : static_cast<size_t>(size));
-  return text;
+  return innermost(text);
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ constexpr milliseconds kParting{500};
 
 constexpr milliseconds kBehind{200};
 
+// After how long in the store it is not worth to wait for what others may have written there.
+constexpr milliseconds kHanging{1000};
+
 void print(int rank, const std::string& text) {
   const auto line = "[rank " + std::to_string(rank) + "] torchcomms_pg: " + text + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
@@ -98,7 +101,9 @@ std::optional<Verdict> Inquiry::ask(const Question& question) {
   if (!asked_) {
     put(question);
   } else if (Clock::now() - askedAt_ >= kPatience) {
-    return unknown(sinceLongAgo());
+    const auto verdict = unknown(sinceLongAgo());
+    print(options_.rank, verdict.text);
+    return verdict;
   }
   return std::nullopt;
 }
@@ -129,10 +134,12 @@ Verdict Inquiry::await(const Question& question) {
     }
     return verdict;
   }
-  return unknown(
+  const auto verdict = unknown(
       closed_            ? "the group was closed meanwhile"
       : !broken_.empty() ? broken_
                          : sinceLongAgo());
+  print(options_.rank, verdict.text);
+  return verdict;
 }
 
 std::optional<Verdict> Inquiry::awaitOthers() {
@@ -142,12 +149,18 @@ std::optional<Verdict> Inquiry::awaitOthers() {
   const auto known = [&] {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
   };
+  const auto hangs = [&] { return stepping_ && Clock::now() - *stepping_ > kHanging; };
   do {
     const auto looked = looked_;
     noticed_ = true;
     wake();
-    changed_.wait_for(lock, kPatience, [&] { return known() || looked_ != looked; });
-  } while (!known() && Clock::now() < until);
+    while (!known() && looked_ == looked && !hangs()) {
+      changed_.wait_for(lock, kHanging / 10);
+    }
+  } while (!known() && !hangs() && Clock::now() < until);
+  if (!known() && hangs() && asked_) {
+    return unknown("the store does not answer");
+  }
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
 
@@ -165,6 +178,7 @@ void Inquiry::run() {
     if (closed_) {
       break;
     }
+    stepping_ = Clock::now();
     lock.unlock();
     try {
       step(Clock::now());
@@ -177,6 +191,7 @@ void Inquiry::run() {
       finish(asked && !round_.verdict ? unknown(broken_) : round_.verdict);
     }
     lock.lock();
+    stepping_.reset();
     if (phase_ != Phase::idle) {
       changed_.wait_for(lock, kTick);
     }

@@ -107,6 +107,7 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   bool running_ = false;
   bool closed_ = false;
   bool noticed_ = false;
+  std::optional<Clock::time_point> stepping_;  // since when its thread may be in the store
   uint64_t looked_ = 0;  // how often it was found out whether somebody has asked
   std::optional<Question> asked_;
   Clock::time_point askedAt_;

@@ -67,6 +67,19 @@ std::string seconds(int64_t milliseconds) {
   return out.str();
 }
 
+// What has to be the same on all ranks in a description of a collective: its
+// name, and what follows the sizes, which may differ. Empty: no collective.
+std::string kindOf(const std::string& op) {
+  const auto name = op.substr(0, op.find(" #"));
+  for (const char* other : {"send", "recv", "put", "signal", "wait_signal", "coalesced"}) {
+    if (name == other) {
+      return "";
+    }
+  }
+  const auto sizes = op.find(" x ");
+  return sizes == std::string::npos ? name : name + op.substr(sizes);
+}
+
 std::string indented(const std::string& lines) {
   std::string text;
   std::istringstream in(lines);
@@ -87,7 +100,8 @@ class Report {
   Verdict judge() {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
-    if (question_.disagreement.empty()) {
+    disagree_ = !question_.disagreement.empty() || !others().empty();
+    if (!disagree_) {
       verdict.ranks = missing();
       if (const auto [more, why] = extension(verdict.ranks); more > 0) {
         verdict.extensionMs = more;
@@ -95,13 +109,27 @@ class Report {
         return verdict;
       }
     } else {
-      verdict.ranks = question_.absent;
+      verdict.ranks = question_.disagreement.empty() ? others() : question_.absent;
     }
     verdict.text = headline(verdict.ranks) + details(verdict.ranks);
     return verdict;
   }
 
  private:
+  // Who is in another operation with the same number.
+  std::vector<int> others() const {
+    std::vector<int> ranks;
+    const auto kind = question_.pointToPoint ? "" : kindOf(question_.op);
+    for (const auto& [rank, answer] : answers_) {
+      const auto theirs = kindOf(answer.current);
+      if (!kind.empty() && !theirs.empty() && answer.currentSeq == question_.seq &&
+          theirs != kind) {
+        ranks.push_back(rank);
+      }
+    }
+    return ranks;
+  }
+
   // Who has not come. A rank's own word counts more than the library's, which
   // may know only whom it waits for first.
   std::vector<int> missing() const {
@@ -169,7 +197,7 @@ class Report {
   std::string headline(const std::vector<int>& guilty) const {
     const auto group =
         "group '" + question_.group + "', " + std::to_string(question_.size) + " ranks: ";
-    if (!question_.disagreement.empty()) {
+    if (disagree_) {
       return "verdict on " + group + "its ranks call different operations";
     }
     const auto what = question_.op + ", issued more than " + seconds(question_.timeoutMs) + " ago";
@@ -184,8 +212,7 @@ class Report {
   std::string details(const std::vector<int>& guilty) const {
     std::string text;
     for (const int rank : guilty) {
-      text +=
-          "\n  " + named({rank}) + ": " + about(rank, /*missing=*/question_.disagreement.empty());
+      text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
     }
     // The others, those together that wait at one place.
     std::map<std::string, std::vector<int>> places;
@@ -234,6 +261,7 @@ class Report {
   const Question& question_;
   const std::map<int, Answer>& answers_;
   const std::map<int, std::string>& silent_;
+  bool disagree_ = false;
 };
 
 }  // namespace

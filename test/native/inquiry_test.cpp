@@ -158,6 +158,23 @@ TEST(whoseFailureNobodyAskedAboutIsNotKeptWaiting) {
   CHECK(Clock::now() - begun < milliseconds(500));
 }
 
+TEST(ranksInDifferentOperationsOfOneNumberDisagreeWhateverTheirSizes) {
+  Group group(3);
+  for (auto& answer : group.answers) {
+    answer.issued = answer.currentSeq = 3;
+    answer.current = "all_reduce #3 (8 x Float)";
+  }
+  group.answers[2].current = "all_reduce #3 (9 x Float)";  // as of an uneven gather
+  CHECK_CONTAINS(group.ask(0, questionOn(3)).text, "all ranks have arrived");
+  Group second(3);
+  second.answers = group.answers;
+  second.answers[1].current = "broadcast #3 (8 x Float, root 1)";
+  const auto verdict = second.ask(0, questionOn(3));
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, "its ranks call different operations");
+  CHECK_CONTAINS(verdict.text, "rank 1: in broadcast #3 (8 x Float, root 1)");
+}
+
 TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
   Group group(3);
   for (auto& answer : group.answers) answer.issued = 3;
@@ -180,6 +197,8 @@ TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
     const auto verdict = group.ask(0, questionOn(2));
     CHECK(Clock::now() - begun < milliseconds(4500));
     CHECK_CONTAINS(verdict.text, "it cannot be known");
+    group.ranks[0]->awaitOthers();
+    CHECK(Clock::now() - begun < milliseconds(4600));
     CHECK_CONTAINS(verdict.text, hangs ? "has not answered for 4 s" : "connection refused");
     {
       std::lock_guard lock(group.memory->mutex);
