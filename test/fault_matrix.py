@@ -1,0 +1,413 @@
+"""The fault matrix: what every rank gets when one of them fails, in each way it can.
+
+Rank 1 of 3 is at fault, between two operations of a group that has worked before. Each cell has
+processes of its own and says what is wrong with it; nothing means that it is as promised:
+
+- all ends within the deadline and SLACK seconds,
+- every rank that waits raises CommError, or ends with exit code 1 where errors end the process,
+- the error names the rank at fault, and its verdict says what that rank does,
+- flight recorders are dumped (of process groups, which are recorded without being asked),
+- where errors are raised, a new group of the ranks that are left works afterwards.
+
+    python test/fault_matrix.py [PART OF A CELL'S NAME]     prints the table
+"""
+
+import atexit
+import ctypes
+import datetime
+import itertools
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from ranks import Ranks, connect_store, wait_for
+
+import torchcomms_pg
+
+WORLD = 3
+CULPRIT = 1
+LIMIT = 1.5
+SLACK = 5.0
+ABSENCE = LIMIT + 4.0  # longer than its peers need to give it up
+
+# Fault, and what the error of the other ranks says; None: nothing fails.
+FAULTS = {
+    "never calls": r"rank 1 has not arrived at .*(\n.*)*in stays_away",
+    "calls late": None,
+    "another operation": r"different operations|disagree",
+    "another size": r"different operations|disagree",
+    "another dtype": r"different operations|disagree",
+    # Over Gloo the one that has sent its part is done, and waits for the others in the next.
+    "another root": r"different operations|disagree|have not arrived at all_reduce #4",
+    "another order of groups": r"rank 1 has not arrived at .*(\n.*)*in all_reduce",
+    "raises in Python": r"rank 1\b.*(left|died|destroyed)",
+    "sys.exit": r"rank 1\b.*(left|died|destroyed)",
+    "kill -9": r"rank 1\b.*died",
+    "SIGSTOP for a while": r"rank 1: its process is stopped \(pid \d+\)",
+    "holds the GIL": r"rank 1: .*(\n.*)*holds the GIL(.*\n)*.*in native_code",
+    "compiles long": None,
+    "abort during an operation": r"aborted on rank 1",
+    "destroy with operations in flight": r"ranks 0, 2 have not arrived",
+    "store server gone": r"it cannot be known what the other ranks do: the store",
+}
+APIS = {"direct, shm": "shm", "direct, gloo": "gloo", "DDP": "ddp"}
+MODES = ("raise", "end")
+# These have no way to happen there.
+IMPOSSIBLE = {("DDP", "another root")}
+
+CELLS = [
+    (fault, api, mode)
+    for fault, api, mode in itertools.product(FAULTS, APIS, MODES)
+    if (api, fault) not in IMPOSSIBLE
+]
+
+
+# ---------------------------------------------------------------- in a rank
+
+
+class Group:
+    """What the cells need of either API: operations, a second group, and their end."""
+
+    def __init__(self, api, store, mode, name):
+        rank = int(os.environ["RANK"])
+        joining = datetime.timedelta(seconds=30)
+        self.api, self.store, self.name = api, store, name
+        self.rank = rank
+        if api == "ddp":
+            options = {"store": dist.PrefixStore(name, store), "rank": rank, "world_size": WORLD}
+            dist.init_process_group("torchcomms", timeout=joining, **options)
+            self.second = dist.new_group(timeout=joining)
+            torch.manual_seed(1)
+            self.model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
+            dist.barrier(self.second)
+            self.operate()
+            comms = [torchcomms_pg.get_comm(group) for group in (None, self.second)]
+            self.set_limit(*comms)
+            return
+        self.reduce_op = torchcomms_pg.ReduceOp.SUM
+        options = {"store": store, "rank": rank, "size": WORLD, "timeout": joining}
+        options["abort_process_on_timeout_or_error"] = mode == "end"
+        self.comm = torchcomms_pg.new_comm(api, "cpu", name, **options)
+        self.second = self.comm.split(list(range(WORLD)), name + "/second")
+        self.second.barrier(async_op=False)
+        self.operate()
+        self.set_limit(self.comm, self.second)
+
+    def set_limit(self, *comms):
+        for comm in comms:
+            comm.set_timeout(datetime.timedelta(seconds=LIMIT))
+
+    def operate(self):
+        if self.api == "ddp":
+            self.model(torch.ones(4, 100)).sum().backward()
+        else:
+            self.all_reduce(torch.ones(1000))
+
+    def all_reduce(self, tensor, async_op=False):
+        if self.api == "ddp":
+            return dist.all_reduce(tensor, async_op=async_op)
+        return self.comm.all_reduce(tensor, self.reduce_op, async_op=async_op)
+
+    def broadcast(self, tensor, root):
+        if self.api == "ddp":
+            dist.broadcast(tensor, root)
+        else:
+            self.comm.broadcast(tensor, root, async_op=False)
+
+    def barrier_of_second(self):
+        if self.api == "ddp":
+            dist.barrier(self.second)
+        else:
+            self.second.barrier(async_op=False)
+
+    def abort(self):
+        if self.api != "ddp":
+            self.comm.abort()
+        elif dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+    def close(self):
+        if self.api == "ddp":
+            dist.destroy_process_group()
+        else:
+            self.comm.finalize()
+            self.second.finalize()
+
+
+def stays_away(group):
+    """Until they are done; where errors end the process, they do not say so."""
+    try:
+        group.store.wait(["the others are done"], datetime.timedelta(seconds=ABSENCE))
+    except dist.DistStoreError:
+        pass
+
+
+def native_code():
+    ctypes.PyDLL(None).usleep(int(ABSENCE * 1e6))  # PyDLL, unlike CDLL, keeps the GIL
+
+
+def is_stopped():
+    wake = f"sleep {ABSENCE}; kill -CONT {os.getpid()}"
+    helper = subprocess.Popen(["sh", "-c", wake])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    helper.wait()
+
+
+def commit(fault, group, server):
+    """What rank 1 does instead of, or before, the operation of the others."""
+    if fault in ("never calls", "store server gone"):
+        stays_away(group) if fault == "never calls" else time.sleep(ABSENCE + 4)
+    elif fault == "calls late":
+        time.sleep(LIMIT / 2)
+    elif fault == "another operation":
+        group.broadcast(torch.ones(1010), 0)
+    elif fault == "another size":
+        group.all_reduce(torch.ones(999))
+    elif fault == "another dtype":
+        group.all_reduce(torch.ones(1010 if group.api == "ddp" else 1000, dtype=torch.float64))
+    elif fault == "another root":
+        group.broadcast(torch.ones(1000), 2)
+    elif fault == "another order of groups":
+        group.barrier_of_second()
+    elif fault == "raises in Python":
+        try:
+            raise KeyError("the program fails")
+        except KeyError:
+            group.close()  # as a program does that has a finally
+            raise
+    elif fault == "sys.exit":
+        atexit._run_exitfuncs()  # what of sys.exit() concerns others; this is a forked process
+        os._exit(3)
+    elif fault == "kill -9":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "SIGSTOP for a while":
+        is_stopped()
+    elif fault == "holds the GIL":
+        native_code()
+    elif fault == "compiles long":
+        from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            time.sleep(LIMIT * 2)
+    elif fault == "abort during an operation":
+        wait_for(lambda: group.store.add("in the operation", 0) == WORLD - 1)
+        group.abort()
+    elif fault == "destroy with operations in flight":
+        work = group.all_reduce(torch.ones(1000), async_op=True)
+        try:
+            group.close()
+        finally:
+            work.wait()
+
+
+def run(fault, api, mode, args, server, dumps):
+    """Returns what became of this rank: (error, its text, seconds, what is wrong afterwards)."""
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps, "trace_")
+    if mode == "end":
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    store = connect_store(*args)
+    meeting = connect_store(*server) if server else store
+    group = Group(api, meeting, mode, "tested")
+    if server:
+        store.add("ready", 1)
+        store.wait(["server gone"], datetime.timedelta(seconds=30))
+    begun, error, text = time.monotonic(), "", ""
+    try:
+        if group.rank == CULPRIT:
+            commit(fault, group, server)
+        elif fault == "destroy with operations in flight":
+            stays_away(group)
+        elif fault == "abort during an operation":
+            store.add("in the operation", 1)
+        if fault == "another root" and group.rank != CULPRIT:
+            group.broadcast(torch.ones(1000), 0)
+        group.operate()
+        group.barrier_of_second()
+    except Exception as raised:
+        error, text = type(raised).__name__, str(raised)
+    took = time.monotonic() - begun
+    if group.rank == (0 if CULPRIT else 1) or fault == "destroy with operations in flight":
+        store.set("the others are done", "")
+    if mode == "end":
+        if FAULTS[fault] is not None:
+            time.sleep(ABSENCE)  # DDP's error may be here before dumps are written: then it ends
+        return error, text, took, ""
+    return error, text, took, goes_on(fault, api, mode, args, group)
+
+
+def goes_on(fault, api, mode, args, group):
+    """A new group of the ranks that are left, in the same processes; what is wrong with it."""
+    try:
+        if fault not in ("raises in Python", "destroy with operations in flight"):
+            group.abort()
+        if api != "ddp":
+            group.close()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
+        left = [r for r in range(WORLD) if r != CULPRIT or fault not in ("sys.exit", "kill -9")]
+        rank = left.index(int(os.environ["RANK"]))
+        options = {"store": connect_store(*args), "rank": rank}
+        dist.init_process_group("torchcomms", world_size=len(left), **options)
+        dist.all_reduce(tensor := torch.ones(10))
+        dist.destroy_process_group()
+        return "" if tensor[0] == len(left) else f"the new group's sum is {tensor[0]}"
+    except Exception as raised:
+        return f"no new group: {type(raised).__name__}: {raised}"
+
+
+# ---------------------------------------------------------------- in the test
+
+SERVER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+class Cell:
+    """One cell: begun, then looked at, so that several can be under way together."""
+
+    def __init__(self, fault, api, mode):
+        self.fault, self.api, self.mode = fault, api, mode
+        self.dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-matrix-")
+        self.ranks = Ranks(WORLD, init=False)
+        self.server, server = None, None
+        self.args = Ranks.store_args()
+        if fault == "store server gone":
+            self.server = subprocess.Popen(
+                [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            server = (int(self.server.stdout.readline()), "lost")
+        self.ranks.start(run, fault, APIS[api], mode, self.args, server, self.dumps.name)
+        if self.server:
+            store = connect_store(*self.args)
+            deadline = time.monotonic() + 30
+            while store.add("ready", 0) < WORLD and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.server.kill()
+            store.set("server gone", "")
+
+    def problems(self):
+        """Waits for its end; what is not as promised."""
+        try:
+            outcomes = self.ranks.wait(LIMIT + ABSENCE + SLACK + 15)
+            found = []
+            for rank, outcome in enumerate(outcomes):
+                found += [f"rank {rank}: {what}" for what in self._look(rank, outcome)]
+            return found + list(self._dumps())
+        finally:
+            self.ranks.busy = True
+            self.ranks.close()
+            self.dumps.cleanup()
+            if self.server:
+                self.server.wait()
+                self.server.stdin.close()
+                self.server.stdout.close()
+
+    def _look(self, rank, outcome):
+        expected = FAULTS[self.fault]
+        if outcome.hung or outcome.error:
+            yield (outcome.hung or outcome.error)[-1500:]
+        elif rank == CULPRIT and self.fault in ("sys.exit", "kill -9"):
+            code = self.ranks.exit_code(rank)
+            if code != (3 if self.fault == "sys.exit" else -9):
+                yield f"exit code {code}"
+        elif expected is None:
+            if outcome.died or outcome.value[0] or outcome.value[3]:
+                yield f"has failed: {outcome.died or outcome.value}"
+        elif outcome.died:
+            yield from self._ended(rank)
+        else:
+            yield from self._raised(rank, *outcome.value)
+
+    def _ended(self, rank):
+        code, output = self.ranks.exit_code(rank), self.ranks.output(rank)
+        if self.mode != "end" or code != 1:
+            yield f"ended with exit code {code}: {output[-1500:]}"
+        elif "torchcomms_pg ends this process" not in output:
+            yield f"does not say why it ends: {output[-1500:]}"
+        elif rank != CULPRIT and not re.search(FAULTS[self.fault], output):
+            yield f"does not say what is promised: {output[-1500:]}"
+
+    def _raised(self, rank, error, text, took, afterwards):
+        guilty = rank == CULPRIT
+        own = guilty and self.fault in ("raises in Python", "abort during an operation")
+        if self.mode == "end" and not own:
+            yield f"has not ended, but got {error or 'nothing'}: {text}"
+            return
+        if not error:
+            yield "has not failed"
+        elif not own and error not in ("CommError", "DistBackendError"):
+            yield f"raised {error}: {text}"
+        elif not guilty and not re.search(FAULTS[self.fault], text):
+            yield f"does not say what is promised: {text}"
+        limit = LIMIT + SLACK + (ABSENCE if guilty or "destroy" in self.fault else 0)
+        if took > limit:
+            yield f"took {took:.1f} s, more than {limit:.1f}"
+        if afterwards:
+            yield afterwards
+
+    def _dumps(self):
+        if self.api != "DDP" or FAULTS[self.fault] is None:
+            return
+        there = {path.name for path in pathlib.Path(self.dumps.name).iterdir()}
+        for rank in range(WORLD):
+            if f"trace_{rank}" not in there and rank != CULPRIT:
+                yield f"rank {rank} has written no dump"
+
+
+def run_matrix(cells=tuple(CELLS), together=6):
+    """Yields each cell with what is wrong with it, in order."""
+    waiting = []
+    for cell in [*cells, *[None] * together]:
+        if len(waiting) == together or (cell is None and waiting):
+            name, under_way = waiting.pop(0)
+            yield name, under_way.problems()
+        if cell is not None:
+            waiting.append((cell, Cell(*cell)))
+
+
+def table(results):
+    columns = [(api, mode) for api in APIS for mode in MODES]
+    lines = ["| fault | " + " | ".join(f"{api}: {mode}" for api, mode in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for fault in FAULTS:
+        marks = []
+        for api, mode in columns:
+            problems = results.get((fault, api, mode))
+            marks.append("-" if problems is None else "FAILS" if problems else "ok")
+        lines.append(f"| {fault} | " + " | ".join(marks) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    begun = time.monotonic()
+    results = {}
+    for cell, problems in run_matrix([c for c in CELLS if part in " / ".join(c)]):
+        results[cell] = problems
+        for problem in problems:
+            print(f"{' / '.join(cell)}: {problem}", flush=True)
+    print(table(results))
+    failed = sum(1 for problems in results.values() if problems)
+    print(f"{len(results)} cells, {failed} failed, {time.monotonic() - begun:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    import fault_matrix
+    import ranks
+
+    try:
+        status = fault_matrix.main()
+    finally:
+        ranks.close_all()
+    sys.exit(status)
