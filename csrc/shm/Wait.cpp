@@ -22,6 +22,10 @@ using std::chrono::microseconds;
 // one is to send next.
 constexpr microseconds kLeastPatience{5};
 
+// How often it has to be seen, one time after another, that a CPU is shared: for
+// about a millisecond.
+constexpr int kSharedLooks = 200;
+
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
@@ -42,6 +46,19 @@ bool crowded() {
 // As Header::cpus has it.
 uint16_t currentCpu() {
   return static_cast<uint16_t>(sched_getcpu() + 1);
+}
+
+// Moves the calling thread to one of its CPUs that are not `taken`, if it has
+// one, and then allows it all of them again.
+void moveFrom(const cpu_set_t& taken) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t both;
+  cpu_set_t free;
+  CPU_AND(&both, &allowed, &taken);
+  CPU_XOR(&free, &allowed, &both);
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 }  // namespace
@@ -68,6 +85,28 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
+// Ranks that share a CPU stay together, though there is one for each: threads
+// that hand it to each other all the time look too busy with its caches for the
+// scheduler to move them. So all but one move by themselves.
+void Waiter::stepAside() const {
+  if (shared_.fetch_add(1, std::memory_order_relaxed) + 1 < kSharedLooks) return;
+  shared_.store(0, std::memory_order_relaxed);
+  const auto& cpus = segment_.header().cpus;
+  const uint16_t own = currentCpu();
+  cpu_set_t taken;
+  CPU_ZERO(&taken);
+  bool first = true;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    const uint16_t cpu = cpus[rank].load(std::memory_order_relaxed);
+    if (rank == self_ || cpu == 0) continue;
+    CPU_SET(cpu - 1, &taken);
+    first &= cpu != own || rank > self_;
+  }
+  if (first) return;
+  moveFrom(taken);
+  noteCpu();
+}
+
 // Looks without sleeping for as long as that has paid of late. What does not wait
 // for one step of one peer is not judged: it may move much meanwhile.
 bool Waiter::comesSoon(
@@ -80,8 +119,10 @@ bool Waiter::comesSoon(
   for (auto now = begin; now < end && !failed();) {
     if (crowded() || sharesCpu()) {
       if (ready()) return true;
+      if (!crowded()) stepAside();
       sched_yield();
     } else {
+      if (shared_.load(std::memory_order_relaxed) != 0) shared_.store(0);
       for (int i = 0; i < 32; ++i) {
         if (ready()) return true;
         pauseCpu();

@@ -45,7 +45,8 @@ inline void pauseCpu() {
 // A thread looks for a while before it sleeps, since a wake-up through the
 // kernel takes up to a hundred microseconds: for as long as that where the last
 // wait was over by then, and ever shorter where not. Where another rank may need
-// its CPU, it yields between two looks.
+// its CPU, it yields between two looks, and where they share it for long although
+// there are enough, it moves to another.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
@@ -105,12 +106,14 @@ class Waiter {
       FunctionRef<bool()> failed,
       int ringer,
       std::chrono::steady_clock::time_point begin) const;
+  void stepAside() const;
   void learn(int ringer, bool soon) const;
   void sleepUnless(int ringer, FunctionRef<bool()> ready) const;
 
   Segment& segment_;
   const int self_;
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
+  mutable std::atomic<int> shared_{0};  // looks at a shared CPU, one after another
 };
 
 // Tells the wait policy how many ranks share this host: beyond the number of
