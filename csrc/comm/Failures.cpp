@@ -246,7 +246,7 @@ bool Communicator::libraryFailed() {
 
 std::string Communicator::failureMessage() const {
   const auto failure = std::atomic_load(&failure_);
-  return failure && !closed_.load(std::memory_order_acquire) ? failure->message : "";
+  return failure && !closed_.load(std::memory_order_acquire) ? failure->text() : "";
 }
 
 void Communicator::check(Clock::time_point now) noexcept {
