@@ -33,6 +33,10 @@ import traceback
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_connections
 
+# torch's store asks for the name of every host that connects, and serves nobody meanwhile; a name
+# server that loses the question holds it up for five seconds. No test needs a name server.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+
 HERE = pathlib.Path(__file__).resolve().parent
 BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")
 WORLDS = (1, 2, 3, 4)
