@@ -55,7 +55,9 @@ FAULTS = {
     "compiles long": None,
     "abort during an operation": r"aborted on rank 1",
     "destroy with operations in flight": r"ranks 0, 2 have not arrived",
-    "store server gone": r"it cannot be known what the other ranks do: the store",
+    # Those whom another rank's failure reaches first have its words.
+    "store server gone": r"it cannot be known what the other ranks do: the store"
+    r"|gave up: .* timed out",
 }
 APIS = {"direct, shm": "shm", "direct, gloo": "gloo", "DDP": "ddp"}
 MODES = ("raise", "end")
@@ -215,6 +217,10 @@ def run(fault, api, mode, args, server, dumps):
     store = connect_store(*args)
     meeting = connect_store(*server) if server else store
     group = Group(api, meeting, mode, "tested")
+    # None does what it is to do before all have done what goes before.
+    if store.add("made", 1) == WORLD:
+        store.set("all made", "")
+    store.wait(["all made"], datetime.timedelta(seconds=30))
     if server:
         store.add("ready", 1)
         store.wait(["server gone"], datetime.timedelta(seconds=30))
