@@ -572,8 +572,7 @@ def test_a_capture_before_the_ranks_are_connected_says_what_to_do(world):
 @on_sim(2)
 def test_a_work_tells_when_it_has_ended_and_how_long_it_took(world):
     group = dist.new_group()
-    backend = group._get_backend(torch.device(DEVICE))
-    backend._enable_collectives_timing()
+    group._enable_collectives_timing()
     tensor = torch.ones(1000, device=DEVICE)
     work = dist.all_reduce(tensor, group=group, async_op=True)
     work.wait()
@@ -721,8 +720,14 @@ def test_a_peer_that_dies_releases_the_streams_of_the_others():
 
 def abort_what_is_queued():
     tensor = torch.ones(10, device=DEVICE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    store = dist.distributed_c10d._get_default_store()
     with hold():
         work = dist.all_reduce(tensor, async_op=True)
+        if store.add("queued", 1) == 2:
+            store.set("both queued", "")
+        store.wait(["both queued"])
         with time_limit(0, 25, "aborting"):  # torch's flight recorder takes its time
             dist.group.WORLD._get_backend(torch.device(DEVICE)).abort()
     # Whoever is first tells the other, who may have aborted too.
