@@ -50,7 +50,7 @@ TEST(realLibraryAnswersWithoutADriver) {
   const auto& loaded = library();
   CHECK(loaded.version() >= 21800);
   CHECK(loaded.path().find("libnccl") != std::string::npos);
-  CHECK_EQUAL(std::string(loaded.api().getErrorString(ncclInvalidUsage)), "invalid usage");
+  CHECK_CONTAINS(std::string(loaded.api().getErrorString(ncclInvalidUsage)), "invalid usage");
   ncclUniqueId first, second;
   CHECK_NCCL(loaded.api().getUniqueId(&first));
   CHECK_NCCL(loaded.api().getUniqueId(&second));
