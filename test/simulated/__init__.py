@@ -136,6 +136,8 @@ def _device_module(native):
     module.is_available = lambda: True
     module.is_initialized = lambda: True
     module.init = lambda: None
+    # Without it torch 2.11 takes the device for unused, and torch.accelerator.synchronize for done.
+    module._lazy_init = lambda: None
     module._is_in_bad_fork = lambda: False
     module.device_count = native.device_count
     module.current_device = native.current_device
