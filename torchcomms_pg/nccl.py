@@ -6,6 +6,7 @@ stays loaded.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 from torchcomms_pg import _C, env
@@ -34,6 +35,7 @@ def version() -> tuple[int, int, int]:
     return code // 10000, code // 100 % 100, code % 100
 
 
+@functools.cache
 def package_folder() -> str:
     """Returns the folder of the installed NCCL package, empty where there is none."""
     try:

@@ -191,12 +191,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;
   }
-  // After that, so that what is registered meanwhile is not missed.
-  if (timing_.load(std::memory_order_relaxed)) {
-    comm->enableTiming();
-  }
-  installHooks(*comm);
-  record(*comm);
+  adopt(*comm);
   std::lock_guard lock(batchMutex_);
   if (batches_.count(std::this_thread::get_id()) > 0) {
     comm->startBatch();
@@ -232,7 +227,13 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
       what,
       ": the options are not torchcomms_pg.Backend.Options; make them with "
       "torchcomms_pg.Backend.Options()");
-  return c10::make_intrusive<GroupOptions>(*ours);
+  auto options = c10::make_intrusive<GroupOptions>(*ours);
+  options->connectGloo = options_->connectGloo;
+  options->endsProcess = options_->endsProcess;
+  if (options->accelerator.library.folder.empty()) {
+    options->accelerator.library = options_->accelerator.library;
+  }
+  return options;
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(
@@ -240,7 +241,6 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
     const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   auto options = childOptions(opts, "split");
-  options->connectGloo = options_->connectGloo;
   options->global_ranks_in_group.clear();
   const auto global = globalRanks();
   for (const int rank : ranks) {
@@ -359,6 +359,14 @@ void Backend::registerOnCompletionHook(
     installEndHook(*comm);
   }
   enableCollectivesTiming();
+}
+
+void Backend::adopt(Communicator& comm) {
+  if (timing_.load(std::memory_order_relaxed)) {
+    comm.enableTiming();
+  }
+  installHooks(comm);
+  record(comm);
 }
 
 void Backend::installHooks(Communicator& comm) {

@@ -192,6 +192,9 @@ class Backend final : public c10d::Backend {
   std::vector<CommPtr> communicators() const;
   CommPtr newCommunicator(at::Device device);
   void installHooks(Communicator& comm);
+  // Gives a new communicator what the group has been asked for. Call it when communicators()
+  // has the new one, so that what is asked for meanwhile is not missed.
+  void adopt(Communicator& comm);
   // Calls `body`; an operation that throws leaves no batch open.
   template <class Body>
   WorkPtr issue(const CommPtr& comm, bool async, Body&& body);

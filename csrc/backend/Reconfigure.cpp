@@ -156,13 +156,8 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
     throw CommError(notAllCame(error.failure(), opts.uuid, options_->group_name, handles, timeout));
   }
 
-  record(*fresh);
   if (const auto old = cpu()) {
     fresh->succeed(*old);
-  }
-  installHooks(*fresh);
-  if (timing_) {
-    fresh->enableTiming();
   }
   std::lock_guard creating(creationMutex_);
   const auto retired = communicators();
@@ -176,6 +171,7 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
   rank_ = rank;
   size_ = size;
   cpu_ = fresh;
+  adopt(*fresh);
   for (const auto& old : retired) {
     old->retire("reconfigure()");
     old->setEndHook(nullptr);

@@ -36,7 +36,7 @@ void bindNccl(py::module_& module) {
         ncclUniqueId id;
         {
           py::gil_scoped_release release;
-          id = meetOverNccl(library, *store, rank, size, name, name, timeout).id;
+          id = meetOverNccl(library, {store, rank, size, {.name = name}, name, timeout}).id;
         }
         return py::bytes(id.internal, sizeof(id.internal));
       },

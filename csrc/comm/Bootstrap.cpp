@@ -29,28 +29,21 @@ std::string hostIdentity() {
 
 class Rendezvous {
  public:
-  Rendezvous(
-      c10d::Store& store,
-      int rank,
-      int size,
-      const std::string& group,
-      const std::string& members,
-      Milliseconds timeout)
-      : store_(store), rank_(rank), size_(size), group_(group), timeout_(timeout) {
+  explicit Rendezvous(const Meeting& meeting) : meeting_(meeting), store_(*meeting.store) {
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
     // all agree on which group this is.
-    prefix_ = "torchcomms_pg/" + members + "/";
-    const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(rank_), 1);
+    prefix_ = "torchcomms_pg/" + meeting.members + "/";
+    const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(meeting.rank), 1);
     prefix_ += std::to_string(generation) + "/";
   }
 
   // Rank 0 learns what every rank says of itself.
   std::vector<std::string> gather(const std::string& mine) {
-    set(rankKey(rank_), mine);
+    set(rankKey(meeting_.rank), mine);
     std::vector<std::string> all;
-    if (rank_ == 0) {
-      for (int peer = 0; peer < size_; ++peer) {
+    if (meeting_.rank == 0) {
+      for (int peer = 0; peer < meeting_.size; ++peer) {
         all.push_back(get(rankKey(peer)));
       }
     }
@@ -86,7 +79,7 @@ class Rendezvous {
 
   Failure lateRanks() {
     std::vector<int> missing;
-    for (int peer = 0; peer < size_; ++peer) {
+    for (int peer = 0; peer < meeting_.size; ++peer) {
       if (!store_.check({prefix_ + rankKey(peer)})) {
         missing.push_back(peer);
       }
@@ -94,23 +87,20 @@ class Rendezvous {
     Failure failure;
     failure.type = c10d::ErrorType::TIMEOUT;
     failure.op = "init";
-    failure.group = group_;
+    failure.group = meeting_.group.name;
     failure.ranks = missing;
     failure.message =
-        "group '" + group_ + "' could not be set up on rank " + std::to_string(rank_) + " within " +
-        inSeconds(timeout_) + ": " +
+        "group '" + failure.group + "' could not be set up on rank " +
+        std::to_string(meeting_.rank) + " within " + inSeconds(meeting_.timeout) + ": " +
         (missing.empty() ? std::string("rank 0 did not answer")
                          : (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
                                " did not come; every rank of the group must create it");
     return failure;
   }
 
+  const Meeting& meeting_;
   c10d::Store& store_;
-  const int rank_;
-  const int size_;
-  const std::string& group_;
-  const Milliseconds timeout_;
-  const Clock::time_point deadline_ = Clock::now() + timeout_;
+  const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;
 };
 
@@ -170,78 +160,60 @@ std::string shareId(
 
 }  // namespace
 
-Joined joinOnHost(
-    const NcclApi& api,
-    c10d::Store& store,
-    int rank,
-    int size,
-    const std::string& group,
-    const std::string& members,
-    Milliseconds timeout) {
+Joined joinOnHost(const NcclApi& api, const Meeting& meeting) {
   ncclUniqueId id;
   std::string prefix;
-  if (size == 1) {
-    check(api, api.getUniqueId(&id), group);
+  if (meeting.size == 1) {
+    check(api, api.getUniqueId(&id), meeting.group.name);
   } else {
-    Rendezvous rendezvous(store, rank, size, group, members, timeout);
+    Rendezvous rendezvous(meeting);
     const auto hosts = rendezvous.gather(hostIdentity());
-    auto refusal = rank == 0 ? differences(hosts, "on host") : "";
-    refusal = shareId(api, rendezvous, rank, std::move(refusal), id);
+    auto refusal = meeting.rank == 0 ? differences(hosts, "on host") : "";
+    refusal = shareId(api, rendezvous, meeting.rank, std::move(refusal), id);
     if (!refusal.empty()) {
       return {nullptr, refusal, ""};
     }
     prefix = rendezvous.prefix();
   }
-  return {initComm(api, id, rank, size, group), "", prefix};
+  return {initComm(api, id, meeting), "", prefix};
 }
 
-MetOverNccl meetOverNccl(
-    const Library& library,
-    c10d::Store& store,
-    int rank,
-    int size,
-    const std::string& group,
-    const std::string& members,
-    Milliseconds timeout) {
+MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting) {
   MetOverNccl met;
-  if (size == 1) {
-    check(library.api(), library.api().getUniqueId(&met.id), group);
+  if (meeting.size == 1) {
+    check(library.api(), library.api().getUniqueId(&met.id), meeting.group.name);
     return met;
   }
-  Rendezvous rendezvous(store, rank, size, group, members, timeout);
+  Rendezvous rendezvous(meeting);
   const auto versions = rendezvous.gather(versionText(library.version()));
-  auto refusal = rank == 0 ? differences(versions, "with NCCL") : "";
+  auto refusal = meeting.rank == 0 ? differences(versions, "with NCCL") : "";
   if (!refusal.empty()) {
     refusal += "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
   }
-  refusal = shareId(library.api(), rendezvous, rank, std::move(refusal), met.id);
+  refusal = shareId(library.api(), rendezvous, meeting.rank, std::move(refusal), met.id);
   if (!refusal.empty()) {
-    raise(group, refusal);
+    raise(meeting.group.name, refusal);
   }
   met.prefix = rendezvous.prefix();
   return met;
 }
 
-ncclComm_t initComm(
-    const NcclApi& api, const ncclUniqueId& id, int rank, int size, const std::string& group) {
+ncclComm_t initComm(const NcclApi& api, const ncclUniqueId& id, const Meeting& meeting) {
   // By the header's layout and its version: NCCL reads as much of it as it knows.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
-  check(api, api.commInitRankConfig(&comm, size, id, rank, &config), group);
+  check(
+      api,
+      api.commInitRankConfig(&comm, meeting.size, id, meeting.rank, &config),
+      meeting.group.name);
   return comm;
 }
 
-std::string meet(
-    c10d::Store& store,
-    int rank,
-    int size,
-    const std::string& group,
-    const std::string& members,
-    Milliseconds timeout) {
-  Rendezvous rendezvous(store, rank, size, group, members, timeout);
+std::string meet(const Meeting& meeting) {
+  Rendezvous rendezvous(meeting);
   rendezvous.gather(hostIdentity());
-  if (rank == 0) {
+  if (meeting.rank == 0) {
     rendezvous.answer({kId});
   } else {
     rendezvous.awaitAnswer();

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
+#include "comm/Group.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/Operation.hpp"
 #include "comm/Work.hpp"
@@ -33,15 +34,6 @@ class Reduction;
 class Window;
 struct Recorded;
 struct Verdict;
-
-// Who takes part, for messages and records.
-struct Group {
-  std::string name;
-  std::string description;
-  std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
-  int globalRankStart = 0;
-  int globalRankStride = 1;
-};
 
 // Thread-safe. Owns the library's communicator, the device's streams, and the
 // list of operations in flight that the monitor looks at. One operation with
@@ -172,8 +164,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
   // In place of another (Succession.cpp). Takes over what `former`'s users have
-  // attached: hooks, recorders, and whether works are timed. Before the first
-  // operation.
+  // attached: hooks and recorders. Before the first operation.
   void succeed(const Communicator& former);
   // Returns when all ranks have joined; raises CommError when they do not, as
   // an operation of this timeout would.

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/Bootstrap.hpp"
 #include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "device/HostDevice.hpp"
@@ -41,17 +40,6 @@ const NcclApi& plainApi() {
     return plain;
   }();
   return table;
-}
-
-Joined meetOnHost(const NcclApi& api, const Meeting& meeting) {
-  return joinOnHost(
-      api,
-      *meeting.store,
-      meeting.rank,
-      meeting.size,
-      meeting.group.name,
-      meeting.members,
-      meeting.timeout);
 }
 
 // `prefix`: of the store's keys that are these ranks' alone.
@@ -114,7 +102,7 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 
 std::shared_ptr<Communicator> connectHosts(
     const Meeting& meeting, const gloo::Connect& connectGloo) {
-  const auto joined = meetOnHost(shm::api(), meeting);
+  const auto joined = joinOnHost(shm::api(), meeting);
   if (joined.comm != nullptr) {
     return own(meeting, shm::api(), joined.comm, joined.prefix, std::make_unique<HostDevice>());
   }
@@ -130,13 +118,9 @@ std::shared_ptr<Communicator> connectHosts(
 
 std::shared_ptr<Communicator> connectThroughGloo(
     const Meeting& meeting, const gloo::Connect& connectGloo) {
-  const auto prefix = meet(
-      *meeting.store,
-      meeting.rank,
-      meeting.size,
-      meeting.group.name,
-      meeting.members + "/gloo",
-      meeting.timeout);
+  auto overGloo = meeting;
+  overGloo.members += "/gloo";
+  const auto prefix = meet(overGloo);
   auto* const comm = gloo::newComm(
       c10::make_intrusive<c10d::PrefixStore>(prefix + "gloo", meeting.store),
       meeting.rank,
@@ -167,7 +151,7 @@ std::shared_ptr<Communicator> connect(
       " yet, and a graph is being captured; run one operation of the group before the capture, or "
       "pass device_id to init_process_group");
   if (hostStreams[static_cast<size_t>(device.type())]) {
-    const auto joined = meetOnHost(plainApi(), meeting);
+    const auto joined = joinOnHost(plainApi(), meeting);
     TORCH_CHECK(
         joined.comm != nullptr,
         "group '",
@@ -180,11 +164,9 @@ std::shared_ptr<Communicator> connect(
   }
   const auto& library = Library::load(options.library);
   logOnce(library);
-  const auto met = meetOverNccl(
-      library, *meeting.store, meeting.rank, meeting.size, name, meeting.members, meeting.timeout);
+  const auto met = meetOverNccl(library, meeting);
   const c10::DeviceGuard onDevice(device);
-  return make(
-      library.api(), initComm(library.api(), met.id, meeting.rank, meeting.size, name), met.prefix);
+  return make(library.api(), initComm(library.api(), met.id, meeting), met.prefix);
 }
 
 }  // namespace torchcomms_pg

@@ -1,26 +1,15 @@
 // Which library serves a device, and how its ranks are joined.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <memory>
 #include <string>
 
+#include "comm/Bootstrap.hpp"
 #include "comm/Communicator.hpp"
 #include "gloo/Comm.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
-
-// What the ranks of a new communicator have in common, but `rank` and `device`.
-struct Meeting {
-  c10::intrusive_ptr<c10d::Store> store;
-  int rank;
-  int size;
-  Group group;
-  std::string members;  // see joinOnHost
-  Milliseconds timeout;
-};
 
 struct AcceleratorOptions {
   LibrarySearch library;      // for CUDA

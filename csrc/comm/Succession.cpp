@@ -9,7 +9,6 @@ namespace torchcomms_pg {
 void Communicator::succeed(const Communicator& former) {
   // The same object: whoever has added a hook removes it there.
   hooks_ = former.hooks_;
-  timing_.store(former.timing_, std::memory_order_relaxed);
   setEndsProcess(former.endsProcess());
   if (const auto recorders = std::atomic_load(&former.recorders_)) {
     for (const auto& recorded : *recorders) {

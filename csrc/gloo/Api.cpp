@@ -192,7 +192,7 @@ ncclResult_t redOpCreatePreMulSum(
     if (residence == ncclScalarDevice) {
       created.scalarAddress = scalar;
     } else {
-      shm::copy(created.scalar.data(), scalar, shm::elementSize(type));
+      shm::copy(created.scalar.data(), scalar, elementSize(type));
     }
     *op = from(handle)->createOperator(created);
     return ncclSuccess;

@@ -71,7 +71,7 @@ Comm::Comm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Con
 
 void Comm::run(const Collective& c, int tag) {
   const int rank = link_->rank(), size = link_->size();
-  const size_t bytes = c.count * shm::elementSize(c.type);
+  const size_t bytes = c.count * elementSize(c.type);
   const bool isRoot = rank == c.root;
   std::vector<char> scaled;
   const void* input = c.input;
@@ -180,7 +180,7 @@ void Comm::run(const Collective& c, int tag) {
 
 void Comm::allReduce(const Collective& c, const void* input, int tag) {
   const int rank = link_->rank(), size = link_->size();
-  const size_t element = shm::elementSize(c.type);
+  const size_t element = elementSize(c.type);
   const bool small = size * c.count * element <= kSmall;
   // Rank r reduces elements begin(r) to begin(r + 1); of little data every rank reduces all.
   const auto begin = [&](int r) { return small ? 0 : c.count * r / size; };
@@ -230,7 +230,7 @@ std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message, int tag
        message.peer,
        tag,
        message.buffer,
-       message.count * shm::elementSize(message.type),
+       message.count * elementSize(message.type),
        {},
        {}});
 }

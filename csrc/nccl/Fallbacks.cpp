@@ -1,23 +1,10 @@
 #include "nccl/Fallbacks.hpp"
 
+#include "nccl/ElementSize.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
-
-size_t sizeOf(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2: return 1;
-    case ncclFloat16:
-    case ncclBfloat16: return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32: return 4;
-    default: return 8;
-  }
-}
 
 // The messages of one direction: with the ranks from `first` to before `last`,
 // `step` bytes apart in memory.
@@ -82,7 +69,7 @@ ncclResult_t allToAll(
   if (const auto result = find(api, comm, place); result != ncclSuccess) {
     return result;
   }
-  const size_t step = count * sizeOf(type);
+  const size_t step = count * elementSize(type);
   return exchange(
       api, {in, step, 0, place.size}, {out, step, 0, place.size}, count, type, comm, stream);
 }
@@ -104,7 +91,7 @@ ncclResult_t gather(
     return result;
   }
   const int last = place.rank == root ? place.size : 0;
-  const size_t step = count * sizeOf(type);
+  const size_t step = count * elementSize(type);
   return exchange(api, {in, 0, root, root + 1}, {out, step, 0, last}, count, type, comm, stream);
 }
 
@@ -125,7 +112,7 @@ ncclResult_t scatter(
     return result;
   }
   const int last = place.rank == root ? place.size : 0;
-  const size_t step = count * sizeOf(type);
+  const size_t step = count * elementSize(type);
   return exchange(api, {in, step, 0, last}, {out, 0, root, root + 1}, count, type, comm, stream);
 }
 

@@ -24,25 +24,6 @@ const ReduceKernels& kernels() {
 
 }  // namespace
 
-size_t elementSize(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2: return 1;
-    case ncclFloat16:
-    case ncclBfloat16: return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32: return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64: return 8;
-    case ncclNumTypes: break;
-  }
-  return 0;
-}
-
 void reduce(
     ncclDataType_t type,
     Reduction reduction,

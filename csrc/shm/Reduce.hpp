@@ -7,12 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nccl/ElementSize.hpp"
+
 namespace torchcomms_pg::shm {
 
 enum class Reduction : uint8_t { sum, prod, max, min, avg };
-
-// Bytes of one element; 0 for a type that NCCL does not define.
-size_t elementSize(ncclDataType_t type);
 
 // out[i] = reduction over r = 0 .. n-1, in that order, of in[r][i].
 //

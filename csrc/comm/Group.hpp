@@ -1,0 +1,18 @@
+// Who takes part, for messages and records.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchcomms_pg {
+
+struct Group {
+  std::string name;
+  std::string description;
+  std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
+  int globalRankStart = 0;
+  int globalRankStride = 1;
+};
+
+}  // namespace torchcomms_pg
