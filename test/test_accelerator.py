@@ -411,6 +411,24 @@ def test_results_of_temporary_buffers_come_after_the_operation(world):
 
 
 @on_sim(2)
+def test_no_buffer_of_an_operation_is_used_again_before_its_end(world):
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(40, 30, device=DEVICE).t()
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        store.wait(["buffers taken"])
+    work = dist.all_reduce(tensor, async_op=True)  # through a contiguous copy
+    others = [torch.full((30, 40), 7.0, device=DEVICE) for _ in range(4)]
+    torch.accelerator.current_stream().synchronize()
+    store.set("buffers taken", "")
+    work.wait()
+    assert (tensor.cpu() == world).all()
+    assert all((other.cpu() == 7).all() for other in others)
+    dist.barrier()
+    store.delete_key("buffers taken")
+
+
+@on_sim(2)
 def test_a_synchronous_operation_runs_in_the_current_stream_and_returns_at_once(world):
     tensor = torch.ones(1000, device=DEVICE)
     torch.accelerator.synchronize()

@@ -33,10 +33,12 @@ void bindNccl(py::module_& module) {
          int size,
          const std::string& name,
          Milliseconds timeout) {
+        Meeting meeting{store, rank, size, {}, name, timeout};
+        meeting.group.name = name;
         ncclUniqueId id;
         {
           py::gil_scoped_release release;
-          id = meetOverNccl(library, {store, rank, size, {.name = name}, name, timeout}).id;
+          id = meetOverNccl(library, meeting).id;
         }
         return py::bytes(id.internal, sizeof(id.internal));
       },

@@ -72,15 +72,18 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
 }
 
 // Moves whatever can be moved, until satisfied() or nothing moves any more.
+// Returns whether anything has moved.
 template <class Satisfied>
-void PointToPoint::progress(const Satisfied& satisfied) {
+bool PointToPoint::progress(const Satisfied& satisfied) {
+  bool any = false;
   for (bool moved = true; moved && !satisfied() && !comm_.segment().failed();) {
     std::shared_ptr<const Failure> problem;
     bool wakeOthers = false;
     {
       const auto guard = lock();
-      if (closed_) return;
+      if (closed_) return any;
       moved = engine().step();
+      any |= moved;
       if (!engine().ended().empty()) {
         handleEnded();
         wakeOthers = runners_.load(std::memory_order_relaxed) + serving_ > 1;
@@ -91,13 +94,14 @@ void PointToPoint::progress(const Satisfied& satisfied) {
     if (problem) {
       comm_.fail(*problem);
       close(problem->result, problem->what());
-      return;
+      return any;
     }
     // A mutex is not fair: whoever was woken for it would find it locked again.
     for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
       std::this_thread::yield();
     }
   }
+  return any;
 }
 
 void PointToPoint::handleEnded() {
@@ -162,10 +166,8 @@ void PointToPoint::run(Transfers transfers) {
     }
     return first == transfers.size();
   };
-  const auto ready = [&] {
-    progress(ended);
-    return ended() || closed_;
-  };
+  // Patience begins anew with what has moved.
+  const auto ready = [&] { return progress(ended) || ended() || closed_; };
   const auto needed = [&](int rank) {
     return stillNeeds(rank, [&] {
       return std::any_of(transfers.begin() + first, transfers.end(), [&](const auto& transfer) {
@@ -174,7 +176,7 @@ void PointToPoint::run(Transfers transfers) {
     });
   };
   try {
-    comm_.waiter().wait(ready, needed);
+    while (!ended() && !closed_) comm_.waiter().wait(ready, needed);
   } catch (const Failure& failure) {
     close(failure.result, failure.what());
     throw;
@@ -239,6 +241,7 @@ void PointToPoint::startServer() {
 }
 
 void PointToPoint::serve() {
+  pthread_setname_np(pthread_self(), "tcpg_messages");
   {
     const auto guard = lock();
     server_ = std::this_thread::get_id();
@@ -256,10 +259,7 @@ void PointToPoint::serve() {
     callBackAll();
     try {
       comm_.waiter().wait(
-          [&] {
-            progress(due);
-            return due();
-          },
+          [&] { return progress(due) || due(); },
           [this](int rank) { return independentNeeds(rank); });
     } catch (const Failure& failure) {
       close(failure.result, failure.what());

@@ -65,7 +65,7 @@ class PointToPoint {
   // Without it.
   std::unique_lock<std::mutex> lock();
   template <class Satisfied>
-  void progress(const Satisfied& satisfied);
+  bool progress(const Satisfied& satisfied);
   bool needs(const Transfer& transfer, int rank) const;
   template <class Involved>
   bool stillNeeds(int rank, const Involved& involved);
