@@ -26,38 +26,48 @@ int instructionOf(PyFrameObject* frame) {
 #endif
 }
 
+using Calls = std::vector<Call>;
+
 // Stacks are dropped by threads that must not wait for the GIL. What they held
 // is let go of by the next one that is captured.
 struct Dropped {
   std::mutex mutex;
-  std::vector<std::vector<Call>> stacks;
+  std::vector<Calls> stacks;
 };
 Dropped& dropped() {
   static auto* const list = new Dropped();
   return *list;
 }
 
-struct Calls {
-  std::vector<Call> calls;
-  ~Calls() {
+struct Captured {
+  Calls calls;
+  ~Captured() {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
     list.stacks.push_back(std::move(calls));
   }
 };
 
-void letGoOfDropped() {
-  std::vector<std::vector<Call>> stacks;
+// Returns the memory of one of them, empty: an allocation costs as much as several frames.
+Calls letGoOfDropped() {
+  static thread_local std::vector<Calls> spare;
+  auto stacks = std::exchange(spare, {});  // a code object's end may run code that gets here
   {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
     stacks.swap(list.stacks);
   }
-  for (const auto& stack : stacks) {
+  Calls calls;
+  for (auto& stack : stacks) {
     for (const auto& call : stack) {
       Py_DECREF(call.code);
     }
+    stack.clear();
+    calls = std::move(stack);
   }
+  stacks.clear();
+  spare = std::move(stacks);
+  return calls;
 }
 
 std::string text(PyObject* string) {
@@ -77,10 +87,9 @@ class PythonStacks final : public StackSource {
     if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
       return nullptr;
     }
-    auto stack = std::make_shared<Calls>();
-    stack->calls.reserve(16);
+    auto stack = std::make_shared<Captured>();
     py::gil_scoped_acquire gil;
-    letGoOfDropped();
+    stack->calls = letGoOfDropped();
     auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
     while (frame != nullptr && stack->calls.size() < kMaxFrames) {
       stack->calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
@@ -102,7 +111,7 @@ class PythonStacks final : public StackSource {
       if (stacks[i] == nullptr) {
         continue;
       }
-      for (const auto& call : std::static_pointer_cast<const Calls>(stacks[i])->calls) {
+      for (const auto& call : std::static_pointer_cast<const Captured>(stacks[i])->calls) {
         described[i].push_back(
             {text(call.code->co_name),
              text(call.code->co_filename),
