@@ -7,14 +7,26 @@ processes of its own and says what is wrong with it; nothing means that it is as
 - every rank that waits raises CommError, or ends with exit code 1 where errors end the process,
 - the error names the rank at fault, and its verdict says what that rank does,
 - flight recorders are dumped (of process groups, which are recorded without being asked),
-- where errors are raised, a new group of the ranks that are left works afterwards.
+- where errors are raised, a new group of the ranks that are left works afterwards, and once that
+  is destroyed too, no thread of the library's is left on any rank, and no descriptor or mapping
+  beyond those of before the first group,
+- no process that a rank has started outlives the cell, and nothing of it is left in /dev/shm.
+
+On an accelerator, a simulated one here, the host does not wait for operations, so that their
+errors cannot come from them. There the promise is: within the same time the streams are released,
+so that a host that synchronizes with its device goes on, and then `Work.wait` raises what the
+others raise, as the next call does. The result of what has failed is undefined. That holds of a
+process group's operations, and under DDP of the first operation after a backward pass: backward()
+itself returns, since it only queues.
 
     python test/fault_matrix.py [PART OF A CELL'S NAME]     prints the table
 """
 
 import atexit
+import contextlib
 import ctypes
 import datetime
+import gc
 import itertools
 import os
 import pathlib
@@ -36,6 +48,9 @@ CULPRIT = 1
 LIMIT = 1.5
 SLACK = 5.0
 ABSENCE = LIMIT + 4.0  # longer than its peers need to give it up
+
+# Of the environment of what a rank starts, to find it again.
+MARK = "TORCHCOMMS_PG_TEST_CELL"
 
 # Fault, and what the error of the other ranks says; None: nothing fails.
 FAULTS = {
@@ -59,10 +74,17 @@ FAULTS = {
     "store server gone": r"it cannot be known what the other ranks do: the store"
     r"|gave up: .* timed out",
 }
-APIS = {"direct, shm": "shm", "direct, gloo": "gloo", "DDP": "ddp"}
+APIS = {
+    "direct, shm": "shm",
+    "direct, gloo": "gloo",
+    "DDP": "ddp",
+    "direct, accelerator": "sim",
+    "DDP, accelerator": "ddp-sim",
+}
 MODES = ("raise", "end")
+RECORDED = {"DDP", "direct, accelerator", "DDP, accelerator"}  # without being asked
 # These have no way to happen there.
-IMPOSSIBLE = {("DDP", "another root")}
+IMPOSSIBLE = {("DDP", "another root"), ("DDP, accelerator", "another root")}
 
 CELLS = [
     (fault, api, mode)
@@ -75,23 +97,28 @@ CELLS = [
 
 
 class Group:
-    """What the cells need of either API: operations, a second group, and their end."""
+    """What the cells need of each API: operations, a second group, and their end."""
 
     def __init__(self, api, store, mode, name):
         rank = int(os.environ["RANK"])
         joining = datetime.timedelta(seconds=30)
         self.api, self.store, self.name = api, store, name
         self.rank = rank
-        if api == "ddp":
+        self.ddp = api.startswith("ddp")
+        self.is_process_group = self.ddp or api == "sim"
+        self.device = device_of(api)
+        if self.is_process_group:
             options = {"store": dist.PrefixStore(name, store), "rank": rank, "world_size": WORLD}
             dist.init_process_group("torchcomms", timeout=joining, **options)
             self.second = dist.new_group(timeout=joining)
-            torch.manual_seed(1)
-            self.model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
-            dist.barrier(self.second)
+            if self.ddp:
+                torch.manual_seed(1)
+                linear = torch.nn.Linear(100, 10).to(self.device)
+                self.model = torch.nn.parallel.DistributedDataParallel(linear)
+            self.all_reduce(torch.ones(1), group=self.second)
             self.operate()
-            comms = [torchcomms_pg.get_comm(group) for group in (None, self.second)]
-            self.set_limit(*comms)
+            groups = (None, self.second)
+            self.set_limit(*(torchcomms_pg.get_comm(group, self.device) for group in groups))
             return
         self.reduce_op = torchcomms_pg.ReduceOp.SUM
         options = {"store": store, "rank": rank, "size": WORLD, "timeout": joining}
@@ -107,40 +134,63 @@ class Group:
             comm.set_timeout(datetime.timedelta(seconds=LIMIT))
 
     def operate(self):
-        if self.api == "ddp":
-            self.model(torch.ones(4, 100)).sum().backward()
+        if self.ddp:
+            self.model(torch.ones(4, 100, device=self.device)).sum().backward()
+            if self.device != "cpu":
+                torch.accelerator.synchronize()
+                self.all_reduce(torch.ones(1))
         else:
             self.all_reduce(torch.ones(1000))
 
-    def all_reduce(self, tensor, async_op=False):
-        if self.api == "ddp":
-            return dist.all_reduce(tensor, async_op=async_op)
-        return self.comm.all_reduce(tensor, self.reduce_op, async_op=async_op)
+    def all_reduce(self, tensor, async_op=False, group=None):
+        if not self.is_process_group:
+            return self.comm.all_reduce(tensor, self.reduce_op, async_op=async_op)
+        if self.device == "cpu":
+            return dist.all_reduce(tensor, group=group, async_op=async_op)
+        work = dist.all_reduce(tensor.to(self.device), group=group, async_op=True)
+        if async_op:
+            return work
+        torch.accelerator.synchronize()
+        work.wait()
 
     def broadcast(self, tensor, root):
-        if self.api == "ddp":
-            dist.broadcast(tensor, root)
-        else:
+        if not self.is_process_group:
             self.comm.broadcast(tensor, root, async_op=False)
+            return
+        work = dist.broadcast(tensor.to(self.device), root, async_op=True)
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
+        work.wait()
 
-    def barrier_of_second(self):
-        if self.api == "ddp":
-            dist.barrier(self.second)
+    def operate_in_second(self):
+        if self.is_process_group:
+            self.all_reduce(torch.ones(1), group=self.second)
         else:
             self.second.barrier(async_op=False)
 
     def abort(self):
-        if self.api != "ddp":
+        if not self.is_process_group:
             self.comm.abort()
         elif dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
     def close(self):
-        if self.api == "ddp":
+        if self.is_process_group:
             dist.destroy_process_group()
         else:
             self.comm.finalize()
             self.second.finalize()
+
+
+def device_of(api):
+    """Where the tensors of this API are; makes the simulated accelerator known."""
+    if not api.endswith("sim"):
+        return "cpu"
+    import simulated
+
+    simulated.install()
+    torchcomms_pg.registration.serve_host_device("sim")
+    return "sim:0"
 
 
 def stays_away(group):
@@ -173,11 +223,11 @@ def commit(fault, group, server):
     elif fault == "another size":
         group.all_reduce(torch.ones(999))
     elif fault == "another dtype":
-        group.all_reduce(torch.ones(1010 if group.api == "ddp" else 1000, dtype=torch.float64))
+        group.all_reduce(torch.ones(1010 if group.ddp else 1000, dtype=torch.float64))
     elif fault == "another root":
         group.broadcast(torch.ones(1000), 2)
     elif fault == "another order of groups":
-        group.barrier_of_second()
+        group.operate_in_second()
     elif fault == "raises in Python":
         try:
             raise KeyError("the program fails")
@@ -216,6 +266,8 @@ def run(fault, api, mode, args, server, dumps):
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     store = connect_store(*args)
     meeting = connect_store(*server) if server else store
+    device_of(api)
+    before = descriptors()
     group = Group(api, meeting, mode, "tested")
     # None does what it is to do before all have done what goes before.
     if store.add("made", 1) == WORLD:
@@ -235,7 +287,7 @@ def run(fault, api, mode, args, server, dumps):
         if fault == "another root" and group.rank != CULPRIT:
             group.broadcast(torch.ones(1000), 0)
         group.operate()
-        group.barrier_of_second()
+        group.operate_in_second()
     except Exception as raised:
         error, text = type(raised).__name__, str(raised)
     took = time.monotonic() - begun
@@ -245,27 +297,59 @@ def run(fault, api, mode, args, server, dumps):
         if FAULTS[fault] is not None:
             time.sleep(ABSENCE)  # DDP's error may be here before dumps are written: then it ends
         return error, text, took, ""
-    return error, text, took, goes_on(fault, api, mode, args, group)
+    wrong = goes_on(fault, args, group)
+    del group
+    return error, text, took, wrong or what_is_left(before)
 
 
-def goes_on(fault, api, mode, args, group):
+def goes_on(fault, args, group):
     """A new group of the ranks that are left, in the same processes; what is wrong with it."""
     try:
         if fault not in ("raises in Python", "destroy with operations in flight"):
             group.abort()
-        if api != "ddp":
+        if not group.is_process_group or dist.is_initialized():
             group.close()
-        elif dist.is_initialized():
-            dist.destroy_process_group()
         left = [r for r in range(WORLD) if r != CULPRIT or fault not in ("sys.exit", "kill -9")]
         rank = left.index(int(os.environ["RANK"]))
         options = {"store": connect_store(*args), "rank": rank}
         dist.init_process_group("torchcomms", world_size=len(left), **options)
-        dist.all_reduce(tensor := torch.ones(10))
+        dist.all_reduce(tensor := torch.ones(10, device=group.device))
+        total = tensor[0].item()
         dist.destroy_process_group()
-        return "" if tensor[0] == len(left) else f"the new group's sum is {tensor[0]}"
+        return "" if total == len(left) else f"the new group's sum is {total}"
     except Exception as raised:
         return f"no new group: {type(raised).__name__}: {raised}"
+
+
+def descriptors():
+    """What this process has open, by number."""
+    links = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own
+            links[number] = os.readlink(f"/proc/self/fd/{number}")
+    return links
+
+
+def threads():
+    names = (path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+    return [name for name in names if name.startswith("tcpg_")]
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return [line.split()[-1] for line in file if "memfd:torchcomms_pg" in line]
+
+
+def what_is_left(before):
+    """Of all groups, when they are destroyed; "": nothing."""
+    gc.collect()
+
+    def left():
+        new = [link for number, link in descriptors().items() if before.get(number) != link]
+        return [*threads(), *mappings(), *new]
+
+    wait_for(lambda: not left(), 5)
+    return f"left behind: {left()}" if left() else ""
 
 
 # ---------------------------------------------------------------- in the test
@@ -278,13 +362,21 @@ sys.stdin.read()
 """
 
 
+def processes_marked(mark):
+    """(pid, command) of those that a rank has started: they have its environment."""
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                yield folder.name, (folder / "cmdline").read_text().replace("\0", " ")
+
+
 class Cell:
     """One cell: begun, then looked at, so that several can be under way together."""
 
     def __init__(self, fault, api, mode):
         self.fault, self.api, self.mode = fault, api, mode
         self.dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-matrix-")
-        self.ranks = Ranks(WORLD, init=False)
+        self.ranks = Ranks(WORLD, init=False, env={MARK: self.dumps.name})
         self.server, server = None, None
         self.args = Ranks.store_args()
         if fault == "store server gone":
@@ -308,15 +400,32 @@ class Cell:
             found = []
             for rank, outcome in enumerate(outcomes):
                 found += [f"rank {rank}: {what}" for what in self._look(rank, outcome)]
-            return found + list(self._dumps())
+            found += self._dumps()
         finally:
-            self.ranks.busy = True
-            self.ranks.close()
-            self.dumps.cleanup()
-            if self.server:
-                self.server.wait()
-                self.server.stdin.close()
-                self.server.stdout.close()
+            self._end()
+        return found + list(self._left())
+
+    def _end(self):
+        self.ranks.busy = True
+        self.ranks.close()
+        self.dumps.cleanup()
+        if self.server:
+            self.server.wait()
+            self.server.stdin.close()
+            self.server.stdout.close()
+
+    def _left(self):
+        for rank in range(WORLD):
+            if self.ranks.exit_code(rank, 0) is None:
+                yield f"rank {rank} is left"
+        started = lambda: list(processes_marked(self.dumps.name))  # noqa: E731
+        wait_for(lambda: not started(), 5)
+        if orphans := started():
+            yield f"these processes are left: {orphans}"
+        pids = {str(pid) for pid in self.ranks.pids}
+        for name in os.listdir("/dev/shm"):
+            if pids & set(re.findall(r"\d+", name)):
+                yield f"left in /dev/shm: {name}"
 
     def _look(self, rank, outcome):
         expected = FAULTS[self.fault]
@@ -362,7 +471,7 @@ class Cell:
             yield afterwards
 
     def _dumps(self):
-        if self.api != "DDP" or FAULTS[self.fault] is None:
+        if self.api not in RECORDED or FAULTS[self.fault] is None:
             return
         there = {path.name for path in pathlib.Path(self.dumps.name).iterdir()}
         for rank in range(WORLD):
