@@ -63,7 +63,8 @@ def run_round(plan: Round) -> tuple[list[str], int, list[Report]]:
         wrong = []
         for rank, (process, _) in enumerate(processes):
             if process.is_alive():
-                wrong.append(f"rank {rank} hangs")
+                wrong.append(f"rank {rank} hangs; stderr has its stacks")
+                _print_stacks(process)
                 process.kill()
             process.join()
         reports = [_receive(pipe) for _, pipe in processes]
@@ -71,6 +72,12 @@ def run_round(plan: Round) -> tuple[list[str], int, list[Report]]:
     wrong += _judge(plan, codes, reports)
     present = [report for report in reports if report is not None]
     return wrong, sum(report.operations for report in present), present
+
+
+def _print_stacks(process: ForkServerProcess) -> None:
+    if process.pid is not None:
+        os.kill(process.pid, signal.SIGUSR1)
+        process.join(1)  # faulthandler gives no sign when it has written
 
 
 def _resume(process: ForkServerProcess, stopped_at: float) -> float:
@@ -112,13 +119,18 @@ def _judge(plan: Round, codes: list[int | None], reports: list[Report | None]) -
             wrong.append(f"rank {rank}: {report.wrong}")
         if report.error and plan.fault in HARMLESS:
             wrong.append(f"rank {rank} failed: {report.error}")
-        if report.error and dies is not None and f"rank {plan.victim}" not in report.error:
+        if report.error and dies is not None and not _names(plan.victim, report.error):
             wrong.append(f"rank {rank} does not name rank {plan.victim}: {report.error}")
         if faulted and report.ended_at - faulted > PATIENCE:
             wrong.append(f"rank {rank} ended {report.ended_at - faulted:.1f} s after the fault")
         if _growth(plan, report) > GROWTH:
             wrong.append(f"rank {rank} grew, MiB after each life: {report.memory}")
     return wrong
+
+
+def _names(victim: int, error: str) -> bool:
+    # Who has got its error aborts all its groups, also those that the victim is not in.
+    return f"rank {victim}" in error or error.endswith("by abort()")
 
 
 def _growth(plan: Round, report: Report) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import gc
 import os
 import random
@@ -56,6 +57,7 @@ HARMLESS = ("none", "stop for a while", "come late", "hold the GIL")
 def main(plan: Round, rank: int, store: str, pipe: Connection) -> None:
     """Runs in a process of its own; sends a `Report`, unless it dies as planned."""
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     worker = _Rank(plan, rank, store)
     try:
         for life in range(plan.lives):
