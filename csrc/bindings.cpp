@@ -9,6 +9,7 @@
 #include "bindings/Bindings.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
+#include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -42,6 +43,7 @@ class NoGilDestructor {
 // Runs at the end of the interpreter, while threads can still take the GIL;
 // see Unfinished.
 void finishBeforeExit() {
+  DumpPipe::removeAtExit();
   constexpr std::chrono::seconds kGrace{2};     // for peers that are on their way
   constexpr std::chrono::seconds kPatience{5};  // for hooks
   if (!Unfinished::awaitNone(kGrace)) {

@@ -366,6 +366,99 @@ def test_a_dump_may_leave_out_what_has_completed(recording, tmp_path):
     assert entry["profiling_name"] == "nccl:all_reduce" and "frames" not in entry
 
 
+# ---------------------------------------------------------------- the pipe
+
+PIPES = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+
+
+def write_into(pipe):
+    """As ``echo > PIPE``, which would wait where nobody reads: that raises here."""
+    file = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(file, b"\n")
+    os.close(file)
+
+
+def operate_then_destroy():
+    extra = dist.new_group()
+    dist.all_reduce(torch.ones(5))
+    report("operated")
+    receive()
+    dist.destroy_process_group(extra)
+    assert os.path.exists(f"{os.environ['TEST_PIPE']}{dist.get_rank()}.pipe")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("variable", PIPES)
+def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variable):
+    prefix = str(tmp_path / "pipe_")
+    os.mkfifo(f"{prefix}1.pipe")  # left of a process that was killed
+    ranks = recording(2, **{variable: prefix, "TEST_PIPE": prefix})
+    ranks.start(operate_then_destroy)
+    for rank in range(2):
+        ranks.wait_report(rank)
+    for _ in range(2):  # a writer that leaves is not the end of it
+        write_into(f"{prefix}1.pipe")
+        assert wait_for(lambda: os.path.exists(tmp_path / "trace_1"))
+        with open(tmp_path / "trace_1", "rb") as file:
+            entry = pickle.load(file)["entries"][-1]
+        assert entry["profiling_name"] == "nccl:all_reduce" and entry["frames"]
+        os.unlink(tmp_path / "trace_1")
+    assert sorted(os.listdir(tmp_path)) == ["pipe_0.pipe", "pipe_1.pipe"]
+    for rank in range(2):
+        ranks.tell(rank, "go on")
+    check(ranks.wait())
+    assert os.listdir(tmp_path) == []
+
+
+def keep_the_gil_until_dumped():
+    dist.all_reduce(torch.ones(5))
+    write_into(f"{os.environ[PIPES[0]]}{dist.get_rank()}.pipe")
+    ctypes.PyDLL(None).usleep(4_000_000)
+    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}", "rb") as file:
+        assert "frames" not in pickle.load(file)["entries"][-1]
+
+
+def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path):
+    env = {PIPES[0]: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
+    recording(1, **env).run(keep_the_gil_until_dumped)
+
+
+def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
+    program = """if True:
+        import os, sys, torch, torch.distributed as dist
+        import torchcomms_pg
+        dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+        assert os.listdir(sys.argv[1]) == ["0.pipe"]
+    """
+    env = dict(os.environ, **{PIPES[0]: f"{tmp_path}/"})
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=50)
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_the_variable_there_is_neither_pipe_nor_thread(recording):
+    recording(1).run(no_pipe)
+
+
+def no_pipe():
+    dist.all_reduce(torch.ones(5))
+    tasks = os.listdir("/proc/self/task")
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+    assert "tcpg_monitor" in names and "tcpg_dump_pipe" not in names
+
+
+def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):
+    (tmp_path / "0.pipe").write_text("kept")
+    recording(1).run(refuse_the_pipe, str(tmp_path))
+    assert (tmp_path / "0.pipe").read_text() == "kept"
+
+
+def refuse_the_pipe(folder):
+    os.environ[PIPES[0]] = f"{folder}/"
+    with pytest.raises(RuntimeError, match="cannot make the pipe .*something else"):
+        dist.new_group()
+    del os.environ[PIPES[0]]
+
+
 # ---------------------------------------------------------------- the debug server
 
 

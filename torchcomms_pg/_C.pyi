@@ -55,6 +55,7 @@ def configure_recorder(
     patience: timedelta,
     stacks: bool,
     completed: bool,
+    pipe: str,
 ) -> None:
     """Makes the recorder of this process, or changes how it is dumped after a failure."""
 

@@ -110,6 +110,16 @@ VARIABLES = (
         "false",
         "whether a dump after a failure leaves completed operations out",
     ),
+    Variable(
+        "TORCH_FR_DEBUG_INFO_PIPE_FILE",
+        "none",
+        "what the path of a named pipe begins with; writing into <this><rank>.pipe has it dumped",
+    ),
+    Variable(
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "none",
+        "the same; TORCH_FR_DEBUG_INFO_PIPE_FILE goes first",
+    ),
     Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
 )
 
@@ -282,6 +292,12 @@ def dump_stacks() -> bool:
 def dump_only_active() -> bool:
     """Returns whether a dump after a failure leaves completed operations out."""
     return read_bool("TORCH_INCLUDE_ONLY_ACTIVE", default=False)
+
+
+def dump_pipe() -> str:
+    """Returns what the path of the pipe that asks for dumps begins with; "": there is none."""
+    names = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    return next((value for name in names if (value := read(name))), "")
 
 
 def _first_int(*names: str) -> int | None:

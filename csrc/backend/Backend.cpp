@@ -81,11 +81,13 @@ void Backend::detach() {
     comm->setEndHook(nullptr);
     comm->setFailureHook(nullptr);
   }
+  dumpPipe_.store(nullptr);
 }
 
 void Backend::start() {
   setGroupUid(options_->group_name);
   init();
+  dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
 }
 
 void Backend::prepare(const char* what) const {
@@ -456,6 +458,7 @@ void Backend::shutdown() {
   for (const auto& comm : communicators()) {
     comm->close();
   }
+  dumpPipe_.store(nullptr);
 }
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)

@@ -15,6 +15,7 @@
 #include "comm/CallbackThread.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/TorchCompat.hpp"
+#include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
 
@@ -222,6 +223,7 @@ class Backend final : public c10d::Backend {
   std::set<std::thread::id> batches_;  // the threads that have one open
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
+  std::atomic<std::shared_ptr<DumpPipe>> dumpPipe_;
   const bool borrowed_ = false;
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};

@@ -50,12 +50,13 @@ void bindRecorder(py::module_& module) {
          bool onFailure,
          std::chrono::milliseconds patience,
          bool stacks,
-         bool completed) {
+         bool completed,
+         std::string pipe) {
         Recorder::What what;
         what.stacks = stacks;
         what.completed = completed;
         process_recorder::configure(
-            maxEntries, cppStacks, {std::move(prefix), onFailure, patience, what});
+            maxEntries, cppStacks, {std::move(prefix), onFailure, patience, what, std::move(pipe)});
       },
       py::kw_only(),
       py::arg("max_entries"),
@@ -64,7 +65,8 @@ void bindRecorder(py::module_& module) {
       py::arg("on_failure"),
       py::arg("patience"),
       py::arg("stacks"),
-      py::arg("completed"));
+      py::arg("completed"),
+      py::arg("pipe"));
   module.def("process_recorder", &process_recorder::get);
 
   py::class_<Comm> comm(module.attr("Communicator"));

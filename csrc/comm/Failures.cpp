@@ -7,6 +7,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
 #include "device/Unfinished.hpp"
+#include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
 
@@ -33,6 +34,7 @@ void callAbortHook(const std::function<void()>& hook) {
                     "\n(abort_process_on_timeout_or_error=False or TORCHCOMM_ABORT_ON_ERROR=false "
                     "raises CommError instead)\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  DumpPipe::removeAtExit();
   _exit(1);
 }
 

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -128,12 +127,12 @@ std::shared_ptr<Recorder> get() {
   return current().recorder;
 }
 
-std::string dump() {
+std::string dump(int rank) {
   const auto [recorder, options, pid] = current();
   if (!recorder) {
     return "";
   }
-  const auto path = options.prefix + std::to_string(std::max(recorder->rank(), 0));
+  const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
   const auto content = pickleInTime(recorder, options.what, options.patience);
   // The last to write is the last to have looked at the ring.
   std::lock_guard lock(shared().writing);
@@ -149,6 +148,11 @@ void dumpAfterFailure() noexcept {
   } catch (const std::exception& error) {
     TORCH_WARN(error.what());
   }
+}
+
+std::string pipePrefix() {
+  const auto instance = current();
+  return instance.recorder ? instance.options.pipe : "";
 }
 
 }  // namespace process_recorder

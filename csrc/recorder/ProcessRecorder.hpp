@@ -14,6 +14,7 @@ struct DumpOptions {
   bool onFailure = true;                      // of a group that is recorded
   std::chrono::milliseconds patience{15000};  // for stacks, which take the GIL
   Recorder::What what;
+  std::string pipe;  // what the path of the pipe begins with, "": none; see DumpPipe
 };
 
 namespace process_recorder {
@@ -26,12 +27,16 @@ void configure(size_t maxEntries, bool cppStacks, DumpOptions options);
 std::shared_ptr<Recorder> get();
 
 // Writes the record to its file and returns the file's path; "" where there is
-// no recorder. Where the GIL is not to be had in time, without stacks. Raises
-// std::runtime_error when the file cannot be written.
-std::string dump();
+// no recorder. Where the GIL is not to be had in time, without stacks. `rank`
+// is in the name until the recorder knows a group. Raises std::runtime_error
+// when the file cannot be written.
+std::string dump(int rank = 0);
 
 // The same, if dumps are wanted after failures. Raises nothing.
 void dumpAfterFailure() noexcept;
+
+// See DumpPipe; "" where nothing is recorded.
+std::string pipePrefix();
 
 }  // namespace process_recorder
 

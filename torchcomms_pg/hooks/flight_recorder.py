@@ -103,4 +103,5 @@ def configure() -> None:
         patience=env.dump_patience(),
         stacks=env.dump_stacks(),
         completed=not env.dump_only_active(),
+        pipe=env.dump_pipe(),
     )

@@ -1,0 +1,165 @@
+#include "recorder/DumpPipe.hpp"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "recorder/ProcessRecorder.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Leaked on purpose: groups may be dropped while the process ends.
+struct Shared {
+  std::mutex mutex;
+  std::weak_ptr<DumpPipe> pipe;
+  const DumpPipe* latest = nullptr;  // whose the file is
+  pid_t pid = 0;                     // of the process that made it
+};
+Shared& shared() {
+  static auto* const state = new Shared();
+  return *state;
+}
+
+[[noreturn]] void failToMake(const std::string& path, const std::string& why) {
+  throw std::runtime_error("flight recorder: cannot make the pipe " + path + ": " + why);
+}
+
+}  // namespace
+
+// Shared with its thread, which may outlive the pipe by a dump.
+struct DumpPipe::Reader {
+  int pipe = -1;
+  int end = -1;
+  int rank = 0;
+
+  Reader() = default;
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+  ~Reader() {
+    close(pipe);
+    close(end);
+  }
+
+  void run() const {
+    pthread_setname_np(pthread_self(), "tcpg_dump_pipe");
+    std::array<pollfd, 2> watched{{{end, POLLIN, 0}, {pipe, POLLIN, 0}}};
+    for (;;) {
+      const int ready = poll(watched.data(), watched.size(), -1);
+      if (ready > 0 && watched[0].revents != 0) {
+        return;
+      }
+      if (ready > 0 && drain()) {
+        dump();
+      }
+    }
+  }
+
+ private:
+  // Whether there was anything to read: once for all that was written together.
+  bool drain() const {
+    std::array<char, 512> text{};
+    bool any = false;
+    while (read(pipe, text.data(), text.size()) > 0) {
+      any = true;
+    }
+    return any;
+  }
+
+  void dump() const noexcept {
+    try {
+      process_recorder::dump(rank);
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what());
+    }
+  }
+};
+
+std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
+  const auto prefix = process_recorder::pipePrefix();
+  if (prefix.empty()) {
+    return nullptr;
+  }
+  auto& state = shared();
+  std::lock_guard lock(state.mutex);
+  auto pipe = state.pid == getpid() ? state.pipe.lock() : nullptr;
+  if (!pipe) {
+    pipe = std::make_shared<DumpPipe>(prefix, rank);
+    state.pipe = pipe;
+    state.latest = pipe.get();
+    state.pid = getpid();
+  }
+  return pipe;
+}
+
+void DumpPipe::removeAtExit() noexcept {
+  auto& state = shared();
+  std::shared_ptr<DumpPipe> pipe;
+  {
+    std::lock_guard lock(state.mutex);
+    pipe = state.pipe.lock();
+  }
+  if (pipe) {
+    pipe->remove();
+  }
+}
+
+DumpPipe::DumpPipe(const std::string& prefix, int rank)
+    : path_(prefix + std::to_string(rank) + ".pipe"),
+      pid_(getpid()),
+      reader_(std::make_shared<Reader>()) {
+  // One that is left of a killed process is replaced, anything else is not ours.
+  struct stat there{};
+  if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
+    failToMake(path_, "there is something else at that path");
+  }
+  if (unlink(path_.c_str()) != 0 && errno != ENOENT) {
+    failToMake(path_, std::strerror(errno));
+  }
+  if (mkfifo(path_.c_str(), 0666) != 0) {
+    failToMake(path_, std::strerror(errno));
+  }
+  // Also for writing, so that there is no end of file when a writer leaves.
+  reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  reader_->end = eventfd(0, EFD_CLOEXEC);
+  reader_->rank = rank;
+  if (reader_->pipe < 0 || reader_->end < 0) {
+    const std::string why = std::strerror(errno);
+    unlink(path_.c_str());
+    failToMake(path_, why);
+  }
+  std::thread([reader = reader_] { reader->run(); }).detach();
+}
+
+DumpPipe::~DumpPipe() {
+  if (pid_ == getpid()) {
+    auto& state = shared();
+    std::lock_guard lock(state.mutex);
+    if (state.latest == this) {  // else the next group has made a new one meanwhile
+      state.latest = nullptr;
+      remove();
+    }
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto told = write(reader_->end, &one, sizeof(one));
+  }
+}
+
+void DumpPipe::remove() noexcept {
+  if (pid_ == getpid()) {
+    unlink(path_.c_str());
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,40 @@
+// A named pipe: whatever is written into it has the process dump its record.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+namespace torchcomms_pg {
+
+class DumpPipe {
+ public:
+  // That of this process, at <prefix><rank>.pipe as torch's nccl backend has it,
+  // until the last holder lets go of it. It is made where there is none, by
+  // the prefix that process_recorder::configure() was given; null without one.
+  // Raises std::runtime_error when it cannot be made.
+  static std::shared_ptr<DumpPipe> hold(int rank);
+
+  // Takes it out of the file system before the process ends: with nobody to
+  // read it, it would keep those waiting who write to it.
+  static void removeAtExit() noexcept;
+
+  // Opens the pipe and starts the thread that reads it.
+  DumpPipe(const std::string& prefix, int rank);
+  // Does not wait for a dump that is under way.
+  ~DumpPipe();
+  DumpPipe(const DumpPipe&) = delete;
+  DumpPipe& operator=(const DumpPipe&) = delete;
+
+ private:
+  struct Reader;
+
+  void remove() noexcept;
+
+  const std::string path_;
+  const pid_t pid_;  // a forked child neither reads the pipe nor removes it
+  std::shared_ptr<Reader> reader_;
+};
+
+}  // namespace torchcomms_pg
