@@ -19,6 +19,7 @@ from soaking.rank import FATAL, HARMLESS, TIMEOUT, Report, Round, main
 # After the fault: its deadline, then the abort of what the other threads do, then the end of
 # the groups.
 PATIENCE = 3 * TIMEOUT + 20
+STANDSTILL = 90.0  # seconds without an operation on any rank: they hang
 GROWTH = 24.0  # MiB a process may grow after its second life, over all others
 
 
@@ -45,18 +46,23 @@ def run_round(plan: Round) -> tuple[list[str], int, list[Report]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torchcomms_pg"])
     processes: list[tuple[ForkServerProcess, Connection]] = []
+    # How many operations each has done. A busy machine may need minutes for a round.
+    progress = context.RawArray("q", plan.size)
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(plan.size):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=main, args=(plan, rank, f"{folder}/store", theirs))
+            arguments = (plan, rank, f"{folder}/store", theirs, progress)
+            process = context.Process(target=main, args=arguments)
             process.start()
             theirs.close()
             processes.append((process, ours))
-        limit = time.monotonic() + 120
+        seen, limit = [-1], 0.0
         stopped_at = 0.0
         while any(process.is_alive() for process, _ in processes):
             if plan.fault == "stop for a while":
                 stopped_at = _resume(processes[plan.victim][0], stopped_at)
+            if list(progress) != seen:
+                seen, limit = list(progress), time.monotonic() + STANDSTILL
             if time.monotonic() > limit:
                 break
             time.sleep(0.05)

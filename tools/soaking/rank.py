@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import faulthandler
 import gc
@@ -54,11 +55,16 @@ FATAL = ("kill", "abort", "stay away", "raise", "destroy", "exit")
 HARMLESS = ("none", "stop for a while", "come late", "hold the GIL")
 
 
-def main(plan: Round, rank: int, store: str, pipe: Connection) -> None:
-    """Runs in a process of its own; sends a `Report`, unless it dies as planned."""
+def main(
+    plan: Round, rank: int, store: str, pipe: Connection, progress: ctypes.Array[ctypes.c_longlong]
+) -> None:
+    """Runs in a process of its own; sends a `Report`, unless it dies as planned.
+
+    Counts its operations in `progress`, at its rank.
+    """
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    worker = _Rank(plan, rank, store)
+    worker = _Rank(plan, rank, store, progress)
     try:
         for life in range(plan.lives):
             worker.live(life)
@@ -69,10 +75,13 @@ def main(plan: Round, rank: int, store: str, pipe: Connection) -> None:
 
 
 class _Rank:
-    def __init__(self, plan: Round, rank: int, store: str) -> None:
+    def __init__(
+        self, plan: Round, rank: int, store: str, progress: ctypes.Array[ctypes.c_longlong]
+    ) -> None:
         self.plan = plan
         self.rank = rank
         self.store = store
+        self.progress = progress
         self.operations = 0
         self.error = ""
         self.wrong = ""
@@ -141,6 +150,7 @@ class _Rank:
                 if self.rank in team.ranks:
                     perform(team, drawn)
                     self.operations += 1
+                    self.progress[self.rank] = self.operations
         except WrongValueError:
             self.wrong = traceback.format_exc()
         except Exception as error:
