@@ -274,9 +274,8 @@ void Communicator::check(Clock::time_point now) noexcept {
     if (failure()) {
       return;
     }
-    if (first && initialized_.load(std::memory_order_acquire) && asyncError(*first)) {
-      // What is queued must not wait for a peer that is gone.
-      failLibrary(*failure());
+    if (first && initialized_.load(std::memory_order_acquire) && libraryFailed()) {
+      inquiring_->explainFailure(*first);
       return;
     }
     inquiring_->checkDeadline(overdue, now);

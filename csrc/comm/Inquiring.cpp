@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "comm/Recording.hpp"
+#include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
 
 namespace torchcomms_pg {
@@ -179,6 +181,29 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
     }
   } else {
     comm_.timeOut(op, op.timeout, *verdict);
+  }
+}
+
+void Inquiring::explainFailure(const Operation& op) {
+  if (explaining_.exchange(true)) {
+    return;
+  }
+  const auto explain = [unfinished = Unfinished(), self = comm_.shared_from_this(), this, op] {
+    try {
+      comm_.asyncError(op);
+      if (const auto failure = comm_.failure()) {
+        comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
+      }
+    } catch (...) {
+      // Out of memory while describing it; the monitor has it tried again.
+    }
+    explaining_ = false;
+  };
+  try {
+    std::thread(explain).detach();
+  } catch (...) {
+    explaining_ = false;
+    throw;
   }
 }
 

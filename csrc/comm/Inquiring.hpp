@@ -29,6 +29,10 @@ class Inquiring {
   // Fails the communicator, once there is a verdict on the operation whose
   // deadline has passed; or extends the deadline.
   void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
+  // Has a thread of its own find out what the library has failed with, while
+  // `op` was in flight, and fail the communicator. The monitor must go on
+  // meanwhile: it is what answers the other ranks.
+  void explainFailure(const Operation& op);
 
   // As checkDeadline() for a wait of `timeout`, but blocks, for at most
   // Inquiry::kPatience. None: it has failed; else how much longer to wait.
@@ -52,6 +56,7 @@ class Inquiring {
   std::shared_ptr<Inquiry> inquiry_;  // by std::atomic_load; null: a rank alone, or no store
   c10::intrusive_ptr<c10d::Store> store_;
   std::atomic<Clock::rep> relaxedUntil_{0};
+  std::atomic<bool> explaining_{false};
 
   // Of the monitor's thread.
   uint64_t heardRings_ = 0;
