@@ -68,7 +68,8 @@ FAULTS = {
     "SIGSTOP for a while": r"rank 1: its process is stopped \(pid \d+\)",
     "holds the GIL": r"rank 1: .*(\n.*)*holds the GIL(.*\n)*.*in native_code",
     "compiles long": None,
-    "abort during an operation": r"aborted on rank 1",
+    # NCCL does not carry the reason: on an accelerator the others know whose doing it was.
+    "abort during an operation": r"aborted on rank 1|rank 1 .*revoked the communicator",
     "destroy with operations in flight": r"ranks 0, 2 have not arrived",
     # Those whom another rank's failure reaches first have its words.
     "store server gone": r"it cannot be known what the other ranks do: the store"
@@ -305,7 +306,8 @@ def run(fault, api, mode, args, server, dumps):
 def goes_on(fault, args, group):
     """A new group of the ranks that are left, in the same processes; what is wrong with it."""
     try:
-        if fault not in ("raises in Python", "destroy with operations in flight"):
+        closed = fault in ("raises in Python", "destroy with operations in flight")
+        if FAULTS[fault] is not None and not closed:
             group.abort()
         if not group.is_process_group or dist.is_initialized():
             group.close()
