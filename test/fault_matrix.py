@@ -74,7 +74,7 @@ FAULTS = {
     "destroy with operations in flight": r"ranks 0, 2 have not arrived",
     # Those whom another rank's failure reaches first have its words.
     "store server gone": r"it cannot be known what the other ranks do: the store"
-    r"|gave up: .* timed out",
+    r"|gave up: .* timed out|rank \d .*revoked the communicator",
 }
 APIS = {
     "direct, shm": "shm",
