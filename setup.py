@@ -49,8 +49,8 @@ def package_folder(name: str) -> Path | None:
     return Path(locations[0]) if locations else None
 
 
-def find_torch() -> tuple[Path, str]:
-    """Returns the folder of the installed torch and its version."""
+def find_torch() -> tuple[Path, str, bool]:
+    """Returns the folder of the installed torch, its version, and whether it is for ROCm."""
     folder = package_folder("torch")
     if folder is None:
         raise SetupError(
@@ -60,8 +60,8 @@ def find_torch() -> tuple[Path, str]:
             "    pip install torch 'setuptools>=77' ninja\n"
             "    pip install --no-build-isolation ."
         )
-    version = runpy.run_path(str(folder / "version.py"))["__version__"]
-    return folder, str(version)
+    about = runpy.run_path(str(folder / "version.py"))
+    return folder, str(about["__version__"]), about.get("hip") is not None
 
 
 def find_nccl_include() -> Path:
@@ -132,7 +132,7 @@ class Build:
     """One compilation for one torch and one Python: of csrc/, or of other `sources`."""
 
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
-        self.torch, self.torch_version = find_torch()
+        self.torch, self.torch_version, self.rocm = find_torch()
         self.nccl = find_nccl_include()
         self.cxx = find_tool(os.environ.get("CXX", "g++"), "apt-get install g++")
         self.ninja = find_tool("ninja", "pip install ninja")
@@ -182,6 +182,9 @@ class Build:
         torch = common + [f"-isystem{relative(path)}" for path in includes]
         torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
         torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{minor}"']
+        if self.rocm:
+            common.append("-DTORCHCOMMS_PG_ROCM")
+            torch.append("-DTORCHCOMMS_PG_ROCM")
         # Last, so that they win.
         added = shlex.split(os.environ.get("CXXFLAGS", ""))
         return {

@@ -13,7 +13,12 @@ bool isCudaCapturing(cudaStream_t stream) {
   static std::atomic<Ask> known = nullptr;
   auto ask = known.load(std::memory_order_relaxed);
   if (ask == nullptr) {
-    ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+#ifdef TORCHCOMMS_PG_ROCM
+    constexpr const char* kName = "hipStreamIsCapturing";
+#else
+    constexpr const char* kName = "cudaStreamIsCapturing";
+#endif
+    ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, kName));
     known.store(ask, std::memory_order_relaxed);
   }
   int status = 0;

@@ -14,28 +14,36 @@ namespace torchcomms_pg {
 
 namespace {
 
-constexpr const char* kSoname = "libnccl.so.2";
 constexpr int kOldest = 21800;  // has every required function
 
 constexpr const char* kInstall =
+#ifdef TORCHCOMMS_PG_ROCM
+    "It comes with a torch that is built for ROCm; or set TORCHCOMM_NCCL_LIBRARY to the path of "
+    "librccl.so.1";
+#else
     "Install it with pip install 'nvidia-nccl-cu12>=2.28.7,<3' (not beside a torch that depends on "
     "nvidia-nccl-cu13, which brings it), or set TORCHCOMM_NCCL_LIBRARY to the path of libnccl.so.2";
+#endif
 
-// The path of the libnccl that the process has mapped; empty where there is none.
-std::string mappedPath() {
-  std::string path;
+// The path of the library that the process has mapped; empty where there is none.
+std::string mappedPath(const std::string& soname) {
+  struct Search {
+    std::string start;  // "libnccl.so": some bring it without a number
+    std::string path;
+  } search{soname.substr(0, soname.rfind('.')), ""};
   dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* found) {
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& [start, path] = *static_cast<Search*>(data);
         const std::string_view name = info->dlpi_name;
         const auto file = name.substr(name.rfind('/') + 1);
-        if (!file.starts_with("libnccl.so")) {
+        if (!file.starts_with(start)) {
           return 0;
         }
-        *static_cast<std::string*>(found) = name;
+        path = name;
         return 1;
       },
-      &path);
-  return path;
+      &search);
+  return search.path;
 }
 
 // The file that a handle belongs to.
@@ -137,18 +145,18 @@ const Library& Library::load(const LibrarySearch& search) {
     }
     return handle;
   };
-  const auto mapped = mappedPath();
+  const auto mapped = mappedPath(search.soname);
   if (mapped.empty()) {
-    tried += "\n  the libraries of this process: none is libnccl";
+    tried += "\n  the libraries of this process: none is " + search.soname;
   } else if (void* const handle = open(mapped, kFlags | RTLD_NOLOAD)) {
     return keep(handle, "loaded by torch already");
   }
   if (search.folder.empty()) {
     tried += "\n  Python's packages: no nvidia.nccl is installed";
-  } else if (void* const handle = open(search.folder + "/lib/" + kSoname, kFlags)) {
+  } else if (void* const handle = open(search.folder + "/lib/" + search.soname, kFlags)) {
     return keep(handle, "of the installed NCCL package");
   }
-  if (void* const handle = open(kSoname, kFlags)) {
+  if (void* const handle = open(search.soname, kFlags)) {
     return keep(handle, "found by the system's loader");
   }
   throw LibraryError("NCCL's library was not found. Tried:" + tried + "\n" + kInstall);

@@ -9,10 +9,18 @@
 
 namespace torchcomms_pg {
 
+// What this torch uses. ROCm's RCCL has NCCL's API, and its versions count alike.
+#ifdef TORCHCOMMS_PG_ROCM
+inline constexpr const char* kNcclSoname = "librccl.so.1";
+#else
+inline constexpr const char* kNcclSoname = "libnccl.so.2";
+#endif
+
 // Where to look for libnccl.
 struct LibrarySearch {
   std::string path;    // of the file, chosen by the user; then nothing else is tried
   std::string folder;  // of the installed NCCL package; may be empty
+  std::string soname = kNcclSoname;
 };
 
 // Names what was tried, or the library and what is wrong with it, and what to do.

@@ -89,3 +89,14 @@ TEST(aLibraryThatIsNotThereIsNamed) {
 TEST(lateFunctionsFallBackToMessages) {
   for (int ranks = 1; ranks <= 3; ++ranks) threadRanks(ranks, exchangesWithoutLateFunctions);
 }
+
+TEST(theLibraryOfAnotherNameIsLookedForUnderIt) {
+  try {
+    Library::load({.path = "", .folder = "/nowhere", .soname = "librccl.so.1"});
+    CHECK(false);
+  } catch (const LibraryError& error) {
+    CHECK_CONTAINS(std::string(error.what()), "none is librccl.so.1");
+    CHECK_CONTAINS(std::string(error.what()), "/nowhere/lib/librccl.so.1");
+    CHECK_CONTAINS(std::string(error.what()), "\n  librccl.so.1: ");
+  }
+}
