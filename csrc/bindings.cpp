@@ -163,4 +163,5 @@ PYBIND11_MODULE(_C, module) {
 #endif
       .def("comm_split_count", &Backend::splitCount)
       .def("perform_nocolor_split", [](Backend&, const at::Device&) {}, py::arg("device"));
+  bindMemory(module);
 }

@@ -49,6 +49,9 @@ SINCE = {
     "ncclPutSignal": 22902,
     "ncclSignal": 22902,
     "ncclWaitSignal": 22902,
+    "ncclCommSuspend": 22907,
+    "ncclCommResume": 22907,
+    "ncclCommMemStats": 22907,
 }
 
 

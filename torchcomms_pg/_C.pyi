@@ -102,8 +102,8 @@ def new_accelerator_communicator(
     `nccl_library` is a path, `nccl_folder` the folder of the installed package; empty: none.
     """
 
-def use_host_streams(device_type: str) -> None:
-    """Has shared memory carry the tensors of a simulated accelerator."""
+def use_host_streams(device_type: str, library: str) -> None:
+    """Has shared memory carry the tensors of a simulated accelerator, or a library if named."""
 
 def load_nccl(path: str, folder: str) -> NcclLibrary:
     """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
@@ -112,6 +112,9 @@ def meet_over_nccl(
     library: NcclLibrary, store: Store, rank: int, size: int, name: str, timeout: timedelta
 ) -> bytes:
     """The unique id of a new communicator, for its ranks; they must have one version of NCCL."""
+
+def allocate_with(library: NcclLibrary) -> None:
+    """Has the extension's functions for torch.cuda.CUDAPluggableAllocator use the library."""
 
 class NcclLibrary:
     """A loaded libnccl."""
@@ -520,6 +523,62 @@ class Backend(_C10dBackend):
     def options(self) -> Backend.Options: ...
     def communicator(self, device: torch.device) -> Communicator:
         """The communicator that tensors of the device go through; made where there is none."""
+
+    @property
+    def mem_allocator(self) -> Any:
+        """NCCL's allocator, for ``torch.cuda.MemPool(backend.mem_allocator)``.
+
+        Raises:
+            NotImplementedError: torch is built for CPUs only.
+            RuntimeError: the library has none, or another one allocates in this process.
+        """
+
+    def register_mem_pool(self, pool: torch.cuda.MemPool, symm: bool = False) -> None:
+        """Registers the memory that a pool has now, so that NCCL uses it without copying.
+
+        What is registered already stays so; call it again for what the pool took later. Memory of
+        `mem_allocator` is deregistered when it is freed, that of other allocators only by
+        `deregister_mem_pool`. Connects the ranks for the pool's device, if they are not yet.
+
+        Args:
+            pool: its segments are registered, each with the group's communicator of its device.
+            symm: they lie alike on all ranks (windows of NCCL 2.27.3 or later); collective.
+        """
+
+    def deregister_mem_pool(self, pool: torch.cuda.MemPool) -> None:
+        """Undoes `register_mem_pool`; so does the end of the group.
+
+        Raises:
+            ValueError: the pool is not registered with this group.
+        """
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether `allocate_tensor` is of use: NCCL has an allocator, and the GPU multicasts."""
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A tensor of one dimension, not initialized, of registered memory of NCCL's."""
+
+    def suspend(self) -> None:
+        """Gives back NCCL's own memory on the group's GPUs, once what is in flight has ended.
+
+        All ranks call it. Operations on GPUs raise RuntimeError until `resume`; those that a graph
+        replays are not looked after, and must not run.
+
+        Raises:
+            NotImplementedError: the library is older than NCCL 2.29.7.
+        """
+
+    def resume(self) -> None:
+        """Takes the memory again that `suspend` has given back. All ranks call it."""
+
+    def memory_stats(self) -> dict[str, int]:
+        """NCCL's own memory on the group's GPUs, in bytes.
+
+        ``suspend`` is what `suspend` gives back, ``persist`` what it does not, ``total`` both;
+        ``suspended`` counts the GPUs on which it is given back.
+        """
 
     def get_error(self) -> ErrorType:
         """How the group has failed, if it has: a timeout, here, or on another rank."""

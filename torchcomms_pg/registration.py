@@ -92,7 +92,7 @@ def create_backend(
     return backend
 
 
-def serve_host_device(device_type: str) -> None:
+def serve_host_device(device_type: str, library: str = "") -> None:
     """Has ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
 
     For groups that are created afterwards. They take the path of a GPU's tensors, streams and
@@ -102,8 +102,10 @@ def serve_host_device(device_type: str) -> None:
         device_type: the name of a device whose memory is the host's, and the native handles of
             whose streams point to `torchcomms_pg::shm::HostStream` (csrc/shm/HostStream.hpp).
             Anything else crashes.
+        library: the path of one that has NCCL's API for such memory and streams, in place of shared
+            memory.
     """
-    _C.use_host_streams(device_type)
+    _C.use_host_streams(device_type, library)
     devices = c10d.Backend.backend_capability[BACKEND_NAME]
     if device_type not in devices:
         devices.append(device_type)

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "backend/GroupOptions.hpp"
@@ -135,6 +136,17 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Memory of accelerators (Memory.cpp): see Communicator. With several devices of one rank
+  // the statistics are sums.
+  void registerPool(
+      Registrations::Pool pool,
+      const std::map<int, std::vector<Segment>>& segments,  // by index of the device
+      bool symmetric);
+  void deregisterPool(Registrations::Pool pool);
+  void suspend() TORCHCOMMS_PG_OVERRIDE_FROM_12;
+  void resume() TORCHCOMMS_PG_OVERRIDE_FROM_12;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() TORCHCOMMS_PG_OVERRIDE_FROM_12;
+
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   // Another communicator in place of this group's, of the members that the call names, which may
   // be more or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a
@@ -191,6 +203,8 @@ class Backend final : public c10d::Backend {
   CommPtr route(const char* what, const at::Tensor& tensor);
   // Those that there are.
   std::vector<CommPtr> communicators() const;
+  // Of accelerators; raises where there are none.
+  std::vector<CommPtr> accelerators(const char* what) const;
   CommPtr newCommunicator(at::Device device);
   void installHooks(Communicator& comm);
   // Gives a new communicator what the group has been asked for. Call it when communicators()

@@ -56,5 +56,7 @@ void bindWhereabouts(py::module_& module);
 void usePythonStacks();
 void bindCreation(py::module_& module);
 void bindNccl(py::module_& module);
+// After the class Backend.
+void bindMemory(py::module_& module);
 
 }  // namespace torchcomms_pg

@@ -123,8 +123,11 @@ void bindCreation(py::module_& module) {
       NoGil());
   module.def(
       "use_host_streams",
-      [](const std::string& type) { useHostStreams(c10::Device(type).type()); },
-      py::arg("device_type"));
+      [](const std::string& type, const std::string& library) {
+        useHostStreams(c10::Device(type).type(), library);
+      },
+      py::arg("device_type"),
+      py::arg("library"));
 }
 
 }  // namespace torchcomms_pg

@@ -33,7 +33,8 @@ Communicator::Communicator(
       accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
       comm_(comm),
-      inquiring_(std::make_unique<Inquiring>(*this)) {
+      inquiring_(std::make_unique<Inquiring>(*this)),
+      registrations_(api) {
   Monitor::get().add(this);
 }
 
@@ -43,6 +44,7 @@ Communicator::~Communicator() {
   if (pid_ == getpid()) {
     Monitor::get().remove(this);
   }
+  registrations_.forget();
   if (auto* comm = comm_.exchange(nullptr)) {
     std::atomic_load(&failure_) ? api_.commAbort(comm) : api_.commDestroy(comm);
   }
@@ -130,6 +132,7 @@ WorkPtr Communicator::issue(Call call) {
 
 WorkPtr Communicator::launch(Call call, WorkPtr work) {
   usable();
+  refuseSuspended();
   if (C10_UNLIKELY(hooks_->any())) {
     return launchHooked(std::move(call), std::move(work));
   }

@@ -24,6 +24,7 @@
 #include "comm/Work.hpp"
 #include "device/Device.hpp"
 #include "monitor/Monitor.hpp"
+#include "nccl/Memory.hpp"
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {
@@ -153,6 +154,24 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // A tensor, not initialized, in memory that peers can map: a window takes it
   // as it is.
   at::Tensor allocateTensor(int64_t numel, c10::ScalarType dtype) const;
+
+  // Memory (Memory.cpp), of a library that has the functions.
+  //
+  // Registers the segments of a pool of torch's, those that are not yet, so that the library uses
+  // them as they are. They are no more when they are freed, or this is closed. `symmetric`: they
+  // lie alike on all ranks; collective.
+  void registerMemory(
+      Registrations::Pool pool, const std::vector<Segment>& segments, bool symmetric);
+  // False: it was not registered.
+  bool deregisterMemory(Registrations::Pool pool);
+
+  // Gives back the library's memory on the device when all that is in flight has ended. Until
+  // resume() operations raise. Both are collective.
+  void suspend();
+  void resume();
+  // In bytes: "suspend" is what suspend() gives back, "persist" what it does not, "total" both;
+  // "suspended" is 1 after it. Also while suspended.
+  std::unordered_map<std::string, uint64_t> memoryStats();
 
   // A communicator of the listed ranks (of this one), in that order; null on
   // ranks that are not listed. Collective over all ranks.
@@ -343,6 +362,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Batch* openBatch();
   WorkPtr newWork(const Call& call);
 
+  void manage(OpKind kind, const std::function<ncclResult_t(ncclComm_t comm)>& body);
+  void refuseSuspended() const;
+
   // With hooks (Hooked.cpp).
   static OpName hookName(const Call& call);
   static std::shared_ptr<PreHookArgs> hookArgs(const Call& call, uint64_t id);
@@ -396,6 +418,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<ncclComm_t> comm_;
   std::atomic<bool> initialized_{false};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> suspended_{false};
   std::shared_ptr<const Failure> failure_;  // by std::atomic_load; set once
   std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
 
@@ -423,6 +446,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<bool> libraryFailed_{false};
 
   std::mutex issueMutex_;  // held while an operation goes into the communicator's stream
+
+  Registrations registrations_;
 
   std::mutex windowMutex_;
   std::vector<bool> windowSignals_ = std::vector<bool>(kSignals);  // in use, by sigIdx

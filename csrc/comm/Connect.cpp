@@ -20,7 +20,10 @@ namespace torchcomms_pg {
 
 namespace {
 
-std::array<std::atomic<bool>, static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
+// By type: the library for such devices, empty for shared memory; null for all other devices.
+std::array<
+    std::atomic<const std::string*>,
+    static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
 
 // What libnccl can do, and no more, over shared memory. So a simulated
@@ -84,13 +87,14 @@ void logOnce(const Library& library) {
 
 }  // namespace
 
-void useHostStreams(c10::DeviceType type) {
-  hostStreams[static_cast<size_t>(type)] = true;
+void useHostStreams(c10::DeviceType type, const std::string& library) {
+  // Never freed: it may be in use.
+  hostStreams[static_cast<size_t>(type)] = new std::string(library);
 }
 
 void checkCarried(const char* what, const std::string& group, c10::Device device) {
   TORCH_CHECK_VALUE(
-      device.is_cuda() || hostStreams[static_cast<size_t>(device.type())],
+      device.is_cuda() || hostStreams[static_cast<size_t>(device.type())] != nullptr,
       what,
       ": the tensor is on ",
       device,
@@ -150,7 +154,8 @@ std::shared_ptr<Communicator> connect(
       device,
       " yet, and a graph is being captured; run one operation of the group before the capture, or "
       "pass device_id to init_process_group");
-  if (hostStreams[static_cast<size_t>(device.type())]) {
+  const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
+  if (onHost != nullptr && onHost->empty()) {
     const auto joined = joinOnHost(plainApi(), meeting);
     TORCH_CHECK(
         joined.comm != nullptr,
@@ -162,7 +167,8 @@ std::shared_ptr<Communicator> connect(
         joined.unavailable);
     return make(plainApi(), joined.comm, joined.prefix);
   }
-  const auto& library = Library::load(options.library);
+  const auto& library = Library::load(
+      onHost != nullptr ? LibrarySearch{.path = *onHost, .folder = ""} : options.library);
   logOnce(library);
   const auto met = meetOverNccl(library, meeting);
   const c10::DeviceGuard onDevice(device);

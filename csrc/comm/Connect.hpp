@@ -38,7 +38,8 @@ std::shared_ptr<Communicator> connect(
 void checkCarried(const char* what, const std::string& group, c10::Device device);
 
 // Devices of this type have their memory on the host, and the native handles
-// of their streams point to shm::HostStream: a simulated accelerator.
-void useHostStreams(c10::DeviceType type);
+// of their streams point to shm::HostStream: a simulated accelerator. `library`:
+// the path of one with NCCL's API for such, in place of shared memory; may be empty.
+void useHostStreams(c10::DeviceType type, const std::string& library);
 
 }  // namespace torchcomms_pg

@@ -129,6 +129,7 @@ void Communicator::failLibrary(const Failure& failure) {
       comm = self->comm_.exchange(nullptr, std::memory_order_acq_rel);
     }
     if (comm != nullptr) {
+      self->registrations_.forget();
       self->api_.commAbort(comm);
     }
   }).detach();

@@ -61,6 +61,9 @@ OpName Communicator::hookName(const Call& call) {
     case OpKind::waitSignal: return OpName::wait_signal;
     case OpKind::split: return OpName::split;
     case OpKind::shrink: return OpName::shrink;
+    case OpKind::registerMemory:
+    case OpKind::suspend:
+    case OpKind::resume:
     case OpKind::initialization: break;  // no operation of a user
   }
   TORCH_INTERNAL_ASSERT(false, "hooks do not know ", name(call.op.kind));

@@ -279,9 +279,11 @@ void Communicator::closeNow() {
     return;
   }
   if (failure()) {
+    registrations_.forget();
     api_.commAbort(comm);
     return;
   }
+  registrations_.removeAll();
   api_.commFinalize(comm);
   api_.commDestroy(comm);
 }

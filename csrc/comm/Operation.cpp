@@ -46,6 +46,9 @@ const Names& names(OpKind kind) {
       TORCHCOMMS_PG_NAMES("wait_signal", "wait_signal", UNKNOWN),
       TORCHCOMMS_PG_NAMES("split", "split", UNKNOWN),
       TORCHCOMMS_PG_NAMES("shrink", "shrink", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("register_mem_pool", "register_mem_pool", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("suspend", "suspend", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("resume", "resume", UNKNOWN),
       TORCHCOMMS_PG_NAMES("init", "init", UNKNOWN),
   };
 #undef TORCHCOMMS_PG_NAMES
@@ -79,7 +82,7 @@ c10d::OpType opType(OpKind kind) {
 
 std::string describe(const Operation& op) {
   std::ostringstream out;
-  if (op.kind == OpKind::initialization) {
+  if (isManagement(op.kind)) {
     return name(op.kind);
   }
   out << name(op.kind) << " #" << op.seq;

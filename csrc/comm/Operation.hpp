@@ -43,6 +43,9 @@ enum class OpKind : uint8_t {
   waitSignal,
   split,
   shrink,
+  registerMemory,
+  suspend,
+  resume,
   initialization,
 };
 
@@ -61,6 +64,11 @@ c10d::OpType opType(OpKind kind);
 // Whether it cannot end without its `peer`.
 inline bool waitsForPeer(OpKind kind) {
   return kind == OpKind::send || kind == OpKind::recv || kind == OpKind::waitSignal;
+}
+
+// Whether it is of the communicator itself, and has no number in the group's order.
+inline bool isManagement(OpKind kind) {
+  return kind >= OpKind::registerMemory;
 }
 
 inline bool isPointToPoint(OpKind kind) {

@@ -68,6 +68,9 @@ const char* Communicator::recordedName(const Call& call) {
     case OpKind::signal:
     case OpKind::waitSignal: return nullptr;  // c10d's schema has no names for them
     case OpKind::shrink:
+    case OpKind::registerMemory:
+    case OpKind::suspend:
+    case OpKind::resume:
     case OpKind::initialization: break;  // not launched through here
   }
   TORCH_INTERNAL_ASSERT(false, "the recorder does not know ", name(call.op.kind));

@@ -75,6 +75,12 @@
       size)
 #endif
 
+// Likewise in 2.12 and 2.15.
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(12)
+#define TORCHCOMMS_PG_OVERRIDE_FROM_12 override
+#else
+#define TORCHCOMMS_PG_OVERRIDE_FROM_12
+#endif
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
 #define TORCHCOMMS_PG_OVERRIDE_FROM_15 override
 #else

@@ -9,6 +9,7 @@
 #include <nccl.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,21 @@ ncclResult_t ncclSignal(
     int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclWaitSignal(
     int count, ncclWaitSignalDesc_t* descriptions, ncclComm_t comm, cudaStream_t stream);
+}
+#endif
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 29, 7)
+#define NCCL_SUSPEND_MEM 0x01
+enum ncclCommMemStat_t {
+  ncclStatGpuMemSuspend = 0,
+  ncclStatGpuMemSuspended = 1,
+  ncclStatGpuMemPersist = 2,
+  ncclStatGpuMemTotal = 3
+};
+extern "C" {
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t ncclCommResume(ncclComm_t comm);
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value);
 }
 #endif
 
@@ -92,7 +108,10 @@ namespace torchcomms_pg {
   X(winGetUserPtr, ncclWinGetUserPtr)               \
   X(putSignal, ncclPutSignal)                       \
   X(signal, ncclSignal)                             \
-  X(waitSignal, ncclWaitSignal)
+  X(waitSignal, ncclWaitSignal)                     \
+  X(commSuspend, ncclCommSuspend)                   \
+  X(commResume, ncclCommResume)                     \
+  X(commMemStats, ncclCommMemStats)
 
 // One tagged point-to-point message, see NcclApi::sendTagged.
 struct Message {

@@ -1,0 +1,70 @@
+// Memory of the group's accelerators: what is registered with NCCL, and what NCCL has itself.
+#include "backend/Backend.hpp"
+
+namespace torchcomms_pg {
+
+std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
+  std::vector<CommPtr> found;
+  for (auto& comm : communicators()) {
+    if (comm->accelerator() != nullptr) {
+      found.push_back(std::move(comm));
+    }
+  }
+  TORCH_CHECK(
+      !found.empty(),
+      what,
+      ": group '",
+      options_->group_name,
+      "' has no connections for an accelerator, and so no memory there; run one of its operations "
+      "first, or pass device_id to init_process_group");
+  return found;
+}
+
+void Backend::registerPool(
+    Registrations::Pool pool, const std::map<int, std::vector<Segment>>& segments, bool symmetric) {
+  const auto type = at::getAccelerator(/*checked=*/true).value();
+  for (const auto& [index, ofDevice] : segments) {
+    const at::Device device(type, static_cast<at::DeviceIndex>(index));
+    communicator("register_mem_pool", device)->registerMemory(pool, ofDevice, symmetric);
+  }
+}
+
+void Backend::deregisterPool(Registrations::Pool pool) {
+  bool known = false;
+  for (const auto& comm : communicators()) {
+    known |= comm->deregisterMemory(pool);
+  }
+  TORCH_CHECK_VALUE(
+      known,
+      "deregister_mem_pool: pool (",
+      pool.first,
+      ", ",
+      pool.second,
+      ") is not registered with group '",
+      options_->group_name,
+      "'; pass one that register_mem_pool has got");
+}
+
+void Backend::suspend() {
+  for (const auto& comm : accelerators("suspend")) {
+    comm->suspend();
+  }
+}
+
+void Backend::resume() {
+  for (const auto& comm : accelerators("resume")) {
+    comm->resume();
+  }
+}
+
+std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
+  std::unordered_map<std::string, uint64_t> sums;
+  for (const auto& comm : accelerators("memory_stats")) {
+    for (const auto& [name, value] : comm->memoryStats()) {
+      sums[name] += value;
+    }
+  }
+  return sums;
+}
+
+}  // namespace torchcomms_pg

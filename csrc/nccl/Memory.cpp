@@ -1,0 +1,185 @@
+#include "nccl/Memory.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace torchcomms_pg {
+
+namespace {
+
+std::atomic<const Library*> allocating = nullptr;
+
+// Never destroyed: torch frees memory until the process is gone.
+struct Live {
+  std::mutex mutex;
+  std::vector<Registrations*> all;
+};
+
+Live& live() {
+  static auto* const instance = new Live;
+  return *instance;
+}
+
+std::string named(const Library& library) {
+  return "NCCL " + versionText(library.version()) + " at " + library.path();
+}
+
+}  // namespace
+
+void allocateWith(const Library& library) {
+  if (library.api().memAlloc == nullptr || library.api().memFree == nullptr) {
+    throw LibraryError(
+        "mem_allocator: " + named(library) +
+        " has no allocator (ncclMemAlloc); it came with NCCL 2.19.3");
+  }
+  const Library* before = nullptr;
+  if (!allocating.compare_exchange_strong(before, &library) && before != &library) {
+    throw LibraryError(
+        "mem_allocator: this process allocates with " + named(*before) +
+        " already, and memory of two libraries cannot be told apart; have this group use that "
+        "one (option nccl_library), not " +
+        named(library));
+  }
+}
+
+Registrations::Registrations(const NcclApi& api) : api_(api) {
+  const std::lock_guard lock(live().mutex);
+  live().all.push_back(this);
+}
+
+Registrations::~Registrations() {
+  const std::lock_guard lock(live().mutex);
+  std::erase(live().all, this);
+}
+
+ncclResult_t Registrations::add(
+    ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric, const Settle& settle) {
+  const std::lock_guard lock(mutex_);
+  auto& entries = pools_[pool];
+  const auto found = entries.find(segment.address);
+  if (found != entries.end()) {
+    if (found->second.bytes == segment.bytes && found->second.symmetric == symmetric) {
+      return ncclSuccess;
+    }
+    // Registered in the other way, or freed behind our back and taken anew.
+    const auto result = deregister(found->second);
+    entries.erase(found);
+    if (result != ncclSuccess) {
+      return result;
+    }
+  }
+  Entry entry{comm, segment.bytes, symmetric, nullptr, nullptr};
+  if (!symmetric) {
+    const auto result =
+        settle(api_.commRegister(comm, segment.address, segment.bytes, &entry.handle));
+    if (result == ncclSuccess) {
+      entries.emplace(segment.address, entry);
+    }
+    return result;
+  }
+  // Written in the background, also after settle() has given up; then it is left.
+  auto window = std::make_unique<ncclWindow_t>(nullptr);
+  auto* const written = window.release();
+  const auto result = settle(api_.commWindowRegister(
+      comm, segment.address, segment.bytes, written, NCCL_WIN_COLL_SYMMETRIC));
+  window.reset(written);
+  if (result == ncclSuccess) {
+    entry.window = *window;
+    entries.emplace(segment.address, entry);
+  }
+  return result;
+}
+
+ncclResult_t Registrations::deregister(const Entry& entry) const {
+  auto result = entry.symmetric ? api_.commWindowDeregister(entry.comm, entry.window)
+                                : api_.commDeregister(entry.comm, entry.handle);
+  // In the background where the communicator does not block. It waits for no peer.
+  while (result == ncclInProgress) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    const auto asked = api_.commGetAsyncError(entry.comm, &result);
+    result = asked == ncclSuccess ? result : asked;
+  }
+  return result;
+}
+
+ncclResult_t Registrations::clear(Entries& entries) const {
+  auto first = ncclSuccess;
+  for (const auto& [address, entry] : entries) {
+    const auto result = deregister(entry);
+    first = first == ncclSuccess ? result : first;
+  }
+  entries.clear();
+  return first;
+}
+
+std::optional<ncclResult_t> Registrations::remove(Pool pool) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) {
+    return std::nullopt;
+  }
+  const auto result = clear(found->second);
+  pools_.erase(found);
+  return result;
+}
+
+void Registrations::removeAll() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [pool, entries] : pools_) {
+    clear(entries);
+  }
+  pools_.clear();
+}
+
+void Registrations::forget() {
+  const std::lock_guard lock(mutex_);
+  pools_.clear();
+}
+
+void Registrations::drop(void* address) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [pool, entries] : pools_) {
+    const auto found = entries.find(address);
+    if (found != entries.end()) {
+      deregister(found->second);
+      entries.erase(found);
+    }
+  }
+}
+
+void Registrations::released(void* address) {
+  const std::lock_guard lock(live().mutex);
+  for (auto* const registrations : live().all) {
+    registrations->drop(address);
+  }
+}
+
+}  // namespace torchcomms_pg
+
+void* torchcomms_pg_allocate(size_t bytes, int, cudaStream_t) {
+  using namespace torchcomms_pg;
+  // Torch has made the device the current one.
+  const auto& api = allocating.load()->api();
+  void* memory = nullptr;
+  if (api.memAlloc(&memory, bytes) == ncclSuccess) {
+    return memory;
+  }
+  const std::string why = api.getLastError(nullptr);
+  if (why.find("out of memory") != std::string::npos) {
+    return nullptr;
+  }
+  throw std::runtime_error("ncclMemAlloc of " + std::to_string(bytes) + " bytes: " + why);
+}
+
+void torchcomms_pg_free(void* memory, size_t, int, cudaStream_t) {
+  using namespace torchcomms_pg;
+  Registrations::released(memory);
+  // Torch has no use for an error: the process may be ending.
+  allocating.load()->api().memFree(memory);
+}
