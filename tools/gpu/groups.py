@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from gpu.check import Skip
 from gpu.here import Here, finish
 from torchcomms_pg import nccl
 
@@ -93,21 +90,3 @@ def devices(here: Here) -> str:
     assert comms[0].get_device() != comms[1].get_device()
     here.stop()
     return "a communicator for each of 2 devices"
-
-
-def memory_pool(here: Here) -> str:
-    """Memory from NCCL's allocator, registered with the communicator."""
-    here.start(eager=True)
-    backend: Any = here.group._get_backend(here.device)
-    if not hasattr(backend, "register_mem_pool"):
-        raise Skip("this version of torchcomms_pg has no memory pools")
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    with torch.cuda.use_mem_pool(pool):
-        tensor = torch.ones(1 << 20, device=here.device)
-    backend.register_mem_pool(pool)
-    dist.all_reduce(tensor)
-    assert (tensor.cpu() == here.ranks).all()
-    backend.deregister_mem_pool(pool)
-    del tensor, pool
-    here.stop()
-    return "allocated, registered, used, deregistered"
