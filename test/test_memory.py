@@ -39,7 +39,7 @@ class Library:
     def __init__(self):
         self.path = f"{tempfile.mkdtemp()}/libnccl.so.2"
         source = FOLDER / "fake_nccl.c"
-        subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", self.path, source], check=True)
+        subprocess.run(["g++", "-xc", "-shared", "-fPIC", "-o", self.path, source], check=True)
         self.functions = ctypes.CDLL(self.path)
         self.functions.fake_calls.restype = ctypes.c_char_p
 

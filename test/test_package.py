@@ -166,6 +166,13 @@ def test_build_without_torch_says_what_to_install(setup_py, monkeypatch):
         setup_py.find_torch()
 
 
+@pytest.mark.parametrize("hip", (None, "7.1.2"))
+def test_a_torch_for_rocm_is_told_apart(setup_py, monkeypatch, tmp_path, hip):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.15.0'\nhip = {hip!r}\n")
+    monkeypatch.setattr(setup_py, "package_folder", lambda name: tmp_path)
+    assert setup_py.find_torch() == (tmp_path, "2.15.0", hip is not None)
+
+
 def test_build_without_nccl_header_says_what_to_install(setup_py, monkeypatch):
     monkeypatch.setattr(setup_py, "package_folder", lambda name: None)
     with pytest.raises(setup_py.SetupError, match=r"pip install 'nvidia-nccl-cu12>=2\.28\.7,<3'"):

@@ -1,4 +1,6 @@
 // Memory of the group's accelerators: what is registered with NCCL, and what NCCL has itself.
+#include <ATen/DeviceAccelerator.h>
+
 #include "backend/Backend.hpp"
 
 namespace torchcomms_pg {
