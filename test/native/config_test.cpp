@@ -1,0 +1,54 @@
+// NCCL's configuration, as the library gets it.
+#include <cstring>
+
+#include "Check.hpp"
+#include "nccl/Config.hpp"
+
+using torchcomms_pg::NcclConfig;
+
+namespace {
+
+const NcclConfig::Field& field(const char* name) {
+  for (const auto& each : NcclConfig::fields()) {
+    if (std::strcmp(each.name, name) == 0) return each;
+  }
+  throw std::runtime_error(name);
+}
+
+}  // namespace
+
+TEST(whatIsNotSetIsLeftToTheLibraryAndNothingBlocks) {
+  const ncclConfig_t untouched = NCCL_CONFIG_INITIALIZER;
+  const auto raw = NcclConfig().raw();
+  CHECK_EQUAL(raw.size, sizeof(ncclConfig_t));
+  CHECK_EQUAL(raw.version, static_cast<unsigned>(NCCL_VERSION_CODE));
+  CHECK_EQUAL(raw.blocking, 0);
+  for (const auto& each : NcclConfig::fields()) {
+    if (each.isText()) CHECK(raw.*each.text == nullptr);
+    if (each.number != nullptr && std::strcmp(each.name, "blocking") != 0) {
+      CHECK_EQUAL(raw.*each.number, untouched.*each.number);
+    }
+  }
+}
+
+TEST(everyFieldReachesItsPlace) {
+  NcclConfig config;
+  for (const auto& each : NcclConfig::fields()) {
+    if (each.number != nullptr) config.setNumber(each, each.least);
+    if (each.isText()) config.setText(each, each.inNccl);
+  }
+  const auto raw = config.raw();
+  for (const auto& each : NcclConfig::fields()) {
+    if (each.number != nullptr) CHECK_EQUAL(raw.*each.number, each.least);
+    if (each.isText()) CHECK_EQUAL(std::string(raw.*each.text), std::string(each.inNccl));
+  }
+}
+
+TEST(aCopyKeepsTheTextsThatTheLibraryWasGiven) {
+  auto first = std::make_unique<NcclConfig>();
+  first->setText(field("net_name"), "a name that is too long to be kept in the string itself");
+  const auto raw = first->raw();
+  const NcclConfig copy = *first;
+  first.reset();
+  CHECK_EQUAL(std::string(raw.netName), *copy.text(field("net_name")));
+}
