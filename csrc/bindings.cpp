@@ -110,6 +110,16 @@ PYBIND11_MODULE(_C, module) {
           "is_high_priority_stream",
           [](const GroupOptions& self) { return self.accelerator.highPriority; },
           [](GroupOptions& self, bool high) { self.accelerator.highPriority = high; })
+      .def_property(
+          "config",
+          py::cpp_function(
+              [](GroupOptions& self) -> NcclConfig& { return self.accelerator.config; },
+              py::return_value_policy::reference_internal),
+          [](GroupOptions& self, const NcclConfig& config) { self.accelerator.config = config; })
+      .def_property(
+          "ranks_per_root",
+          [](const GroupOptions& self) { return self.accelerator.ranksPerRoot; },
+          [](GroupOptions& self, int ranks) { self.accelerator.ranksPerRoot = ranks; })
       .def_readwrite("ends_process", &GroupOptions::endsProcess)
       .def(
           "__copy__",
@@ -162,6 +172,11 @@ PYBIND11_MODULE(_C, module) {
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
 #endif
       .def("comm_split_count", &Backend::splitCount)
+      .def("_comm_ptr", &Backend::commPtr, NoGil())
+      .def_property_readonly("comm_ptr", py::cpp_function(&Backend::commPtr, NoGil()))
+      .def_property_readonly("uid", &Backend::uid)
+      .def("_is_initialized", &Backend::isInitialized, NoGil())
+      .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("perform_nocolor_split", [](Backend&, const at::Device&) {}, py::arg("device"));
   bindMemory(module);
 }

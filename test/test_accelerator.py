@@ -6,6 +6,7 @@ operations; those of the orderings hold a stream up and are not left to chance.
 
 import datetime
 import gc
+import os
 import time
 
 import pytest
@@ -783,3 +784,59 @@ def split_eagerly():
 def test_device_id_connects_at_once_and_groups_can_be_split():
     with Ranks(3, init=eager) as ranks:
         ranks.run(split_eagerly)
+
+
+# ---------------------------------------------------------------- shrinking
+
+
+def shrink_by_one():
+    # Torch registers what is left of a group for the one device that the group is bound to.
+    group = dist.new_group(device_id=torch.device(DEVICE))
+    if dist.get_rank() != 2:
+        smaller = dist.shrink_group([2], group)
+        backend = smaller._get_backend(torch.device("sim"))
+        assert backend.comm_ptr  # there before the first operation
+        tensor = torch.full((1000,), dist.get_rank() + 1.0, device=DEVICE)
+        dist.all_reduce(tensor, group=smaller)
+        assert (tensor.cpu() == 3).all()
+        tensor = torch.full((1000,), dist.get_rank() + 1.0)
+        backend.allreduce([tensor]).wait()
+        assert (tensor == 3).all()
+    dist.barrier()
+
+
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
+def test_dist_shrink_group_shrinks_the_communicator_of_the_device_too():
+    with Ranks(3, init=start) as ranks:
+        ranks.run(shrink_by_one)
+
+
+def survivors(how):
+    """Rank 2 dies; ranks 0 and 1, with an operation in flight, shrink the group and go on."""
+    dist.all_reduce(torch.ones(5, device=DEVICE))
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 2:
+        os._exit(3)
+    work = dist.all_reduce(torch.ones(5, device=DEVICE), async_op=True)
+    if how == "after the failure":
+        assert wait_for(lambda: work.is_completed(), 15)
+    backend = dist.group.WORLD._get_backend(torch.device("sim"))
+    child = backend.shrink([2], dist.distributed_c10d.SHRINK_ABORT)
+    assert wait_for(lambda: work.is_completed(), 15)
+    with pytest.raises(torchcomms_pg.CommError):
+        work.wait()
+    for device in ("cpu", DEVICE):
+        tensor = torch.full((1000,), dist.get_rank() + 1.0, device=device)
+        child.allreduce([tensor]).wait()
+        assert (tensor.cpu() == 3).all()
+    child.shutdown()
+
+
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
+@pytest.mark.parametrize("how", ("after the failure", "before anybody knows"))
+def test_the_ranks_that_are_left_shrink_the_group_of_a_dead_peer(how):
+    with Ranks(3, init=start) as ranks:
+        ranks.start(survivors, how)
+        outcomes = ranks.wait()
+        assert outcomes[0].ok and outcomes[1].ok, outcomes
+        assert "exit code 3" in outcomes[2].died

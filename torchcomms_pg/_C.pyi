@@ -13,6 +13,8 @@ from torchcomms_pg.work import TorchWork
 torch_version: str
 # NCCL_VERSION_CODE of the header it was compiled with.
 nccl_header_version: int
+# The attributes of NcclConfig, by their own names and by those of NCCL's fields.
+nccl_config_names: dict[str, str]
 
 def set_comm_error(type: type[Exception]) -> None:
     """Names the class that failures on the wire are raised as."""
@@ -96,6 +98,8 @@ def new_accelerator_communicator(
     nccl_library: str,
     nccl_folder: str,
     high_priority: bool,
+    config: NcclConfig,
+    ranks_per_root: int,
 ) -> Communicator:
     """A communicator for tensors of the device; collective over its ranks.
 
@@ -109,9 +113,56 @@ def load_nccl(path: str, folder: str) -> NcclLibrary:
     """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
 
 def meet_over_nccl(
-    library: NcclLibrary, store: Store, rank: int, size: int, name: str, timeout: timedelta
-) -> bytes:
-    """The unique id of a new communicator, for its ranks; they must have one version of NCCL."""
+    library: NcclLibrary,
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+    ranks_per_root: int,
+) -> list[bytes]:
+    """The unique ids of a new communicator, for its ranks; they must have one version of NCCL."""
+
+class NcclConfig:
+    """What NCCL is told when it makes a communicator: the fields of its ``ncclConfig_t``.
+
+    Attributes have the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None is NCCL's default.
+    What they mean: NCCL's documentation. NCCL's environment variables go first. A value that NCCL
+    does not take raises ValueError; so does, when a communicator is made, a field that the loaded
+    library does not have yet.
+
+    Attributes:
+        blocking: None or 0: communicators never block, since deadlines and abort depend on it.
+        net_name: the network plugin's; a name, as `comm_name`.
+    """
+
+    blocking: int | None
+    cga_cluster_size: int | None
+    min_ctas: int | None
+    max_ctas: int | None
+    net_name: str | None
+    split_share: int | None
+    traffic_class: int | None
+    comm_name: str | None
+    collnet_enable: int | None
+    cta_policy: int | None
+    shrink_share: int | None
+    nvls_ctas: int | None
+    n_channels_per_net_peer: int | None
+    nvlink_centric_sched: int | None
+    graph_usage_mode: int | None
+    num_rma_ctx: int | None
+    max_p2p_peers: int | None
+    graph_stream_ordering: int | None
+    launch_order_implicit: int | None
+    num_rma_sig: int | None
+    rma_eager_init: int | None
+    host_cft_mode: int | None
+    nvls_host_mode: int | None
+
+    def __init__(self) -> None: ...
+    def __copy__(self) -> NcclConfig: ...
+    def __deepcopy__(self, memo: dict[int, Any]) -> NcclConfig: ...
 
 def allocate_with(library: NcclLibrary) -> None:
     """Has the extension's functions for torch.cuda.CUDAPluggableAllocator use the library."""
@@ -317,8 +368,15 @@ class Communicator:
     def timeout(self, arg1: timedelta) -> None: ...
     def enable_timing(self) -> None: ...
     def split(
-        self, ranks: Sequence[int], name: str, timeout: timedelta | None
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta | None,
+        config: NcclConfig | None,
     ) -> Communicator | None: ...
+    def comm_ptr(self) -> int:
+        """The library's communicator, once all ranks have joined."""
+
     def new_window(self) -> Window: ...
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
     def start_batch(self) -> None: ...
@@ -499,11 +557,17 @@ class Backend(_C10dBackend):
             nccl_folder: folder of the installed NCCL package; set by the backend's creator.
             is_high_priority_stream: whether asynchronous operations of an accelerator run in a
                 stream of high priority.
+            config: what NCCL is told when it makes a communicator. Groups that are made of this
+                one have it too, unless they get options of their own.
+            ranks_per_root: for how many ranks NCCL starts from one unique id; set by the
+                backend's creator.
         """
 
         nccl_library: str
         nccl_folder: str
         is_high_priority_stream: bool
+        config: NcclConfig
+        ranks_per_root: int
 
         def __init__(self, timeout: timedelta = ...) -> None: ...
         @property
@@ -583,6 +647,23 @@ class Backend(_C10dBackend):
     def get_error(self) -> ErrorType:
         """How the group has failed, if it has: a timeout, here, or on another rank."""
 
+    def _comm_ptr(self) -> int:
+        """As `comm_ptr`, which torch's own backend has from torch 2.15 on."""
+
+    @property
+    def comm_ptr(self) -> int:
+        """NCCL's communicator of the accelerator, for code that calls NCCL itself.
+
+        Where the group has several devices, that of the current one. Raises RuntimeError where
+        there is none yet. It is the group's: valid until the group is destroyed.
+        """
+
+    @property
+    def uid(self) -> int:
+        """Counts the groups of this process."""
+
+    def _is_initialized(self) -> bool: ...
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def comm_split_count(self) -> int:
         """How many groups have been split from this one."""
 

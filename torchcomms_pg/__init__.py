@@ -12,7 +12,7 @@ check_torch(torch.__version__)
 
 # These load the extension, which must not happen under another torch.
 from torchcomms_pg import _C, device_mesh, env, hooks, nccl, objcol, whereabouts  # noqa: E402
-from torchcomms_pg._C import Backend, OpName, RemovableHandle  # noqa: E402
+from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
 from torchcomms_pg.comm import TorchComm  # noqa: E402
@@ -34,6 +34,7 @@ __all__ = [
     "BatchSendRecv",
     "CommError",
     "CommOptions",
+    "NcclConfig",
     "OpName",
     "ReduceOp",
     "RemovableHandle",

@@ -23,6 +23,7 @@ from torchcomms_pg.options import (
     Hints,
     check_hints,
     check_timeout,
+    config_of,
 )
 from torchcomms_pg.window import TorchCommWindow
 from torchcomms_pg.work import TorchWork
@@ -111,6 +112,22 @@ class TorchComm(Operations):
         """Returns the version of the backend's library."""
         # shm is part of this package, and Gloo of torch.
         return torch.__version__ if self._backend == "gloo" else __version__
+
+    def get_nccl_comm_ptr(self) -> int:
+        """Returns NCCL's communicator as a number, for code that calls NCCL itself.
+
+        It is this communicator's: valid until `finalize`, and not to be destroyed. Waits until all
+        ranks have joined.
+
+        Raises:
+            RuntimeError: the backend is not ``"nccl"``, or the communicator was finalized.
+        """
+        if self._backend != "nccl":
+            raise RuntimeError(
+                f"get_nccl_comm_ptr: communicator {self.get_name()!r} is of backend "
+                f"{self._backend!r}, which has no communicator of NCCL; only 'nccl' has"
+            )
+        return self._native("get_nccl_comm_ptr").comm_ptr()
 
     def get_options(self) -> CommOptions:
         """Returns a copy of the options in force, the environment's defaults filled in."""
@@ -211,8 +228,10 @@ class TorchComm(Operations):
             ValueError: this rank is not in its own, non-empty list, or a rank does not exist.
         """
         comm = self._native("split", timeout)
+        config = None
         if hints is not None:
             check_hints("split", hints, COMMUNICATOR_HINTS)
+            config = config_of("split", hints)
         ranks = list(ranks)
         if ranks and self.get_rank() not in ranks:
             raise ValueError(
@@ -220,7 +239,7 @@ class TorchComm(Operations):
                 "pass the group that this rank is to be in, or an empty list"
             )
         self._splits += 1
-        child = comm.split(ranks, name or f"{self.get_name()}/{self._splits}", timeout)
+        child = comm.split(ranks, name or f"{self.get_name()}/{self._splits}", timeout, config)
         if child is None:
             return None
         options = self.get_options()

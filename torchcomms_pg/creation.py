@@ -17,6 +17,7 @@ from torchcomms_pg.options import (
     Hints,
     check_hints,
     check_timeout,
+    config_of,
 )
 
 _MISSING = {
@@ -106,6 +107,8 @@ def new_comm(
             env.read("TORCHCOMM_NCCL_LIBRARY") or "",
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
+            config_of("new_comm", chosen.hints),
+            env.ranks_per_root(),
         )
     whereabouts.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)

@@ -40,6 +40,11 @@ VARIABLES = (
         "path of the libnccl.so.2 to load for accelerators",
     ),
     Variable(
+        "TORCH_NCCL_RANKS_PER_ROOT",
+        "128",
+        "for how many ranks NCCL starts from one unique id; the same on all ranks",
+    ),
+    Variable(
         "TORCHCOMM_COMPILE_TIMEOUT_SECONDS",
         "1800",
         "how far beyond its deadline an operation waits for ranks that compile; 0: not at all",
@@ -226,6 +231,18 @@ def groups_end_process() -> bool:
     if value is not None and value > 3:
         raise ValueError(f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value}: wanted 0, 1, 2 or 3")
     return value in (1, 3)
+
+
+def ranks_per_root() -> int:
+    """Returns for how many ranks NCCL starts from one unique id.
+
+    Raises:
+        ValueError: TORCH_NCCL_RANKS_PER_ROOT is not a whole number of 1 or more.
+    """
+    value = read_int("TORCH_NCCL_RANKS_PER_ROOT")
+    if value == 0:
+        raise ValueError("TORCH_NCCL_RANKS_PER_ROOT=0: wanted 1 or more")
+    return 128 if value is None else value
 
 
 def heartbeat_timeout() -> timedelta:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from torchcomms_pg import env
+from torchcomms_pg import _C, env
 
 Hints = Mapping[str, str]
 
@@ -19,7 +19,16 @@ TAG = "torchcomm::shm::tag"
 # checked and have no effect, so that one program can hint to whichever backend it runs on.
 HIGH_PRIORITY = ("torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream")
 
-COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY}
+# Fields of ncclConfig_t, which the nccl backend passes to NCCL: by NCCL's name and by that of
+# `NcclConfig`, each also with this in front.
+NCCL_PREFIX = "torchcomm::nccl::"
+_CONFIG_FIELDS = {
+    prefix + name: field
+    for prefix in ("", NCCL_PREFIX)
+    for name, field in _C.nccl_config_names.items()
+}
+
+COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY, *_CONFIG_FIELDS}
 MESSAGE_HINTS = {TAG, *HIGH_PRIORITY}
 OPERATION_HINTS = set(HIGH_PRIORITY)
 
@@ -54,6 +63,36 @@ class CommOptions:
         )
 
 
+def config_of(what: str, hints: Hints) -> _C.NcclConfig:
+    """Returns what `hints` say of NCCL's configuration.
+
+    Raises:
+        ValueError: a value is not one that NCCL takes; two hints are for one field.
+    """
+    config = _C.NcclConfig()
+    said: dict[str, str] = {}
+    for name, value in hints.items():
+        field = _CONFIG_FIELDS.get(name)
+        if field is None:
+            continue
+        if field in said:
+            raise ValueError(f"{what}: hints {said[field]} and {name} are the same; pass one")
+        said[field] = name
+        _set(what, config, name, value)
+    return config
+
+
+def _set(what: str, config: _C.NcclConfig, hint: str, value: str) -> None:
+    field = _CONFIG_FIELDS[hint]
+    try:
+        if field in ("net_name", "comm_name"):
+            setattr(config, field, value)
+        else:
+            setattr(config, field, int(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: hint {hint} is {value!r}: {error}") from None
+
+
 def check_timeout(what: str, timeout: timedelta | None) -> None:
     """Raises TypeError or ValueError unless `timeout` is None or a positive timedelta."""
     if timeout is None:
@@ -76,7 +115,9 @@ def check_hints(what: str, hints: Hints, known: set[str]) -> None:
             raise ValueError(
                 f"{what}: unknown hint {name!r}; known here: {', '.join(sorted(known))}"
             )
-        if name == TAG:
+        if name in _CONFIG_FIELDS:
+            _set(what, _C.NcclConfig(), name, value)
+        elif name == TAG:
             if not str(value).isdecimal():
                 raise ValueError(f"{what}: hint {name} is {value!r}, wanted a number, 0 or more")
         elif value not in ("true", "false"):

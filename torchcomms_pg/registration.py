@@ -77,6 +77,7 @@ def create_backend(
         )
     own.nccl_library = own.nccl_library or env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     own.nccl_folder = own.nccl_folder or nccl.package_folder()
+    own.ranks_per_root = env.ranks_per_root()
     own._timeout = options.timeout
     own.ends_process = env.groups_end_process()
     own.group_name = options.group_id

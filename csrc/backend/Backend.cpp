@@ -1,5 +1,7 @@
 #include "backend/Backend.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -45,15 +47,22 @@ Backend::Backend(
 
 Backend::Backend(
     c10::intrusive_ptr<c10d::Store> store,
-    CommPtr comm,
+    const std::vector<CommPtr>& comms,
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(rank, size),
       options_(std::move(options)),
       store_(std::move(store)),
-      members_(members()),
-      cpu_(std::move(comm)) {
+      members_(members()) {
+  for (const auto& comm : comms) {
+    comm->setEndsProcess(options_->endsProcess);
+    if (comm->device().is_cpu()) {
+      cpu_ = comm;
+    } else {
+      accelerators_[comm->device().index()] = comm;
+    }
+  }
   start();
 }
 
@@ -92,7 +101,7 @@ void Backend::start() {
 
 void Backend::prepare(const char* what) const {
   TORCH_CHECK(
-      borrowed_ || cpu() != nullptr,
+      store_ == nullptr || cpu() != nullptr,
       what,
       ": group '",
       options_->group_name,
@@ -171,7 +180,7 @@ Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
   }
   TORCH_CHECK(!closed_.load(), what, ": group '", options_->group_name, "' has been shut down");
   TORCH_CHECK_VALUE(
-      !borrowed_,
+      store_ != nullptr,
       what,
       ": the tensor is on ",
       device,
@@ -232,6 +241,7 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
   auto options = c10::make_intrusive<GroupOptions>(*ours);
   options->connectGloo = options_->connectGloo;
   options->endsProcess = options_->endsProcess;
+  options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
   if (options->accelerator.library.folder.empty()) {
     options->accelerator.library = options_->accelerator.library;
   }
@@ -260,8 +270,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
     return nullptr;
   }
   // The members meet through the store, not by ncclCommSplit: that needs the
-  // other ranks too, and torch calls split on those once for each device type
-  // of the group, but on members once for each backend.
+  // other ranks too, each as often as the members, and torch does not see to it.
+  // It calls split on them once for each device type of the group, but on members
+  // once for each backend, and says of two calls neither that they are one split
+  // nor that they are not. new_group leaves them out with use_local_synchronization.
   auto meeting = c10::make_intrusive<c10d::PrefixStore>("split/" + options->group_name, store);
   return c10::make_intrusive<Backend>(
       meeting,
@@ -283,13 +295,20 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
       options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
     }
   }
-  auto child = cpuCommunicator("shrink")->shrink(
-      gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout);
-  const int rank = child->rank();
-  const int size = child->size();
-  auto store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + options->group_name, store_);
+  prepare("shrink");
+  std::vector<CommPtr> children;
+  for (const auto& comm : communicators()) {
+    children.push_back(comm->shrink(
+        gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
+  }
+  const int rank = children.front()->rank();
+  const int size = children.front()->size();
+  c10::intrusive_ptr<c10d::Store> store;  // none: as of this group
+  if (store_ != nullptr) {
+    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + options->group_name, store_);
+  }
   return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
-      new Backend(std::move(store), std::move(child), rank, size, std::move(options)));
+      new Backend(std::move(store), children, rank, size, std::move(options)));
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::merge(
@@ -338,6 +357,33 @@ bool Backend::isInitialized() {
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
   communicator("eager connect", device);  // CPU: the ranks have met already
+}
+
+int64_t Backend::commPtr() {
+  prepare("comm_ptr");
+  CommPtr comm;
+  {
+    std::lock_guard lock(acceleratorsMutex_);
+    if (accelerators_.size() == 1) {
+      comm = accelerators_.begin()->second;
+    } else if (!accelerators_.empty()) {
+      const auto type = accelerators_.begin()->second->device().type();
+      const auto found = accelerators_.find(c10::impl::VirtualGuardImpl(type).getDevice().index());
+      comm = found == accelerators_.end() ? nullptr : found->second;
+    }
+  }
+  TORCH_CHECK(
+      comm != nullptr,
+      "comm_ptr: group '",
+      options_->group_name,
+      "' has no communicator of the current accelerator yet; run one operation of the group on a "
+      "tensor of the device, or pass device_id to init_process_group");
+  return reinterpret_cast<int64_t>(comm->handle());
+}
+
+uint64_t Backend::nextUid() {
+  static std::atomic<uint64_t> next{0};
+  return next++;
 }
 
 void Backend::enableCollectivesTiming() {

@@ -174,15 +174,22 @@ class Backend final : public c10d::Backend {
   // The communicator for CPU tensors; raises where there is none.
   CommPtr cpuCommunicator(const char* what) const;
 
+  // NCCL's communicator of the group's accelerator, for code that calls NCCL itself; where there
+  // are several devices, of the current one. Raises where there is none.
+  int64_t commPtr();
+
+  // Counts the groups of this process.
+  uint64_t uid() const { return uid_; }
+
   // The communicator for tensors of the device; makes it where it is an
   // accelerator's and there is none yet.
   CommPtr communicator(const char* what, at::Device device);
 
  private:
-  // Of a shrunk group, whose communicator is there already.
+  // Of a shrunk group, whose communicators are there already.
   Backend(
       c10::intrusive_ptr<c10d::Store> store,
-      CommPtr comm,
+      const std::vector<CommPtr>& comms,
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
@@ -224,6 +231,9 @@ class Backend final : public c10d::Backend {
   std::vector<int64_t> globalRanks() const;
   std::string members() const;  // the global ranks, as a key
 
+  static uint64_t nextUid();
+
+  const uint64_t uid_ = nextUid();
   const c10::intrusive_ptr<GroupOptions> options_;
   const c10::intrusive_ptr<c10d::Store> store_;  // null: the communicator is somebody else's
   std::string members_;       // how they find each other in the store; by reconfigure()

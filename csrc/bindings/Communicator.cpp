@@ -23,7 +23,11 @@ Communicator::Options options(bool async, Timeout timeout) {
 }
 
 std::unique_ptr<Comm> split(
-    Comm& self, const std::vector<int>& ranks, const std::string& name, Timeout timeout) {
+    Comm& self,
+    const std::vector<int>& ranks,
+    const std::string& name,
+    Timeout timeout,
+    const std::optional<NcclConfig>& config) {
   Group group;
   group.name = name;
   group.description = self->group().description;
@@ -33,7 +37,7 @@ std::unique_ptr<Comm> split(
     const bool known = rank >= 0 && static_cast<size_t>(rank) < global.size();
     group.globalRanks.push_back(known ? global[rank] : rank);
   }
-  auto child = self->split(ranks, std::move(group), timeout.value_or(self->timeout()));
+  auto child = self->split(ranks, std::move(group), timeout.value_or(self->timeout()), config);
   if (child == nullptr) {
     return nullptr;
   }
@@ -61,7 +65,16 @@ void bindLife(py::class_<Comm>& comm) {
           [](Comm& self, Milliseconds timeout) { self->setTimeout(timeout); })
       .def_property_readonly("failed", [](Comm& self) { return self->failure() != nullptr; })
       .def("enable_timing", [](Comm& self) { self->enableTiming(); })
-      .def("split", &split, py::arg("ranks"), py::arg("name"), py::arg("timeout"), NoGil())
+      .def(
+          "split",
+          &split,
+          py::arg("ranks"),
+          py::arg("name"),
+          py::arg("timeout"),
+          py::arg("config"),
+          NoGil())
+      .def(
+          "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())
       .def(
           "start_batch", [](Comm& self) { self->startBatch(); }, NoGil())
       .def(

@@ -67,10 +67,15 @@ std::unique_ptr<Comm> newAccelerator(
     const at::Device& device,
     const std::string& path,
     const std::string& folder,
-    bool highPriority) {
+    bool highPriority,
+    const NcclConfig& config,
+    int ranksPerRoot) {
   const auto meeting = meetingOf(store, rank, size, name, "nccl", timeout);
   const AcceleratorOptions options{
-      .library = {.path = path, .folder = folder}, .highPriority = highPriority};
+      .library = {.path = path, .folder = folder},
+      .highPriority = highPriority,
+      .config = config,
+      .ranksPerRoot = ranksPerRoot};
   return own(connect(meeting, device, options), endsProcess);
 }
 
@@ -120,6 +125,8 @@ void bindCreation(py::module_& module) {
       py::arg("nccl_library"),
       py::arg("nccl_folder"),
       py::arg("high_priority"),
+      py::arg("config"),
+      py::arg("ranks_per_root"),
       NoGil());
   module.def(
       "use_host_streams",

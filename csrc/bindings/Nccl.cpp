@@ -5,11 +5,63 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/Bootstrap.hpp"
+#include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
+namespace {
+
+template <class T>
+std::optional<T> valueOr(const NcclConfig::Field& field, const py::object& value) {
+  if (value.is_none()) {
+    return std::nullopt;
+  }
+  const bool fits =
+      field.isText() ? py::isinstance<py::str>(value) : py::isinstance<py::int_>(value);
+  if (!fits) {
+    throw py::type_error(
+        std::string("config.") + field.name + " is " + py::repr(value).cast<std::string>() +
+        ", wanted " + (field.isText() ? "a str" : "an int") + ", or None for NCCL's default");
+  }
+  return value.cast<T>();
+}
+
+void bindConfig(py::module_& module) {
+  py::class_<NcclConfig> config(module, "NcclConfig");
+  config.def(py::init<>())
+      .def("__copy__", [](const NcclConfig& self) { return NcclConfig(self); })
+      .def(
+          "__deepcopy__",
+          [](const NcclConfig& self, const py::dict&) { return NcclConfig(self); },
+          py::arg("memo"));
+  py::dict hints;
+  for (const auto& field : NcclConfig::fields()) {
+    hints[field.inNccl] = field.name;
+    hints[field.name] = field.name;
+    if (field.isText()) {
+      config.def_property(
+          field.name,
+          [&field](const NcclConfig& self) { return self.text(field); },
+          [&field](NcclConfig& self, const py::object& value) {
+            self.setText(field, valueOr<std::string>(field, value));
+          });
+    } else {
+      config.def_property(
+          field.name,
+          [&field](const NcclConfig& self) { return self.number(field); },
+          [&field](NcclConfig& self, const py::object& value) {
+            self.setNumber(field, valueOr<int>(field, value));
+          });
+    }
+  }
+  module.attr("nccl_config_names") = std::move(hints);
+}
+
+}  // namespace
+
 void bindNccl(py::module_& module) {
+  bindConfig(module);
   // Never freed: see Library.
   py::class_<Library, std::unique_ptr<Library, py::nodelete>>(module, "NcclLibrary")
       .def_property_readonly("path", &Library::path)
@@ -32,22 +84,28 @@ void bindNccl(py::module_& module) {
          int rank,
          int size,
          const std::string& name,
-         Milliseconds timeout) {
+         Milliseconds timeout,
+         int ranksPerRoot) {
         Meeting meeting{store, rank, size, {}, name, timeout};
         meeting.group.name = name;
-        ncclUniqueId id;
+        MetOverNccl met;
         {
           py::gil_scoped_release release;
-          id = meetOverNccl(library, meeting).id;
+          met = meetOverNccl(library, meeting, ranksPerRoot);
         }
-        return py::bytes(id.internal, sizeof(id.internal));
+        std::vector<py::bytes> ids;
+        for (const auto& id : met.ids) {
+          ids.emplace_back(id.internal, sizeof(id.internal));
+        }
+        return ids;
       },
       py::arg("library"),
       py::arg("store"),
       py::arg("rank"),
       py::arg("size"),
       py::arg("name"),
-      py::arg("timeout"));
+      py::arg("timeout"),
+      py::arg("ranks_per_root"));
 }
 
 }  // namespace torchcomms_pg

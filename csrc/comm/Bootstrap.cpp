@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <vector>
@@ -138,59 +140,115 @@ void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   raise(group, text.empty() ? api.getErrorString(result) : text);
 }
 
-// Rank 0 makes the id, unless `refusal`, and all get it; or the reason why not.
-std::string shareId(
-    const NcclApi& api, Rendezvous& rendezvous, int rank, std::string refusal, ncclUniqueId& id) {
-  if (rank == 0) {
-    if (refusal.empty() && api.getUniqueId(&id) != ncclSuccess) {
-      refusal = std::string("rank 0 could not make a unique id: ") + api.getLastError(nullptr);
-    }
-    rendezvous.answer(
-        refusal.empty() ? kId + std::string(id.internal, sizeof(id.internal)) : kRefusal + refusal);
-    return refusal;
+// A new unique id, after kId; or why there is none, after kRefusal.
+std::string newId(const NcclApi& api, int rank) {
+  ncclUniqueId id;
+  if (api.getUniqueId(&id) != ncclSuccess) {
+    return kRefusal + ("rank " + std::to_string(rank) + " could not make a unique id: ") +
+           api.getLastError(nullptr);
   }
-  const auto answer = rendezvous.awaitAnswer();
+  return kId + std::string(id.internal, sizeof(id.internal));
+}
+
+// All ranks get what rank 0 answers: unique ids, after kId; or why there are none, after kRefusal,
+// which is returned.
+std::string shareIds(
+    Rendezvous& rendezvous, int rank, std::string answer, std::vector<ncclUniqueId>& ids) {
+  if (rank == 0) {
+    rendezvous.answer(answer);
+  } else {
+    answer = rendezvous.awaitAnswer();
+  }
   if (answer.front() == kRefusal) {
     return answer.substr(1);
   }
-  TORCH_CHECK(answer.size() == sizeof(id.internal) + 1, "init: the store holds a damaged id");
-  std::copy(answer.begin() + 1, answer.end(), id.internal);
+  const size_t bytes = answer.size() - 1;
+  TORCH_CHECK(
+      bytes > 0 && bytes % sizeof(ncclUniqueId) == 0, "init: the store holds a damaged unique id");
+  ids.resize(bytes / sizeof(ncclUniqueId));
+  std::memcpy(ids.data(), answer.data() + 1, bytes);
   return "";
+}
+
+// Who makes the unique ids, in their order: spread over the ranks as NCCL expects it.
+std::vector<int> rootsOf(int size, int count) {
+  std::vector<int> roots;
+  for (int i = 0; i < count; ++i) {
+    roots.push_back(i * (size / count) + std::min(i, size % count));
+  }
+  return roots;
+}
+
+// What rank 0 answers, given what the ranks said: their versions, and after these the roots' ids.
+std::string gatherIds(const std::vector<std::string>& said, const std::vector<int>& roots) {
+  std::vector<std::string> versions;
+  std::vector<std::string> ids;
+  for (const auto& text : said) {
+    const auto end = std::min(text.find_first_of({kId, kRefusal}), text.size());
+    versions.push_back(text.substr(0, end));
+    ids.push_back(text.substr(end));
+  }
+  if (const auto different = differences(versions, "with NCCL"); !different.empty()) {
+    return kRefusal + different +
+           "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
+  }
+  std::string all(1, kId);
+  for (const int root : roots) {
+    if (ids[root].empty()) {
+      return kRefusal + ("rank " + std::to_string(root)) +
+             " made no unique id; TORCH_NCCL_RANKS_PER_ROOT must be the same on all ranks";
+    }
+    if (ids[root].front() == kRefusal) {
+      return ids[root];
+    }
+    all += ids[root].substr(1);
+  }
+  return all;
 }
 
 }  // namespace
 
-Joined joinOnHost(const NcclApi& api, const Meeting& meeting) {
-  ncclUniqueId id;
+Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config) {
+  std::vector<ncclUniqueId> ids(1);
   std::string prefix;
   if (meeting.size == 1) {
-    check(api, api.getUniqueId(&id), meeting.group.name);
+    check(api, api.getUniqueId(&ids.front()), meeting.group.name);
   } else {
     Rendezvous rendezvous(meeting);
     const auto hosts = rendezvous.gather(hostIdentity());
-    auto refusal = meeting.rank == 0 ? differences(hosts, "on host") : "";
-    refusal = shareId(api, rendezvous, meeting.rank, std::move(refusal), id);
+    std::string answer;
+    if (meeting.rank == 0) {
+      answer = differences(hosts, "on host");
+      answer = answer.empty() ? newId(api, 0) : kRefusal + answer;
+    }
+    const auto refusal = shareIds(rendezvous, meeting.rank, std::move(answer), ids);
     if (!refusal.empty()) {
       return {nullptr, refusal, ""};
     }
     prefix = rendezvous.prefix();
   }
-  return {initComm(api, id, meeting), "", prefix};
+  return {initComm(api, std::move(ids), meeting, config), "", prefix};
 }
 
-MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting) {
+MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ranksPerRoot) {
+  const auto& api = library.api();
   MetOverNccl met;
   if (meeting.size == 1) {
-    check(library.api(), library.api().getUniqueId(&met.id), meeting.group.name);
+    met.ids.resize(1);
+    check(api, api.getUniqueId(&met.ids.front()), meeting.group.name);
     return met;
   }
-  Rendezvous rendezvous(meeting);
-  const auto versions = rendezvous.gather(versionText(library.version()));
-  auto refusal = meeting.rank == 0 ? differences(versions, "with NCCL") : "";
-  if (!refusal.empty()) {
-    refusal += "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
+  const int count =
+      api.commInitRankScalable == nullptr ? 1 : (meeting.size + ranksPerRoot - 1) / ranksPerRoot;
+  const auto roots = rootsOf(meeting.size, count);
+  auto mine = versionText(library.version());
+  if (std::find(roots.begin(), roots.end(), meeting.rank) != roots.end()) {
+    mine += newId(api, meeting.rank);
   }
-  refusal = shareId(library.api(), rendezvous, meeting.rank, std::move(refusal), met.id);
+  Rendezvous rendezvous(meeting);
+  const auto said = rendezvous.gather(mine);
+  auto answer = meeting.rank == 0 ? gatherIds(said, roots) : "";
+  const auto refusal = shareIds(rendezvous, meeting.rank, std::move(answer), met.ids);
   if (!refusal.empty()) {
     raise(meeting.group.name, refusal);
   }
@@ -198,14 +256,19 @@ MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting) {
   return met;
 }
 
-ncclComm_t initComm(const NcclApi& api, const ncclUniqueId& id, const Meeting& meeting) {
-  // By the header's layout and its version: NCCL reads as much of it as it knows.
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+ncclComm_t initComm(
+    const NcclApi& api,
+    std::vector<ncclUniqueId> ids,
+    const Meeting& meeting,
+    const NcclConfig& config) {
+  auto raw = config.raw();
   ncclComm_t comm = nullptr;
   check(
       api,
-      api.commInitRankConfig(&comm, meeting.size, id, meeting.rank, &config),
+      ids.size() == 1
+          ? api.commInitRankConfig(&comm, meeting.size, ids.front(), meeting.rank, &raw)
+          : api.commInitRankScalable(
+                &comm, meeting.size, meeting.rank, static_cast<int>(ids.size()), ids.data(), &raw),
       meeting.group.name);
   return comm;
 }

@@ -4,9 +4,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <string>
+#include <vector>
 
 #include "comm/Group.hpp"
 #include "comm/Operation.hpp"
+#include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -32,24 +34,29 @@ struct Joined {
 // communicator that may still be initializing. Ranks on different hosts get no communicator but
 // the reason, naming rank and host. Raises CommError, naming them, when ranks do not come within
 // the timeout.
-Joined joinOnHost(const NcclApi& api, const Meeting& meeting);
+Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config = {});
 
 // Returns when every rank has come, on whichever hosts, with the prefix of the store's keys that
 // is theirs alone. Errors as of joinOnHost.
 std::string meet(const Meeting& meeting);
 
 struct MetOverNccl {
-  ncclUniqueId id;     // that rank 0 made
-  std::string prefix;  // as in Joined
+  std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
+  std::string prefix;             // as in Joined
 };
 
 // How the ranks meet to communicate through libnccl. Collective; raises CommError on every rank,
 // naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost
-// when ranks do not come.
-MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting);
+// when ranks do not come. Where the library can start from several unique ids, there is one for
+// every `ranksPerRoot` ranks, so that a single rank does not have to serve all of a large group.
+MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ranksPerRoot);
 
-// The communicator of the ranks that share `id`; it may still be initializing.
-// Raises CommError.
-ncclComm_t initComm(const NcclApi& api, const ncclUniqueId& id, const Meeting& meeting);
+// The communicator of the ranks that share `ids`; it may still be initializing. `config` has to
+// live as long as it does, or a copy. Raises CommError.
+ncclComm_t initComm(
+    const NcclApi& api,
+    std::vector<ncclUniqueId> ids,
+    const Meeting& meeting,
+    const NcclConfig& config);
 
 }  // namespace torchcomms_pg

@@ -23,13 +23,15 @@ Communicator::Communicator(
     int size,
     Group group,
     Milliseconds timeout,
-    std::unique_ptr<Device> device)
+    std::unique_ptr<Device> device,
+    NcclConfig config)
     : api_(api),
       rank_(rank),
       size_(size),
       group_(std::move(group)),
       pid_(getpid()),
       device_(std::move(device)),
+      config_(std::move(config)),
       accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
       comm_(comm),

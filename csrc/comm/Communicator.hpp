@@ -24,6 +24,7 @@
 #include "comm/Work.hpp"
 #include "device/Device.hpp"
 #include "monitor/Monitor.hpp"
+#include "nccl/Config.hpp"
 #include "nccl/Memory.hpp"
 #include "nccl/NcclApi.hpp"
 
@@ -50,7 +51,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     std::optional<Milliseconds> timeout;  // none: the communicator's
   };
 
-  // Takes over `comm`, which may still be initializing.
+  // Takes over `comm`, which may still be initializing, and was made with `config`.
   Communicator(
       const NcclApi& api,
       ncclComm_t comm,
@@ -58,7 +59,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       int size,
       Group group,
       Milliseconds timeout,
-      std::unique_ptr<Device> device);
+      std::unique_ptr<Device> device,
+      NcclConfig config = {});
   ~Communicator() override;
 
   int rank() const { return rank_; }
@@ -174,13 +176,19 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::unordered_map<std::string, uint64_t> memoryStats();
 
   // A communicator of the listed ranks (of this one), in that order; null on
-  // ranks that are not listed. Collective over all ranks.
+  // ranks that are not listed. Collective over all ranks. No `config`: this one's.
   std::shared_ptr<Communicator> split(
-      const std::vector<int>& ranks, Group group, Milliseconds timeout);
+      const std::vector<int>& ranks,
+      Group group,
+      Milliseconds timeout,
+      const std::optional<NcclConfig>& config = std::nullopt);
   // A communicator without the excluded ranks, which do not call this and may
-  // be dead. With `abort`, operations in flight fail first.
+  // be dead, with this one's configuration. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
+
+  // The library's own communicator, once all ranks have joined; it stays this object's.
+  ncclComm_t handle();
 
   // In place of another (Succession.cpp). Takes over what `former`'s users have
   // attached: hooks and recorders. Before the first operation.
@@ -395,6 +403,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::vector<int> absentRanks();
   bool libraryFailed();
   void failLibrary(const Failure& failure);
+  void failInFlight();
   // `requested`: by abort() here.
   std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
   void closeNow();
@@ -406,6 +415,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Group group_;
   const pid_t pid_;
   const std::unique_ptr<Device> device_;
+  const NcclConfig config_;               // has the texts that the library was given
   AcceleratorDevice* const accelerator_;  // device_, if it is one
   std::atomic<int64_t> timeoutMs_;
   std::atomic<int64_t> extraMs_{0};
@@ -444,6 +454,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   std::timed_mutex failMutex_;  // held while libnccl is made to fail
   std::atomic<bool> libraryFailed_{false};
+  std::atomic<bool> libraryReleased_{false};  // by the thread that libraryFailed_ tells of
 
   std::mutex issueMutex_;  // held while an operation goes into the communicator's stream
 

@@ -51,9 +51,17 @@ std::shared_ptr<Communicator> own(
     const NcclApi& api,
     ncclComm_t handle,
     const std::string& prefix,
-    std::unique_ptr<Device> device) {
+    std::unique_ptr<Device> device,
+    const NcclConfig& config = {}) {
   auto comm = std::make_shared<Communicator>(
-      api, handle, meeting.rank, meeting.size, meeting.group, meeting.timeout, std::move(device));
+      api,
+      handle,
+      meeting.rank,
+      meeting.size,
+      meeting.group,
+      meeting.timeout,
+      std::move(device),
+      config);
   comm->inquireThrough(meeting.store, prefix);
   return comm;
 }
@@ -141,7 +149,8 @@ std::shared_ptr<Communicator> connect(
         api,
         comm,
         prefix,
-        std::make_unique<AcceleratorDevice>(device, options.highPriority));
+        std::make_unique<AcceleratorDevice>(device, options.highPriority),
+        options.config);
   };
   const auto& name = meeting.group.name;
   checkCarried("connect", name, device);
@@ -156,7 +165,8 @@ std::shared_ptr<Communicator> connect(
       "pass device_id to init_process_group");
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
-    const auto joined = joinOnHost(plainApi(), meeting);
+    options.config.check(plainApi());
+    const auto joined = joinOnHost(plainApi(), meeting, options.config);
     TORCH_CHECK(
         joined.comm != nullptr,
         "group '",
@@ -170,9 +180,11 @@ std::shared_ptr<Communicator> connect(
   const auto& library = Library::load(
       onHost != nullptr ? LibrarySearch{.path = *onHost, .folder = ""} : options.library);
   logOnce(library);
-  const auto met = meetOverNccl(library, meeting);
+  const auto& api = library.api();
+  options.config.check(api);
+  const auto met = meetOverNccl(library, meeting, options.ranksPerRoot);
   const c10::DeviceGuard onDevice(device);
-  return make(library.api(), initComm(library.api(), met.id, meeting), met.prefix);
+  return make(api, initComm(api, met.ids, meeting, options.config), met.prefix);
 }
 
 }  // namespace torchcomms_pg

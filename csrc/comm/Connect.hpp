@@ -14,6 +14,8 @@ namespace torchcomms_pg {
 struct AcceleratorOptions {
   LibrarySearch library;      // for CUDA
   bool highPriority = false;  // of the communicator's stream
+  NcclConfig config;
+  int ranksPerRoot = 128;  // see meetOverNccl()
 };
 
 // Joins the ranks for CPU tensors: through shared memory, or, where they are on
@@ -28,9 +30,9 @@ std::shared_ptr<Communicator> connectThroughGloo(
     const Meeting& meeting, const gloo::Connect& connectGloo);
 
 // Joins the ranks through the library for tensors of `device`: libnccl for
-// CUDA; shared memory where useHostStreams() says so. Collective; returns when
-// every rank has come. Raises CommError, LibraryError, or what torch raises
-// where there is no such device.
+// CUDA; what useHostStreams() says. Collective; returns when every rank has come.
+// Raises CommError, LibraryError, std::invalid_argument for a configuration that the
+// library does not take, or what torch raises where there is no such device.
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options);
 

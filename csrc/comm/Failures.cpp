@@ -120,14 +120,13 @@ void Communicator::failLibrary(const Failure& failure) {
     const std::lock_guard failing(self->failMutex_);
     auto* comm = self->comm_.load(std::memory_order_acquire);
     const auto revoke = self->api_.commRevoke;
-    if (comm == nullptr ||
-        (revoke != nullptr && revoke(comm, NCCL_REVOKE_DEFAULT) == ncclSuccess)) {
-      return;
-    }
-    {
+    if (comm != nullptr && revoke != nullptr && revoke(comm, NCCL_REVOKE_DEFAULT) == ncclSuccess) {
+      comm = nullptr;
+    } else {
       std::lock_guard lock(self->commMutex_);
       comm = self->comm_.exchange(nullptr, std::memory_order_acq_rel);
     }
+    self->libraryReleased_.store(true, std::memory_order_release);
     if (comm != nullptr) {
       self->registrations_.forget();
       self->api_.commAbort(comm);

@@ -1,7 +1,10 @@
 // How a communicator begins, divides and ends.
 #include <unistd.h>
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -10,6 +13,12 @@
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
+
+namespace {
+
+constexpr std::chrono::microseconds kPollInterval{200};
+
+}  // namespace
 
 ncclComm_t Communicator::usable() const {
   TORCH_CHECK(
@@ -49,12 +58,20 @@ bool Communicator::initialized() {
 
 void Communicator::awaitInitialization() {
   while (!initialized()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 
+ncclComm_t Communicator::handle() {
+  awaitInitialization();
+  return usable();
+}
+
 std::shared_ptr<Communicator> Communicator::split(
-    const std::vector<int>& ranks, Group group, Milliseconds timeout) {
+    const std::vector<int>& ranks,
+    Group group,
+    Milliseconds timeout,
+    const std::optional<NcclConfig>& config) {
   std::vector<bool> seen(size_, false);
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(
@@ -72,34 +89,36 @@ std::shared_ptr<Communicator> Communicator::split(
   const int color = member ? ranks.front() : NCCL_SPLIT_NOCOLOR;
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 
-  ncclComm_t child = nullptr;
+  const auto chosen = config.value_or(config_);
+  chosen.check(api_);
+  // NCCL writes the child from a thread of its own, also when nobody waits for it any more.
+  auto child = std::make_unique<ncclComm_t>(nullptr);
   auto call = newCall(OpKind::split, {.async = false, .timeout = timeout});
   call.ranks.assign(ranks.begin(), ranks.end());
   call.newName = group.name;
   call.launch = [&](ncclComm_t comm, cudaStream_t) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    auto state = api_.commSplit(comm, color, key, &child, &config);
-    // A communicator that does not block says so until every rank has come.
-    while (state == ncclInProgress) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-      const auto asked = api_.commGetAsyncError(comm, &state);
-      state = asked == ncclSuccess ? state : asked;
-    }
-    return state;
+    auto raw = chosen.raw();
+    return settle(comm, api_.commSplit(comm, color, key, child.get(), &raw));
   };
-  launch(std::move(call), nullptr);
+  try {
+    launch(std::move(call), nullptr);
+  } catch (...) {
+    child.release();
+    throw;
+  }
   const auto seq = sequenceNumber();
-  if (child == nullptr) {
+  if (*child == nullptr) {
     return nullptr;
   }
   auto made = std::make_shared<Communicator>(
       api_,
-      child,
+      *child,
       key,
       static_cast<int>(ranks.size()),
       std::move(group),
       timeout,
-      device_->another());
+      device_->another(),
+      chosen);
   made->inquiring_->openLike(
       *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
   return made;
@@ -128,9 +147,22 @@ std::shared_ptr<Communicator> Communicator::shrink(
   // Not through launch(): a failed communicator can be shrunk, that is what
   // shrinking is for.
   auto call = newCall(OpKind::shrink, {.async = false, .timeout = timeout});
+  TORCH_CHECK(!closed_, "shrink: group '", group_.name, "' has been shut down");
+  const auto deadline = Clock::now() + timeout;
+  while (libraryFailed_ && !libraryReleased_ && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPollInterval);  // it is being revoked
+  }
   auto* const comm = comm_.load(std::memory_order_acquire);
-  TORCH_CHECK(comm != nullptr && !closed_, "shrink: group '", group_.name, "' has been shut down");
-  ncclComm_t child = nullptr;
+  TORCH_CHECK(
+      comm != nullptr,
+      "shrink: the communicator of group '",
+      group_.name,
+      "' for ",
+      device(),
+      " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which came "
+      "with 2.28.7. Destroy the group and create a new one");
+  // As of split().
+  auto child = std::make_unique<ncclComm_t>(nullptr);
   const auto shrinkNow = [&] {
     call.op.seq = collectives_.fetch_add(1) + 1;
     call.op.issued = Clock::now();
@@ -143,18 +175,34 @@ std::shared_ptr<Communicator> Communicator::shrink(
       }
       leave(entry);
     }
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    const auto result = api_.commShrink(
+    if (abort && accelerator_ != nullptr) {
+      failInFlight();
+    }
+    const c10::DeviceGuard onDevice(device());
+    auto raw = config_.raw();
+    auto result = api_.commShrink(
         comm,
         gone.data(),
         static_cast<int>(gone.size()),
-        &child,
-        &config,
+        child.get(),
+        &raw,
         abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT);
+    // Until it is there, the parent says that it is in progress.
+    const std::atomic_ref<ncclComm_t> made(*child);
+    while (result == ncclInProgress && made.load() == nullptr && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPollInterval);
+      const auto asked = api_.commGetAsyncError(comm, &result);
+      result = asked == ncclSuccess ? result : asked;
+    }
     std::exception_ptr error;
-    if (result != ncclSuccess && result != ncclInProgress) {
-      error = std::make_exception_ptr(CommError(
-          describeFailure(c10d::ErrorType::COMM_ERROR, call.op, api_.getLastError(comm))));
+    if (made.load() == nullptr) {
+      child.release();
+      const bool late = result == ncclInProgress;
+      error = std::make_exception_ptr(CommError(describeFailure(
+          late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
+          call.op,
+          late ? "timed out after " + inSeconds(timeout) + ": not all ranks that stay have come"
+               : api_.getLastError(comm))));
     }
     tellEnd(call.op, error, call.op.issued, Clock::now());
     if (error) {
@@ -177,14 +225,35 @@ std::shared_ptr<Communicator> Communicator::shrink(
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
   auto made = std::make_shared<Communicator>(
       api_,
-      child,
+      *child,
       rank_ - static_cast<int>(before),
       size_ - static_cast<int>(gone.size()),
       std::move(group),
       timeout,
-      device_->another());
+      device_->another(),
+      config_);
   made->inquiring_->openLike(*inquiring_, "without/" + joinRanks(gone));
   return made;
+}
+
+void Communicator::failInFlight() {
+  {
+    std::lock_guard lock(inFlightMutex_);
+    if (inFlight_.empty()) {
+      return;
+    }
+  }
+  // NCCL ends their kernels, and says nothing of it.
+  setFailure(
+      {c10d::ErrorType::COMM_ERROR,
+       "group '" + group_.name + "' was shrunk on rank " + std::to_string(rank_) +
+           ", which ended its operations",
+       "",
+       0,
+       group_.name,
+       {rank_},
+       {}},
+      /*requested=*/true);
 }
 
 void Communicator::abort(const std::string& why) {

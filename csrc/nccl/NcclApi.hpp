@@ -98,6 +98,7 @@ namespace torchcomms_pg {
   X(memFree, ncclMemFree)                           \
   X(commRegister, ncclCommRegister)                 \
   X(commDeregister, ncclCommDeregister)             \
+  X(commInitRankScalable, ncclCommInitRankScalable) \
   X(commShrink, ncclCommShrink)                     \
   X(commWindowRegister, ncclCommWindowRegister)     \
   X(commWindowDeregister, ncclCommWindowDeregister) \

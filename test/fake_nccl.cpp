@@ -1,0 +1,189 @@
+// A libnccl for tests: it communicates nothing, and writes what it is called with to a file, one
+// line of JSON for each call. As NCCL does where a communicator does not block, it writes a split
+// or shrunk communicator late, while the parent says that it is in progress.
+#include <nccl.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+struct ncclComm {
+  int rank;
+  int size;
+  ncclComm_t* place = nullptr;  // of a child that is on its way
+  ncclComm_t child = nullptr;
+  int polls = 0;
+};
+
+namespace {
+
+thread_local int caller = -1;
+
+void write(const std::string& line) {
+  FILE* file = std::fopen(LOG, "a");
+  std::fputs((line + "\n").c_str(), file);
+  std::fclose(file);
+}
+
+std::string text(const char* value) {
+  return value == nullptr ? "null" : "\"" + std::string(value) + "\"";
+}
+
+std::string json(const ncclConfig_t& config) {
+  std::string all =
+      "{\"netName\": " + text(config.netName) + ", \"commName\": " + text(config.commName);
+#define NUMBER(field)                                           \
+  if (config.field != NCCL_CONFIG_UNDEF_INT) {                  \
+    all += ", \"" #field "\": " + std::to_string(config.field); \
+  }
+  NUMBER(blocking)
+  NUMBER(cgaClusterSize)
+  NUMBER(minCTAs)
+  NUMBER(maxCTAs)
+  NUMBER(splitShare)
+  NUMBER(trafficClass)
+  NUMBER(collnetEnable)
+  NUMBER(CTAPolicy)
+  NUMBER(shrinkShare)
+  NUMBER(nvlsCTAs)
+  NUMBER(nChannelsPerNetPeer)
+  NUMBER(nvlinkCentricSched)
+  return all + "}";
+}
+
+ncclResult_t begin(
+    const char* call,
+    ncclComm_t* place,
+    int size,
+    int rank,
+    const ncclUniqueId* ids,
+    int count,
+    const ncclConfig_t& config) {
+  *place = new ncclComm{rank, size};
+  std::string names;
+  for (int i = 0; i < count; ++i) {
+    names += (i == 0 ? "" : ", ") + text(ids[i].internal);
+  }
+  write(
+      "{\"call\": \"" + std::string(call) + "\", \"rank\": " + std::to_string(rank) +
+      ", \"size\": " + std::to_string(size) + ", \"ids\": [" + names + "], \"comm\": " +
+      std::to_string(reinterpret_cast<size_t>(*place)) + ", \"config\": " + json(config) + "}");
+  return ncclSuccess;
+}
+
+ncclResult_t divide(
+    const char* call,
+    ncclComm_t parent,
+    ncclComm_t child,
+    ncclComm_t* place,
+    const ncclConfig_t& config) {
+  *place = nullptr;
+  parent->place = place;
+  parent->child = child;
+  parent->polls = 3;
+  write(
+      "{\"call\": \"" + std::string(call) + "\", \"rank\": " + std::to_string(parent->rank) +
+      ", \"made\": " + (child == nullptr ? "false" : "true") + ", \"config\": " + json(config) +
+      "}");
+  return ncclInProgress;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Which rank the calling thread is, for the ids that it makes.
+void fakeRank(int rank) {
+  caller = rank;
+}
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = VERSION;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  static std::atomic<int> made{0};
+  std::snprintf(id->internal, sizeof id->internal, "%d of rank %d", ++made, caller);
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t) {
+  return "failed";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return "made for a test";
+}
+
+ncclResult_t ncclCommInitRankConfig(
+    ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  return begin("init", comm, size, rank, &id, 1, *config);
+}
+
+#ifdef SCALABLE
+ncclResult_t ncclCommInitRankScalable(
+    ncclComm_t* comm, int size, int rank, int count, ncclUniqueId* ids, ncclConfig_t* config) {
+  return begin("scalable", comm, size, rank, ids, count, *config);
+}
+#endif
+
+ncclResult_t ncclCommSplit(
+    ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
+  auto* const child = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm{key, comm->size};
+  return divide("split", comm, child, made, *config);
+}
+
+#ifdef SHRINK
+ncclResult_t ncclCommShrink(
+    ncclComm_t comm, int*, int excluded, ncclComm_t* made, ncclConfig_t* config, int) {
+  return divide("shrink", comm, new ncclComm{comm->rank, comm->size - excluded}, made, *config);
+}
+#endif
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  *state = ncclSuccess;
+  if (comm->place != nullptr) {
+    *state = ncclInProgress;
+    if (--comm->polls == 0) {
+      *comm->place = comm->child;
+      comm->place = nullptr;
+    }
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupStart() {
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  return ncclSuccess;
+}
+
+// Nothing calls these.
+#define UNUSED(name)                                                       \
+  __attribute__((visibility("default"))) int fake_##name() __asm__(#name); \
+  int fake_##name() {                                                      \
+    return ncclInternalError;                                              \
+  }
+UNUSED(ncclCommCount)
+UNUSED(ncclCommUserRank)
+UNUSED(ncclRedOpCreatePreMulSum)
+UNUSED(ncclRedOpDestroy)
+UNUSED(ncclAllReduce)
+UNUSED(ncclAllGather)
+UNUSED(ncclReduceScatter)
+UNUSED(ncclBroadcast)
+UNUSED(ncclReduce)
+UNUSED(ncclSend)
+UNUSED(ncclRecv)
+
+}  // extern "C"
