@@ -142,9 +142,9 @@ ncclResult_t ncclCommShrink(
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   *state = ncclSuccess;
-  if (comm->place != nullptr) {
+  if (comm->polls > 0) {
     *state = ncclInProgress;
-    if (--comm->polls == 0) {
+    if (--comm->polls == 0 && comm->place != nullptr) {
       *comm->place = comm->child;
       comm->place = nullptr;
     }
@@ -158,9 +158,17 @@ ncclResult_t ncclCommFinalize(ncclComm_t) {
 ncclResult_t ncclCommDestroy(ncclComm_t) {
   return ncclSuccess;
 }
-ncclResult_t ncclCommAbort(ncclComm_t) {
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  write("{\"call\": \"abort\", \"rank\": " + std::to_string(comm->rank) + "}");
   return ncclSuccess;
 }
+
+#ifdef REVOKE
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
+  comm->polls = 3;
+  return ncclInProgress;
+}
+#endif
 ncclResult_t ncclGroupStart() {
   return ncclSuccess;
 }

@@ -188,6 +188,22 @@ def test_shrinking_with_a_library_that_cannot_names_the_version(tmp_path):
         serve_host_device("sim")
 
 
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
+def test_a_communicator_that_is_revoked_in_the_background_can_be_shrunk(tmp_path):
+    library = Library(tmp_path, 22809, "SHRINK", "REVOKE")
+    serve_host_device("sim", library.path)
+    try:
+        _, backends = new_backends(2)
+        on_threads(2, lambda rank: backends[rank].abort())
+        flag = dist.distributed_c10d.SHRINK_ABORT
+        (child,) = on_threads(1, lambda rank: backends[rank].shrink([1], flag))
+        assert child.comm_ptr and library.calls("abort") == []
+        for backend in (child, *backends):
+            backend.shutdown()
+    finally:
+        serve_host_device("sim")
+
+
 def test_options_are_copied_to_the_groups_that_are_made_of_one():
     store, backends = new_backends(2, device=None, **CONFIG)
     options = backends[0].options

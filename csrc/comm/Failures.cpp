@@ -120,7 +120,18 @@ void Communicator::failLibrary(const Failure& failure) {
     const std::lock_guard failing(self->failMutex_);
     auto* comm = self->comm_.load(std::memory_order_acquire);
     const auto revoke = self->api_.commRevoke;
-    if (comm != nullptr && revoke != nullptr && revoke(comm, NCCL_REVOKE_DEFAULT) == ncclSuccess) {
+    auto state =
+        comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
+    bool revoked = state == ncclSuccess;
+    // A communicator that does not block is revoked in the background; its state afterwards may
+    // still be that of the failure.
+    const auto patience = Clock::now() + kReleasePatience;
+    while (state == ncclInProgress && Clock::now() < patience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      revoked =
+          self->api_.commGetAsyncError(comm, &state) == ncclSuccess && state != ncclInProgress;
+    }
+    if (revoked) {
       comm = nullptr;
     } else {
       std::lock_guard lock(self->commMutex_);
