@@ -1,10 +1,12 @@
 // A libnccl for tests: it communicates nothing, and writes what it is called with to a file, one
 // line of JSON for each call. As NCCL does where a communicator does not block, it writes a split
-// or shrunk communicator late, while the parent says that it is in progress.
+// or shrunk communicator late, while the parent says that it is in progress. See fake_nccl.py.
 #include <nccl.h>
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
 #include <string>
 
 struct ncclComm {
@@ -12,12 +14,15 @@ struct ncclComm {
   int size;
   ncclComm_t* place = nullptr;  // of a child that is on its way
   ncclComm_t child = nullptr;
-  int polls = 0;
+  int polls = 0;  // how often it is in progress yet; below 0: for ever
+  bool suspended = false;
 };
 
 namespace {
 
 thread_local int caller = -1;
+int delay = 0;    // the polls of what goes on in the background
+int refusal = 0;  // the result of what it refuses; 0: nothing
 
 void write(const std::string& line) {
   FILE* file = std::fopen(LOG, "a");
@@ -27,6 +32,26 @@ void write(const std::string& line) {
 
 std::string text(const char* value) {
   return value == nullptr ? "null" : "\"" + std::string(value) + "\"";
+}
+
+void note(const char* call, std::initializer_list<size_t> values = {}) {
+  std::string all;
+  for (const auto value : values) {
+    all += (all.empty() ? "" : ", ") + std::to_string(value);
+  }
+  write("{\"call\": \"" + std::string(call) + "\", \"values\": [" + all + "]}");
+}
+
+size_t number(const void* address) {
+  return reinterpret_cast<size_t>(address);
+}
+
+ncclResult_t background(ncclComm_t comm) {
+  if (refusal != 0) {
+    return static_cast<ncclResult_t>(refusal);
+  }
+  comm->polls = delay;
+  return delay != 0 ? ncclInProgress : ncclSuccess;
 }
 
 std::string json(const ncclConfig_t& config) {
@@ -66,8 +91,8 @@ ncclResult_t begin(
   }
   write(
       "{\"call\": \"" + std::string(call) + "\", \"rank\": " + std::to_string(rank) +
-      ", \"size\": " + std::to_string(size) + ", \"ids\": [" + names + "], \"comm\": " +
-      std::to_string(reinterpret_cast<size_t>(*place)) + ", \"config\": " + json(config) + "}");
+      ", \"size\": " + std::to_string(size) + ", \"ids\": [" + names +
+      "], \"comm\": " + std::to_string(number(*place)) + ", \"config\": " + json(config) + "}");
   return ncclSuccess;
 }
 
@@ -96,6 +121,12 @@ extern "C" {
 void fakeRank(int rank) {
   caller = rank;
 }
+void fakeDelay(int polls) {
+  delay = polls;
+}
+void fakeRefuse(int result) {
+  refusal = result;
+}
 
 ncclResult_t ncclGetVersion(int* version) {
   *version = VERSION;
@@ -112,7 +143,7 @@ const char* ncclGetErrorString(ncclResult_t) {
   return "failed";
 }
 const char* ncclGetLastError(ncclComm_t) {
-  return "made for a test";
+  return refusal != 0 ? "memory manager is disabled" : "made for a test";
 }
 
 ncclResult_t ncclCommInitRankConfig(
@@ -142,9 +173,9 @@ ncclResult_t ncclCommShrink(
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   *state = ncclSuccess;
-  if (comm->polls > 0) {
+  if (comm->polls != 0) {
     *state = ncclInProgress;
-    if (--comm->polls == 0 && comm->place != nullptr) {
+    if (comm->polls > 0 && --comm->polls == 0 && comm->place != nullptr) {
       *comm->place = comm->child;
       comm->place = nullptr;
     }
@@ -153,9 +184,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t) {
+  note("finalize");
   return ncclSuccess;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t) {
+  note("destroy");
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -169,10 +202,74 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
   return ncclInProgress;
 }
 #endif
+
+#ifdef MEMORY
+ncclResult_t ncclMemAlloc(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* memory) {
+  note("free", {number(memory)});
+  std::free(memory);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, size_t bytes, void** handle) {
+  *handle = memory;
+  note("register", {number(memory), bytes});
+  return static_cast<ncclResult_t>(refusal);
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t, void* handle) {
+  note("deregister", {number(handle)});
+  return ncclSuccess;
+}
+ncclResult_t ncclCommWindowRegister(
+    ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* window, int flags) {
+  *window = static_cast<ncclWindow_t>(memory);
+  note("window", {number(memory), bytes, static_cast<size_t>(flags)});
+  return background(comm);
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
+  note("no_window", {number(window)});
+  return ncclSuccess;
+}
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  note("suspend", {static_cast<size_t>(flags)});
+  comm->suspended = refusal == 0;
+  return background(comm);
+}
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+  note("resume");
+  comm->suspended = false;
+  return background(comm);
+}
+// Headers before 2.29.7 lack the type of `stat`.
+ncclResult_t fakeMemStats(ncclComm_t comm, int stat, uint64_t* value) __asm__("ncclCommMemStats");
+ncclResult_t fakeMemStats(ncclComm_t comm, int stat, uint64_t* value) {
+  *value = stat == 1 ? comm->suspended : 1000 + stat;
+  return static_cast<ncclResult_t>(refusal);
+}
+#endif
+
+// Of one rank, and in place: there is nothing to do.
+ncclResult_t ncclAllReduce(
+    const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
+  note("all_reduce");
+  return ncclSuccess;
+}
+
 ncclResult_t ncclGroupStart() {
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  *count = comm->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
   return ncclSuccess;
 }
 
@@ -182,11 +279,8 @@ ncclResult_t ncclGroupEnd() {
   int fake_##name() {                                                      \
     return ncclInternalError;                                              \
   }
-UNUSED(ncclCommCount)
-UNUSED(ncclCommUserRank)
 UNUSED(ncclRedOpCreatePreMulSum)
 UNUSED(ncclRedOpDestroy)
-UNUSED(ncclAllReduce)
 UNUSED(ncclAllGather)
 UNUSED(ncclReduceScatter)
 UNUSED(ncclBroadcast)

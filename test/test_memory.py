@@ -1,20 +1,19 @@
 """Memory of a group: pools that are registered with NCCL, and memory that NCCL gives back.
 
-Over a library that only keeps a record (fake_nccl.c), on the simulated accelerator: what NCCL makes
-of the calls, only a GPU shows (tools/gpu_check). What old libraries and other groups cannot do is
-refused with what it would take.
+Over a library that only keeps a record (fake_nccl.py), on the simulated accelerator: what NCCL
+makes of the calls, only a GPU shows (tools/gpu_check). What old libraries and other groups cannot
+do is refused with what it would take.
 """
 
 import ctypes
 import os
-import pathlib
-import subprocess
 import tempfile
 import threading
 
 import pytest
 import torch
 import torch.distributed as dist
+from fake_nccl import Library
 from ranks import Ranks, init_default_group, on_ranks, time_limit, wait_for
 from test_nccl_library import REQUIRED, make_library
 
@@ -24,28 +23,12 @@ from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
 DEVICE = "sim:0"
-FOLDER = pathlib.Path(__file__).resolve().parent
 
 try:
     import simulated
     from simulated import hold
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
-
-
-class Library:
-    """fake_nccl.c, as this rank has it."""
-
-    def __init__(self):
-        self.path = f"{tempfile.mkdtemp()}/libnccl.so.2"
-        source = FOLDER / "fake_nccl.c"
-        subprocess.run(["g++", "-xc", "-shared", "-fPIC", "-o", self.path, source], check=True)
-        self.functions = ctypes.CDLL(self.path)
-        self.functions.fake_calls.restype = ctypes.c_char_p
-
-    def calls(self):
-        """What was asked of it since the last time."""
-        return self.functions.fake_calls().decode().split()
 
 
 class Pool:
@@ -66,11 +49,11 @@ library = None
 def over_fake(port, prefix, world, timeout):
     global library
     simulated.install()
-    library = Library()
+    library = Library(tempfile.mkdtemp(), 23007, "MEMORY")
     serve_host_device("sim", library.path)
     init_default_group(port, prefix, 0, 1, timeout)
     torchcomms_pg.get_comm(device=DEVICE)
-    library.calls()
+    library.latest()
 
 
 def over_shared_memory(port, prefix, world, timeout):
@@ -96,24 +79,24 @@ def test_a_pool_is_registered_once_with_what_it_has_and_deregistered(world):
     pool = Pool((A, 10), (B, 20))
     backend().register_mem_pool(pool)
     backend().register_mem_pool(pool)
-    assert library.calls() == [f"register:{A}:10", f"register:{B}:20"]
+    assert library.latest() == [f"register:{A}:10", f"register:{B}:20"]
     pool.segments += ((3 * A, 30),)
     backend().register_mem_pool(pool)
-    assert library.calls() == [f"register:{3 * A}:30"]
+    assert library.latest() == [f"register:{3 * A}:30"]
     backend().deregister_mem_pool(pool)
-    assert library.calls() == [f"deregister:{at}" for at in (A, B, 3 * A)]
+    assert library.latest() == [f"deregister:{at}" for at in (A, B, 3 * A)]
     with pytest.raises(ValueError, match=r"pool \(0, 7\) is not registered with group"):
         backend().deregister_mem_pool(pool)
 
 
 @on_recorder
 def test_symmetric_memory_is_registered_as_a_window_when_the_library_has_done_so(world):
-    library.functions.fake_delay(3)
+    library.functions.fakeDelay(3)
     backend().register_mem_pool(Pool((A, 10)), symm=True)
-    library.functions.fake_delay(0)
-    assert library.calls() == [f"window:{A}:10:1"]  # NCCL_WIN_COLL_SYMMETRIC
+    library.functions.fakeDelay(0)
+    assert library.latest() == [f"window:{A}:10:1"]  # NCCL_WIN_COLL_SYMMETRIC
     backend().deregister_mem_pool(Pool())
-    assert library.calls() == [f"no_window:{A}"]
+    assert library.latest() == [f"no_window:{A}"]
 
 
 @on_recorder
@@ -130,29 +113,29 @@ def test_memory_is_deregistered_before_it_is_freed(world):
     at = functions.torchcomms_pg_allocate(ctypes.c_size_t(64), 0, None)
     pool = Pool((at, 64))
     backend().register_mem_pool(pool)
-    library.calls()
+    library.latest()
     functions.torchcomms_pg_free(ctypes.c_void_p(at), ctypes.c_size_t(64), 0, None)
-    assert library.calls() == [f"deregister:{at}", f"free:{at}"]
+    assert library.latest() == [f"deregister:{at}", f"free:{at}"]
     backend().deregister_mem_pool(pool)
-    assert library.calls() == []
+    assert library.latest() == []
 
 
 @on_recorder
 def test_what_the_library_refuses_to_register_is_an_error_with_its_reason(world):
-    library.functions.fake_refuse(5)
+    library.functions.fakeRefuse(5)
     with pytest.raises(torchcomms_pg.CommError, match="register_mem_pool.*manager is disabled"):
         backend().register_mem_pool(Pool((A, 10)), symm=True)
-    library.functions.fake_refuse(0)
-    library.calls()
+    library.functions.fakeRefuse(0)
+    library.latest()
     backend().deregister_mem_pool(Pool())
-    assert library.calls() == []
+    assert library.latest() == []
 
 
 def register_and_leave():
     backend().register_mem_pool(Pool((A, 10)))
-    library.calls()
+    library.latest()
     dist.destroy_process_group()
-    assert library.calls() == [f"deregister:{A}", "finalize", "destroy"]
+    assert library.latest() == [f"deregister:{A}", "finalize", "destroy"]
 
 
 def test_the_end_of_the_group_deregisters_its_pools_first():
@@ -203,7 +186,7 @@ def test_tensors_of_cpus_are_not_allocated_by_the_group(world):
 
 @on_recorder
 def test_a_suspended_group_refuses_operations_until_it_is_resumed(world):
-    library.functions.fake_delay(3)  # the library does both in the background
+    library.functions.fakeDelay(3)  # the library does both in the background
     tensor = torch.ones(4, device=DEVICE)
     assert backend().memory_stats() == {
         "suspend": 1000,
@@ -222,13 +205,13 @@ def test_a_suspended_group_refuses_operations_until_it_is_resumed(world):
             call()
     with pytest.raises(RuntimeError, match=r"is suspended already"):
         backend().suspend()
-    assert library.calls() == ["suspend:1"]
+    assert library.latest() == ["suspend:1"]
     dist.all_reduce(torch.ones(4))  # of the CPU
     backend().resume()
     assert backend().memory_stats()["suspended"] == 0
-    library.functions.fake_delay(0)
+    library.functions.fakeDelay(0)
     dist.all_reduce(tensor)
-    assert library.calls() == ["resume", "all_reduce"]
+    assert library.latest() == ["resume", "all_reduce"]
     with pytest.raises(RuntimeError, match="is not suspended"):
         backend().resume()
 
@@ -242,10 +225,10 @@ def test_suspending_waits_for_what_is_in_flight(world):
         suspending.start()
         # From its begin on, nothing new comes in.
         assert wait_for(refuses_operations)
-        assert library.calls().count("suspend:1") == 0
+        assert library.latest().count("suspend:1") == 0
     suspending.join()
     assert work.is_completed()
-    assert library.calls()[-1] == "suspend:1"
+    assert library.latest()[-1] == "suspend:1"
     backend().resume()
 
 
@@ -259,17 +242,17 @@ def refuses_operations():
 
 @on_recorder
 def test_a_library_that_refuses_to_suspend_leaves_the_group_usable(world):
-    library.functions.fake_refuse(5)
+    library.functions.fakeRefuse(5)
     with pytest.raises(torchcomms_pg.CommError, match="suspend .*memory manager is disabled"):
         backend().suspend()
-    with pytest.raises(RuntimeError, match="memory_stats: .*invalid usage.*manager is disabled"):
+    with pytest.raises(RuntimeError, match="memory_stats: .*failed.*manager is disabled"):
         backend().memory_stats()
-    library.functions.fake_refuse(0)
+    library.functions.fakeRefuse(0)
     dist.all_reduce(torch.ones(4, device=DEVICE))
 
 
 def suspend_alone():
-    library.functions.fake_delay(-1)
+    library.functions.fakeDelay(-1)
     with time_limit(1, 25, "suspending"):
         with pytest.raises(torchcomms_pg.CommError, match="suspend .*timed out"):
             backend().suspend()

@@ -1,19 +1,17 @@
 """What NCCL is told when it makes, splits and shrinks communicators.
 
-A small libnccl made here (fake_nccl.cpp) carries the tensors of the simulated accelerator and
+A small libnccl made here (fake_nccl.py) carries the tensors of the simulated accelerator and
 writes down what it is called with.
 """
 
 import copy
 import ctypes
 import datetime
-import json
-import pathlib
-import subprocess
 
 import pytest
 import torch
 import torch.distributed as dist
+from fake_nccl import Library
 from test_nccl_library import on_threads
 
 import torchcomms_pg
@@ -27,40 +25,11 @@ try:
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
 
-HERE = pathlib.Path(__file__).resolve().parent
 DEVICE = "sim:0"
 TIMEOUT = datetime.timedelta(seconds=20)
 CONFIG = {"min_ctas": 2, "max_ctas": 16, "comm_name": "tensor parallel", "cta_policy": 1}
 # The same, as the library has it.
 TOLD = {"minCTAs": 2, "maxCTAs": 16, "commName": "tensor parallel", "CTAPolicy": 1}
-
-
-class Library:
-    """A libnccl of some version, and what it was called with."""
-
-    def __init__(self, folder, version, *features):
-        self.path = str(folder / "libnccl.so.2")
-        self._log = folder / "log"
-        subprocess.run(
-            [
-                *("g++", "-std=c++20", "-shared", "-fPIC", f"-DVERSION={version}"),
-                *(f"-DLOG={json.dumps(str(self._log))}", *(f"-D{name}" for name in features)),
-                *("-isystem", HERE.parent / "csrc/nccl/cuda_stub"),
-                *("-isystem", f"{nccl.package_folder()}/include"),
-                *(HERE / "fake_nccl.cpp", "-o", self.path),
-            ],
-            check=True,
-        )
-
-    def calls(self, name):
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return [call for call in map(json.loads, lines) if call["call"] == name]
-
-    def configs(self, name):
-        """Without what is not set, and without blocking, which is 0 in all of them."""
-        found = [call["config"] for call in self.calls(name)]
-        assert all(config.pop("blocking") == 0 for config in found)
-        return [{k: v for k, v in config.items() if v is not None} for config in found]
 
 
 @pytest.fixture
