@@ -613,6 +613,27 @@ def test_works_that_nobody_waits_for_end_too(world):
 
 
 @on_sim(2)
+def test_an_operation_takes_few_calls_of_the_device(world):
+    """Beside the library's own: four where it has a stream of its own, else two."""
+    tensor = torch.ones(1000, device=DEVICE)
+
+    def calls(body):
+        before = _simulated.device_calls()
+        result = body()
+        return _simulated.device_calls() - before, result
+
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
+    works[-1].wait()
+    assert wait_for(lambda: all(work.get_future_result().done() for work in works), 5)
+    del works  # and with them their events, which are used again
+    for _ in range(5):
+        count, work = calls(lambda: dist.all_reduce(tensor, async_op=True))
+        assert count <= 4
+        assert calls(work.wait)[0] <= 3  # two of them ask whether it has ended
+        assert calls(lambda: dist.all_reduce(tensor))[0] <= 2
+
+
+@on_sim(2)
 def test_high_priority_is_handed_to_the_device(world):
     before = len(_simulated.high_priority_streams(0))
     options = torchcomms_pg.Backend.Options()

@@ -382,6 +382,9 @@ void recordStream(const c10::DataPtr& memory, const c10::Stream& stream) {
 
 namespace {
 
+// Of streams and events, by this thread: what a driver would be called for.
+thread_local uint64_t calls = 0;
+
 struct Event {
   std::shared_ptr<Mark> mark;
 };
@@ -431,6 +434,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 #if TORCH_VERSION_MINOR >= 12
   bool isStreamCapturing(const c10::Stream& stream) const override {
+    ++calls;
     return find(stream).recording();
   }
 #endif
@@ -443,16 +447,25 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       const c10::Stream& stream,
       const c10::DeviceIndex /*device*/,
       const c10::EventFlag /*flag*/) const override {
+    ++calls;
     if (*event == nullptr) {
+      ++calls;
       *event = new Event();
     }
     eventOf(*event).mark = simulated::record(find(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
+    ++calls;
     wait(find(stream), eventOf(event).mark);
   }
-  bool queryEvent(void* event) const override { return eventOf(event).mark->isSet(); }
-  void synchronizeEvent(void* event) const override { eventOf(event).mark->wait(); }
+  bool queryEvent(void* event) const override {
+    ++calls;
+    return eventOf(event).mark->isSet();
+  }
+  void synchronizeEvent(void* event) const override {
+    ++calls;
+    eventOf(event).mark->wait();
+  }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);
   }
@@ -475,5 +488,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+uint64_t deviceCalls() {
+  return calls;
+}
 
 }  // namespace simulated

@@ -116,6 +116,8 @@ c10::Stream currentStream(c10::DeviceIndex device);
 c10::Stream exchangeStream(const c10::Stream& stream);
 // High priorities have streams of their own.
 c10::Stream newStream(c10::DeviceIndex device, bool highPriority);
+// How often the calling thread has called the device for its streams and events.
+uint64_t deviceCalls();
 bool isHighPriority(const c10::Stream& stream);
 // The ids of those that something was queued in.
 std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device);

@@ -175,5 +175,6 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("is_high_priority", [](c10::StreamId id) {
     return isHighPriority(c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, 0), id));
   });
+  module.def("device_calls", &deviceCalls);
   module.def("high_priority_streams", &highPriorityStreams, py::arg("device"));
 }
