@@ -807,6 +807,19 @@ def test_device_id_connects_at_once_and_groups_can_be_split():
         ranks.run(split_eagerly)
 
 
+def mismatched():
+    tensor = torch.ones(3 + dist.get_rank(), device=DEVICE)
+    with time_limit(0, 5, "the check"):
+        with pytest.raises(RuntimeError, match="mismatch between collectives"):
+            dist.all_reduce(tensor)
+    return tensor.cpu().unique().tolist()
+
+
+def test_debug_detail_finds_a_mismatch_before_anything_is_queued():
+    with Ranks(2, init=start, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
+        assert ranks.run(mismatched) == [[1], [1]]
+
+
 # ---------------------------------------------------------------- shrinking
 
 
