@@ -50,7 +50,8 @@ def test_import_registers_the_name_for_cpu_and_cuda():
     import torchcomms_pg  # noqa: F401
 
     assert "torchcomms" in dist.Backend.backend_list
-    assert sorted(dist.Backend.backend_capability["torchcomms"]) == ["cpu", "cuda"]
+    # Then comes what other tests of this process have added.
+    assert dist.Backend.backend_capability["torchcomms"][:2] == ["cpu", "cuda"]
     assert dist.Backend.backend_type_map["torchcomms"] == dist.ProcessGroup.BackendType.CUSTOM
 
 

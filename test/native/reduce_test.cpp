@@ -9,6 +9,7 @@
 #include "shm/ReduceKernels.hpp"
 
 using namespace torchcomms_pg::shm;
+using torchcomms_pg::elementSize;
 
 namespace {
 
