@@ -622,10 +622,12 @@ def test_an_operation_takes_few_calls_of_the_device(world):
         result = body()
         return _simulated.device_calls() - before, result
 
-    works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
-    works[-1].wait()
-    assert wait_for(lambda: all(work.get_future_result().done() for work in works), 5)
-    del works  # and with them their events, which are used again
+    def leave_events():
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
+        works[-1].wait()
+        assert wait_for(lambda: all(work.get_future_result().done() for work in works), 5)
+
+    leave_events()  # those of works that are gone are used again
     for _ in range(5):
         count, work = calls(lambda: dist.all_reduce(tensor, async_op=True))
         assert count <= 4
