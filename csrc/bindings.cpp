@@ -40,6 +40,14 @@ class NoGilDestructor {
   c10::intrusive_ptr<T> object_;
 };
 
+// Lets go of the GIL here and not around the constructor's binding: pybind11 enters the new object
+// in a table that the GIL guards, and does so before a call guard ends.
+template <class... Args>
+NoGilDestructor<Backend> makeBackend(Args&&... args) {
+  py::gil_scoped_release release;
+  return NoGilDestructor<Backend>(c10::make_intrusive<Backend>(std::forward<Args>(args)...));
+}
+
 // Runs at the end of the interpreter, while threads can still take the GIL;
 // see Unfinished.
 void finishBeforeExit() {
@@ -139,22 +147,18 @@ PYBIND11_MODULE(_C, module) {
                       const c10::intrusive_ptr<GroupOptions>& options) {
             auto own = c10::make_intrusive<GroupOptions>(*options);
             own->connectGloo = glooConnector(own->group_name, own->timeout);
-            return NoGilDestructor<Backend>(
-                c10::make_intrusive<Backend>(store, rank, size, std::move(own)));
+            return makeBackend(store, rank, size, std::move(own));
           }),
           py::arg("store"),
           py::arg("rank"),
           py::arg("size"),
-          py::arg("options"),
-          NoGil())
+          py::arg("options"))
       .def(
           py::init([](const Comm& communicator, c10::intrusive_ptr<GroupOptions> options) {
-            return NoGilDestructor<Backend>(
-                c10::make_intrusive<Backend>(communicator.shared(), std::move(options)));
+            return makeBackend(communicator.shared(), std::move(options));
           }),
           py::arg("communicator"),
-          py::arg("options"),
-          NoGil())
+          py::arg("options"))
       .def_property_readonly(
           "options",
           [](Backend& self) {

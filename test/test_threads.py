@@ -103,6 +103,29 @@ def run_repeatedly(world):
         in_threads(world, lambda backend, rank, world: backend.barrier().wait())
 
 
+def make_many(backends):
+    """Each thread makes objects that Python knows, while others do."""
+
+    def run():
+        for _ in range(backends):
+            backend = make_backend(dist.HashStore(), 0, 1)
+            others = [dist.BarrierOptions() for _ in range(20)]
+            backend.shutdown()
+            del backend, others
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_many_threads_make_groups_at_once():
+    with Ranks(1, init=False) as process:  # a crash stays out of pytest's process
+        process.run(make_many, 1000)
+
+
 BODIES = [run_collectives, run_two_groups, run_repeatedly, run_messages]
 
 
