@@ -49,7 +49,9 @@ library = None
 def over_fake(port, prefix, world, timeout):
     global library
     simulated.install()
-    library = Library(tempfile.mkdtemp(), 23007, "MEMORY")
+    # Where conftest.py takes it away again: a rank may be killed.
+    folder = os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
+    library = Library(tempfile.mkdtemp(dir=folder), 23007, "MEMORY")
     serve_host_device("sim", library.path)
     init_default_group(port, prefix, 0, 1, timeout)
     torchcomms_pg.get_comm(device=DEVICE)

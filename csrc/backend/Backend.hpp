@@ -235,7 +235,8 @@ class Backend final : public c10d::Backend {
 
   const uint64_t uid_ = nextUid();
   const c10::intrusive_ptr<GroupOptions> options_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // null: the communicator is somebody else's
+  // Null: the communicators are those of a TorchComm, or shrunk of one, and no more are made.
+  const c10::intrusive_ptr<c10d::Store> store_;
   std::string members_;       // how they find each other in the store; by reconfigure()
   std::atomic<CommPtr> cpu_;  // replaced by reconfigure()
   std::mutex creationMutex_;  // held while the ranks meet for a device
