@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, on_ranks, report, time_limit, wait_for
+from ranks import Ranks, check, connect_store, on_ranks, report, time_limit, wait_for
 from simulated_group import start
 from values import all_data, assert_reduced, assert_same, data
 
@@ -847,13 +847,18 @@ def test_dist_shrink_group_shrinks_the_communicator_of_the_device_too():
         ranks.run(shrink_by_one)
 
 
-def survivors(how):
+def survivors(how, store_args):
     """Rank 2 dies; ranks 0 and 1, with an operation in flight, shrink the group and go on."""
+    store = connect_store(*store_args)
     dist.all_reduce(torch.ones(5, device=DEVICE))
     torch.accelerator.synchronize()
+    if dist.get_rank() != 2:
+        work = dist.all_reduce(torch.ones(5, device=DEVICE), async_op=True)
+        store.set(f"issued by {dist.get_rank()}", "")
+    # After a death, or a shrinking, what is not yet issued raises at once.
+    store.wait(["issued by 0", "issued by 1"])
     if dist.get_rank() == 2:
         os._exit(3)
-    work = dist.all_reduce(torch.ones(5, device=DEVICE), async_op=True)
     if how == "after the failure":
         assert wait_for(lambda: work.is_completed(), 15)
     backend = dist.group.WORLD._get_backend(torch.device("sim"))
@@ -872,7 +877,7 @@ def survivors(how):
 @pytest.mark.parametrize("how", ("after the failure", "before anybody knows"))
 def test_the_ranks_that_are_left_shrink_the_group_of_a_dead_peer(how):
     with Ranks(3, init=start) as ranks:
-        ranks.start(survivors, how)
+        ranks.start(survivors, how, ranks.store_args())
         outcomes = ranks.wait()
-        assert outcomes[0].ok and outcomes[1].ok, outcomes
+        check(outcomes[:2])
         assert "exit code 3" in outcomes[2].died

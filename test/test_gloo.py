@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, connect_store, on_ranks, time_limit, wait_for
+from ranks import Ranks, check, connect_store, on_ranks, time_limit, wait_for
 from test_torchcomm import make, torchcomms
 from values import all_data, assert_reduced, assert_same, data
 
@@ -99,7 +99,7 @@ def test_a_dead_peer_ends_every_wait():
     with Ranks(3, init=False) as ranks:
         ranks.start(_lose_a_peer, *ranks.store_args(), 3)
         outcomes = ranks.wait()
-        assert outcomes[0].ok and outcomes[2].ok, outcomes
+        check([outcomes[0], outcomes[2]])
         assert outcomes[1].died
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, Ranks, connect_store, init_default_group, on_ranks, pool
+from ranks import BACKEND, Ranks, check, connect_store, init_default_group, on_ranks, pool
 from values import HUGE, all_data, assert_reduced, assert_same, data
 
 beyond_gloo = pytest.mark.beyond_gloo
@@ -239,7 +239,7 @@ def test_shrink_after_a_rank_has_died():
     with Ranks(3, init=False) as ranks:
         ranks.start(survivors, ranks.store_args())
         outcomes = ranks.wait()
-        assert outcomes[0].ok and outcomes[1].ok, outcomes
+        check(outcomes[:2])
         assert "exit code 3" in outcomes[2].died
 
 
