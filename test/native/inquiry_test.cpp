@@ -82,7 +82,8 @@ class Group {
           if (ranks[rank]->takeRing() && !polls) {
             for (const auto& other : ranks) other->notice();
           }
-          if (answering[rank] && ranks[rank]->wantsAnswer()) {
+          // In this order: a test writes what it wants answered before it asks.
+          if (ranks[rank]->wantsAnswer() && answering[rank]) {
             ranks[rank]->answer({answers[rank], nullptr});
           }
         }
