@@ -6,8 +6,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <string>
+
+#include "shm/HostStream.hpp"
 
 struct ncclComm {
   int rank;
@@ -250,6 +253,33 @@ ncclResult_t fakeMemStats(ncclComm_t comm, int stat, uint64_t* value) {
 }
 #endif
 
+#ifdef RMA
+// Headers before 2.29.2 lack them. No peer's memory can be mapped.
+#define EXPORTED(name, ...)                                                                    \
+  __attribute__((visibility("default"))) ncclResult_t fake_##name(__VA_ARGS__) __asm__(#name); \
+  ncclResult_t fake_##name(__VA_ARGS__)
+EXPORTED(ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t) {
+  note("signal");
+  return ncclSuccess;
+}
+EXPORTED(ncclWaitSignal, int, void*, ncclComm_t, cudaStream_t) {
+  note("wait_signal");
+  return ncclSuccess;
+}
+EXPORTED(ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void** pointer) {
+  *pointer = nullptr;
+  return ncclSuccess;
+}
+#endif
+
+// Of one rank.
+ncclResult_t ncclAllGather(
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t, cudaStream_t stream) {
+  const size_t bytes = type == ncclInt32 ? 4 * count : count;
+  torchcomms_pg::shm::HostStream::fromHandle(stream)->enqueue([=] { std::memcpy(out, in, bytes); });
+  return ncclSuccess;
+}
+
 // Of one rank, and in place: there is nothing to do.
 ncclResult_t ncclAllReduce(
     const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
@@ -281,7 +311,6 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   }
 UNUSED(ncclRedOpCreatePreMulSum)
 UNUSED(ncclRedOpDestroy)
-UNUSED(ncclAllGather)
 UNUSED(ncclReduceScatter)
 UNUSED(ncclBroadcast)
 UNUSED(ncclReduce)

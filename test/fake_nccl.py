@@ -28,7 +28,7 @@ class Library:
             [
                 *("g++", "-std=c++20", "-shared", "-fPIC", f"-DVERSION={version}"),
                 *(f"-DLOG={json.dumps(str(self._log))}", *(f"-D{name}" for name in features)),
-                *("-isystem", HERE.parent / "csrc/nccl/cuda_stub"),
+                *("-I", HERE.parent / "csrc", "-isystem", HERE.parent / "csrc/nccl/cuda_stub"),
                 *("-isystem", f"{nccl.package_folder()}/include"),
                 *(HERE / "fake_nccl.cpp", "-o", self.path),
             ],

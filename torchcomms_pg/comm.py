@@ -317,14 +317,14 @@ class TorchComm(Operations):
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a tensor, not initialized, that a window takes without moving its memory.
 
-        Local. The system's memory for it is taken at once.
+        Local. The memory for it is taken at once: shared memory of the system, on a GPU NCCL's.
 
         Args:
             size: number of elements; the tensor has one dimension.
             dtype: of the elements.
 
         Raises:
-            torch.OutOfMemoryError: the system has not that much shared memory.
+            torch.OutOfMemoryError: there is not that much.
         """
         return self._native("allocate_tensor").allocate_tensor(size, dtype)
 

@@ -40,7 +40,7 @@ class TorchCommWindow:
     itself makes no signal. Signals are counted for each window and each ordered pair of ranks: a
     wait takes one of them, and those that come before anybody waits are kept. Between a read and
     the next put to the same place the reader has to signal back, or the ranks have to meet in a
-    barrier.
+    barrier. On a GPU all of it is queued in streams, and more is asked of the ranks: docs/api.md.
 
     With ``async_op=True`` operations run in the order of their issue, and an asynchronous
     `wait_signal` holds back what is issued asynchronously after it. A signal follows all puts of
@@ -74,8 +74,8 @@ class TorchCommWindow:
         Raises:
             ValueError: it is not contiguous, or its memory is not torch's own, such as that of
                 a NumPy array (also after ``tensor.numpy()``), a file or torch.multiprocessing.
-            RuntimeError: a tensor is registered with this window already, or 128 windows of the
-                communicator have one.
+            RuntimeError: a tensor is registered with this window already, or as many windows of
+                the communicator have one as can: 128, on a GPU one.
         """
         self._window.tensor_register(tensor, owning)
 
@@ -149,7 +149,7 @@ class TorchCommWindow:
 
         What either side writes shows on the other at once; `signal` and `wait_signal` order it.
         It may be used for as long as it lives, also when the window, the communicator and the peer
-        are gone, and then is what is left of the memory.
+        are gone, and then is what is left of the memory. On a GPU: until it is deregistered.
 
         Raises:
             ValueError: there is no such rank.
@@ -190,7 +190,7 @@ class TorchCommWindow:
     @property
     def device(self) -> torch.device:
         """The device of the registered tensors."""
-        return torch.device("cpu")
+        return self._window.device
 
     def _check(self, what: str, hints: Hints | None, timeout: timedelta | None) -> None:
         if timeout is not None:

@@ -157,8 +157,9 @@ class Backend final : public c10d::Backend {
   WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
 
   bool supportsWindow() const override {
-    const auto comm = cpu();
-    return comm && comm->supportsWindows();
+    const auto all = communicators();
+    return std::any_of(
+        all.begin(), all.end(), [](const auto& comm) { return comm->supportsWindows(); });
   }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;

@@ -67,7 +67,8 @@ class GroupWindow final : public c10d::Window {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Tensor>& tensor) {
-  auto window = cpuCommunicator("new_window")->newWindow();
+  const auto device = tensor ? tensor->device() : getBoundDeviceId().value_or(at::kCPU);
+  auto window = communicator("new_window", device)->newWindow();
   if (tensor) {
     window->registerTensor(*tensor, /*owning=*/true);
   }

@@ -102,6 +102,7 @@ void bindWindows(py::module_& module) {
             const auto part = self->part();
             return part ? std::optional(part->dtype) : std::nullopt;
           })
+      .def_property_readonly("device", [](HeldWindow& self) { return self->device(); })
       .def_property_readonly("shape", [](HeldWindow& self) {
         const auto part = self->part();
         return part ? std::optional(part->sizes) : std::nullopt;

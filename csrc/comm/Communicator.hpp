@@ -461,7 +461,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Registrations registrations_;
 
   std::mutex windowMutex_;
-  std::vector<bool> windowSignals_ = std::vector<bool>(kSignals);  // in use, by sigIdx
+  std::vector<bool> windowSignals_ = std::vector<bool>(api_.signals);  // in use, by sigIdx
 
   std::mutex batchMutex_;
   std::atomic<int> openBatches_{0};

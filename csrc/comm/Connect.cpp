@@ -39,6 +39,7 @@ const NcclApi& plainApi() {
     plain.gather = nullptr;
     plain.scatter = nullptr;
     plain.windowView = nullptr;
+    plain.signals = 1;
     plain.ring = nullptr;
     return plain;
   }();

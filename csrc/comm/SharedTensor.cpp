@@ -2,30 +2,47 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
-
-#include <cstring>
-#include <memory>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace torchcomms_pg {
 
 namespace {
 
+void synchronize(at::Device device) {
+  if (!device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+}
+
 // What the storage of a shared tensor owns.
 struct Block {
   const NcclApi& api;
   void* memory;
+  at::Device device;
   at::DataPtr before;  // what the storage had until it was moved
 
-  Block(const NcclApi& api, void* memory) : api(api), memory(memory) {}
-  ~Block() { api.memFree(memory); }
+  Block(const NcclApi& api, void* memory, at::Device device)
+      : api(api), memory(memory), device(device) {}
+  ~Block() {
+    try {
+      // Unlike torch's, this memory is not used again in the order of a stream.
+      const c10::DeviceGuard onDevice(device);
+      synchronize(device);
+      api.memFree(memory);
+    } catch (const std::exception&) {
+      // The device has failed, or goes with the process; the memory goes with either.
+    }
+  }
 };
 
 void freeBlock(void* block) {
   delete static_cast<Block*>(block);
 }
 
-at::DataPtr allocate(const char* what, const NcclApi& api, size_t bytes) {
+at::DataPtr allocate(const char* what, const NcclApi& api, size_t bytes, at::Device device) {
   void* memory = nullptr;
+  const c10::DeviceGuard onDevice(device);
   const auto result = api.memAlloc(&memory, bytes);
   TORCH_CHECK_WITH(
       OutOfMemoryError,
@@ -33,24 +50,33 @@ at::DataPtr allocate(const char* what, const NcclApi& api, size_t bytes) {
       what,
       ": no shared memory for ",
       bytes,
-      " bytes: ",
+      " bytes on ",
+      device,
+      ": ",
       api.getLastError(nullptr));
-  return {memory, new Block(api, memory), &freeBlock, at::kCPU};
+  return {memory, new Block(api, memory, device), &freeBlock, device};
+}
+
+at::Tensor bytesOf(void* memory, size_t bytes, at::Device device) {
+  return at::for_blob(memory, {static_cast<int64_t>(bytes)})
+      .options(at::TensorOptions().dtype(at::kByte).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 }  // namespace
 
 at::Tensor makeSharedTensor(
-    const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype) {
+    const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype, at::Device device) {
   TORCH_CHECK_VALUE(numel >= 0, what, ": size is ", numel, ", wanted 0 or more");
   const size_t bytes = numel * c10::elementSize(dtype);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(),
       bytes,
-      allocate(what, api, bytes),
+      allocate(what, api, bytes, device),
       /*allocator=*/nullptr,
       /*resizable=*/false);
-  auto tensor = at::empty({0}, at::TensorOptions().dtype(dtype).device(at::kCPU));
+  auto tensor = at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
   tensor.set_(at::Storage(std::move(storage)), 0, {numel}, {1});
   return tensor;
 }
@@ -60,17 +86,20 @@ void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor
   if (storage->nbytes() == 0 || storage->data_ptr().get_deleter() == &freeBlock) {
     return;
   }
+  const auto device = tensor.device();
   auto* const content = storage->mutable_data();  // of a lazy clone: makes its own memory
-  // torch.multiprocessing's storages call themselves resizable too.
+  // On the CPU torch.multiprocessing's storages call themselves resizable too.
   TORCH_CHECK_VALUE(
-      storage->resizable() &&
-          storage->data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter(),
+      storage->resizable() && (!device.is_cpu() || storage->data_ptr().get_deleter() ==
+                                                       c10::GetCPUAllocator()->raw_deleter()),
       what,
       ": the memory of the tensor belongs to something else, such as a NumPy array, a file or "
       "torch.multiprocessing, and cannot become memory that peers map; pass tensor.clone() or a "
       "tensor of allocate_tensor()");
-  auto shared = allocate(what, api, storage->nbytes());
-  std::memcpy(shared.get(), content, storage->nbytes());
+  auto shared = allocate(what, api, storage->nbytes(), device);
+  bytesOf(shared.get(), storage->nbytes(), device)
+      .copy_(bytesOf(content, storage->nbytes(), device));
+  synchronize(device);
   auto* const block = static_cast<Block*>(shared.get_context());
   block->before = storage->set_data_ptr(std::move(shared));
   storage->set_resizable(false);

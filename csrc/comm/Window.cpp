@@ -8,7 +8,10 @@
 
 #include "comm/Checks.hpp"
 #include "comm/SharedTensor.hpp"
+#include "comm/TorchCompat.hpp"
 #include "comm/Types.hpp"
+#include "device/AcceleratorDevice.hpp"
+#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -34,6 +37,13 @@ at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
+// `count` values as a CPU tensor of bytes.
+template <class T>
+at::Tensor bytesOf(const T* values, size_t count) {
+  return at::from_blob(
+      const_cast<T*>(values), {static_cast<int64_t>(count * sizeof(T))}, at::kByte);
+}
+
 }  // namespace
 
 struct Window::Registration {
@@ -41,6 +51,7 @@ struct Window::Registration {
   int signal = 0;                             // sigIdx
   at::Tensor tensor;                          // where the window owns it
   std::vector<Part> parts;                    // by rank
+  std::vector<at::Tensor> mapped;             // their elements, by rank; on an accelerator only
   std::vector<std::atomic<uint64_t>> sent;    // signals, by peer
   std::vector<std::atomic<uint64_t>> waited;  // likewise
 
@@ -68,8 +79,10 @@ struct Window::Registration {
 };
 
 bool Communicator::supportsWindows() const {
-  // Of those that have windows, only shared memory shows a peer's and puts without a signal.
-  return api_.windowView != nullptr;
+  return api_.commWindowRegister != nullptr && api_.signal != nullptr &&
+         api_.waitSignal != nullptr &&
+         (accelerator_ == nullptr ? api_.windowView != nullptr
+                                  : api_.getPeerDevicePointer != nullptr);
 }
 
 std::shared_ptr<Window> Communicator::newWindow() {
@@ -77,9 +90,10 @@ std::shared_ptr<Window> Communicator::newWindow() {
   TORCH_CHECK_NOT_IMPLEMENTED(
       supportsWindows(),
       what,
-      ": windows are for CPU tensors of ranks on one host (backend 'shm'). Gloo has none, and "
-      "NCCL, from 2.29.2 on, only puts that also signal, with one count of signals for all of a "
-      "communicator's windows");
+      accelerator_ == nullptr
+          ? ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none"
+          : ": the loaded library lacks ncclSignal, ncclWaitSignal or ncclGetPeerDevicePointer, "
+            "which came with NCCL 2.29.2; python -m torchcomms_pg.nccl tells which one is loaded");
   TORCH_CHECK(!inBatch(), what, ": cannot be part of a group of operations; call it before");
   auto call = newCall(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
   call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // all is done in time
@@ -90,8 +104,10 @@ std::shared_ptr<Window> Communicator::newWindow() {
 at::Tensor Communicator::allocateTensor(int64_t numel, c10::ScalarType dtype) const {
   const char* const what = "allocate_tensor";
   TORCH_CHECK_NOT_IMPLEMENTED(
-      api_.memAlloc != nullptr && device().is_cpu(), what, ": the loaded library cannot do this");
-  return makeSharedTensor(what, api_, numel, dtype);
+      api_.memAlloc != nullptr,
+      what,
+      ": the loaded library has no memory that peers map (ncclMemAlloc came with NCCL 2.19.3)");
+  return makeSharedTensor(what, api_, numel, dtype, device());
 }
 
 Window::Window(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
@@ -118,7 +134,11 @@ int Window::takeSignal() {
       free != used.end(),
       "tensor_register: ",
       used.size(),
-      " windows of this communicator have a tensor registered, which is the most; deregister one");
+      " windows of this communicator have a tensor registered, which is the most",
+      comm_->accelerator() == nullptr
+          ? ""
+          : " on a GPU, since NCCL counts the signals of a communicator together",
+      "; deregister one, or make the window on a communicator of split()");
   *free = true;
   return static_cast<int>(free - used.begin());
 }
@@ -128,12 +148,138 @@ void Window::giveSignal(int index) {
   comm_->windowSignals_[index] = false;
 }
 
-void Window::refuseBatch(const char* what) const {
+void Window::refuseDeferral(const char* what) const {
   TORCH_CHECK(
       !comm_->inBatch(),
       what,
       ": operations of windows cannot be part of a group of operations; issue them before or after "
       "it");
+  auto* const accelerator = comm_->accelerator();
+  TORCH_CHECK(
+      accelerator == nullptr || !isCapturing(accelerator->currentStream()),
+      what,
+      ": operations of windows cannot be captured in a graph, since a signal is counted once and "
+      "not with each replay; issue them before or after the capture");
+}
+
+ncclResult_t Window::settle(ncclComm_t comm, ncclResult_t result) const {
+  return comm_->settle(comm, result);
+}
+
+// Calls `body` with memory of the device, and waits for its result in the current stream.
+ncclResult_t Window::exchange(
+    const at::Tensor& input,
+    const at::Tensor& output,
+    ncclComm_t comm,
+    const std::function<ncclResult_t(const void* in, void* out)>& body) const {
+  const auto in = input.to(device());
+  const auto out = at::empty_like(output, at::TensorOptions(device()));
+  const auto result = settle(comm, body(in.data_ptr(), out.data_ptr()));
+  if (result == ncclSuccess) {
+    output.copy_(out);
+  }
+  return result;
+}
+
+// The ranks tell each other what they register.
+ncclResult_t Window::describeAll(
+    Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
+  const char* const what = name(OpKind::tensorRegister);
+  const auto mine = describe(registration.tensor, registration.signal);
+  std::vector<Description> all(comm_->size());
+  const auto result = exchange(
+      bytesOf(&mine, 1), bytesOf(all.data(), all.size()), comm, [&](const void* in, void* out) {
+        return comm_->api_.allGather(in, out, sizeof mine, ncclInt8, comm, stream);
+      });
+  if (result != ncclSuccess) {
+    return result;
+  }
+  for (const auto& part : all) {
+    TORCH_CHECK(
+        part.signal == mine.signal,
+        what,
+        ": the ranks have registered and deregistered the tensors of their windows in different "
+        "orders");
+    Part described{
+        static_cast<c10::ScalarType>(part.dtype), {part.sizes, part.sizes + part.dims}, 1};
+    for (const auto size : described.sizes) {
+      described.numel *= size;
+    }
+    registration.parts.push_back(std::move(described));
+  }
+  if (comm_->accelerator() != nullptr) {
+    const auto bytes = [](const Part& part) {
+      return part.numel * static_cast<int64_t>(c10::elementSize(part.dtype));
+    };
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      TORCH_CHECK_VALUE(
+          bytes(registration.parts[rank]) == bytes(registration.parts[0]) &&
+              bytes(registration.parts[0]) > 0,
+          what,
+          ": rank 0 registers ",
+          bytes(registration.parts[0]),
+          " bytes, rank ",
+          rank,
+          " ",
+          bytes(registration.parts[rank]),
+          "; NCCL wants as many of all ranks, and more than 0");
+    }
+  }
+  return ncclSuccess;
+}
+
+// Has the memory of all peers where loads and stores of this process reach it.
+ncclResult_t Window::mapAll(
+    Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
+  const auto& api = comm_->api_;
+  const int size = comm_->size();
+  const int after = (comm_->rank() + 1) % size;
+  ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
+  // NCCL 2.29 and 2.30 set signals up with the first one, which is collective then.
+  auto result = settle(comm, api.signal(after, registration.signal, 0, 0, comm, stream));
+  if (result == ncclSuccess) {
+    result = settle(comm, api.waitSignal(1, &before, comm, stream));
+  }
+  int32_t missing = -1;
+  for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
+    void* memory = nullptr;
+    // A null handle: NCCL has found that it cannot map this memory.
+    if (registration.handle != nullptr) {
+      result = api.getPeerDevicePointer(registration.handle, 0, rank, &memory);
+    }
+    if (memory == nullptr) {
+      missing = rank;
+      break;
+    }
+    const auto& part = registration.parts[rank];
+    registration.mapped.push_back(
+        at::for_blob(memory, {part.numel})
+            .options(at::TensorOptions().dtype(part.dtype).device(device()))
+            .target_device(device())
+            .make_tensor());
+  }
+  std::vector<int32_t> all(size);
+  if (result == ncclSuccess) {
+    result = exchange(
+        bytesOf(&missing, 1),
+        bytesOf(all.data(), all.size()),
+        comm,
+        [&](const void* in, void* out) {
+          return api.allGather(in, out, 1, ncclInt32, comm, stream);
+        });
+  }
+  for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
+    TORCH_CHECK(
+        all[rank] < 0,
+        name(OpKind::tensorRegister),
+        ": rank ",
+        rank,
+        " cannot map the memory of rank ",
+        all[rank],
+        "; windows are for GPUs that reach each other's memory, of one host or NVLink domain, with "
+        "NCCL_CUMEM_ENABLE not 0");
+  }
+  return result;
 }
 
 void Window::checkRank(const char* what, const char* argument, int64_t rank) const {
@@ -153,7 +299,7 @@ std::shared_ptr<Window::Registration> Window::registered(const char* what) const
 void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   const char* const what = name(OpKind::tensorRegister);
   comm_->usable();
-  refuseBatch(what);
+  refuseDeferral(what);
   checkTensor(what, "tensor", tensor, comm_->device());
   TORCH_CHECK_VALUE(
       tensor.has_storage() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(),
@@ -181,39 +327,36 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
 
   auto registration = std::make_shared<Registration>(comm_->size());
   registration->signal = takeSignal();
-  if (owning) {
-    registration->tensor = tensor;
-  }
-  const auto mine = describe(tensor, registration->signal);
-  std::vector<Description> all(comm_->size());
+  registration->tensor = tensor;
   auto call = comm_->newCall(OpKind::tensorRegister, {.async = false, .timeout = std::nullopt});
   Communicator::describeTensors(call, {}, {tensor});
   call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
-    const auto& api = comm_->api_;
-    const auto result = api.commWindowRegister(
-        comm, tensor.data_ptr(), tensor.nbytes(), &registration->handle, NCCL_WIN_DEFAULT);
-    return result != ncclSuccess
-               ? result
-               : api.allGather(&mine, all.data(), sizeof mine, ncclInt8, comm, stream);
+    auto result = describeAll(*registration, comm, stream);
+    if (result == ncclSuccess) {
+      result = settle(
+          comm,
+          comm_->api_.commWindowRegister(
+              comm,
+              tensor.data_ptr(),
+              tensor.nbytes(),
+              &registration->handle,
+              NCCL_WIN_COLL_SYMMETRIC));
+    }
+    return result == ncclSuccess && comm_->accelerator() != nullptr
+               ? mapAll(*registration, comm, stream)
+               : result;
   };
   try {
     comm_->launch(std::move(call), nullptr);
   } catch (...) {
+    if (registration->handle != nullptr) {
+      forget(*registration);
+    }
     giveSignal(registration->signal);
     throw;
   }
-  for (const auto& part : all) {
-    TORCH_CHECK(
-        part.signal == mine.signal,
-        what,
-        ": the ranks have registered and deregistered the tensors of their windows in different "
-        "orders");
-    Part described{
-        static_cast<c10::ScalarType>(part.dtype), {part.sizes, part.sizes + part.dims}, 1};
-    for (const auto size : described.sizes) {
-      described.numel *= size;
-    }
-    registration->parts.push_back(std::move(described));
+  if (!owning) {
+    registration->tensor.reset();
   }
   std::lock_guard lock(mutex_);
   registration_ = std::move(registration);
@@ -221,7 +364,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
 
 void Window::deregister() {
   const char* const what = name(OpKind::tensorDeregister);
-  refuseBatch(what);
+  refuseDeferral(what);
   const auto registration = registered(what);
   const int size = comm_->size();
   try {
@@ -231,12 +374,18 @@ void Window::deregister() {
     // Every rank tells every other one how many signals it has sent to it. The
     // last of them has come after all puts; and what nobody waited for must not
     // be taken for a signal of the next window.
-    std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
+    const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->newCall(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});
     call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
       const auto& api = comm_->api_;
-      auto result = api.allToAll(sent.data(), received.data(), 1, ncclUint64, comm, stream);
+      auto result = exchange(
+          bytesOf(sent.data(), sent.size()),
+          bytesOf(received.data(), received.size()),
+          comm,
+          [&](const void* in, void* out) {
+            return allToAll(api, in, out, 1, ncclUint64, comm, stream);
+          });
       std::vector<ncclWaitSignalDesc_t> left;
       for (int peer = 0; peer < size; ++peer) {
         const auto count = received[peer] - registration->waited[peer].load();
@@ -245,7 +394,8 @@ void Window::deregister() {
         }
       }
       if (!left.empty()) {
-        result = api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream);
+        result =
+            settle(comm, api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream));
       }
       return result != ncclSuccess ? result : api.commWindowDeregister(comm, registration->handle);
     };
@@ -267,7 +417,7 @@ WorkPtr Window::put(
     const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options) {
   auto call = comm_->newCall(OpKind::put, options);
   const char* const what = name(call.op.kind);
-  refuseBatch(what);
+  refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "dst_rank", destination);
   checkTensor(what, "tensor", tensor, comm_->device());
@@ -294,29 +444,41 @@ WorkPtr Window::put(
       " that rank ",
       destination,
       " has registered");
-  const auto source = plain(tensor);
+  auto source = plain(tensor);
   Communicator::describeTensors(call, {source}, {});
   call.op.peer = static_cast<int>(destination);
-  const auto wire = wireType(part.dtype);
-  call.launch = [&api = comm_->api_,
-                 source,
-                 wire,
-                 peer = call.op.peer,
-                 handle = registration->handle,
-                 at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
-    return api.putSignal(
-        source.data_ptr(),
-        source.numel() * wire.factor,
-        wire.type,
-        peer,
-        handle,
-        at,
-        kNoSignal,
-        0,
-        0,
-        comm,
-        stream);
-  };
+  if (comm_->accelerator() != nullptr) {
+    if (destination == comm_->rank()) {
+      source = source.clone();  // may be part of the window
+    }
+    call.launch = [source = source.view({-1}),
+                   target = registration->mapped[destination].narrow(0, offset, source.numel())](
+                      ncclComm_t, cudaStream_t) {
+      target.copy_(source);
+      return ncclSuccess;
+    };
+  } else {
+    const auto wire = wireType(part.dtype);
+    call.launch = [&api = comm_->api_,
+                   source,
+                   wire,
+                   peer = call.op.peer,
+                   handle = registration->handle,
+                   at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
+      return api.putSignal(
+          source.data_ptr(),
+          source.numel() * wire.factor,
+          wire.type,
+          peer,
+          handle,
+          at,
+          kNoSignal,
+          0,
+          0,
+          comm,
+          stream);
+    };
+  }
   auto work = comm_->launch(std::move(call), nullptr);
   if (options.async) {
     registration->note(work, /*isPut=*/true);
@@ -327,7 +489,7 @@ WorkPtr Window::put(
 WorkPtr Window::signal(int64_t peer, const Options& options) {
   auto call = comm_->newCall(OpKind::signal, options);
   const char* const what = name(call.op.kind);
-  refuseBatch(what);
+  refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "peer_rank", peer);
   call.op.peer = static_cast<int>(peer);
@@ -352,7 +514,7 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
 WorkPtr Window::waitSignal(int64_t peer, const Options& options) {
   auto call = comm_->newCall(OpKind::waitSignal, options);
   const char* const what = name(call.op.kind);
-  refuseBatch(what);
+  refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "peer_rank", peer);
   call.op.peer = static_cast<int>(peer);
@@ -377,6 +539,9 @@ at::Tensor Window::mapRemoteTensor(int64_t rank) const {
   const auto options = at::TensorOptions().dtype(part.dtype).device(comm_->device());
   if (part.numel == 0) {
     return at::empty(part.sizes, options);
+  }
+  if (comm_->accelerator() != nullptr) {
+    return registration->mapped[rank].view(part.sizes);
   }
   WindowView view;
   auto* const comm = comm_->usable();

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,8 +19,13 @@ namespace torchcomms_pg {
 // ordered pair of ranks apart: a wait takes one. A signal follows all puts that
 // its rank has issued on the window before, whatever was asynchronous.
 //
+// On an accelerator a put is a copy of the device into the peer's memory, which
+// the library maps, because NCCL's own put takes registered memory alone and
+// always signals; signals are the library's.
+//
 // Thread-safe. Outside of batches only: an operation may wait for a put before
-// it, which a batch would hold back.
+// it, which a batch would hold back. Nor in graphs: a signal counts once, not
+// with each replay.
 class Window final {
  public:
   using Options = Communicator::Options;
@@ -39,7 +45,7 @@ class Window final {
 
   // Collective. Moves the storage of `tensor`, which is contiguous, into shared
   // memory (see moveToShared): peers write into this very tensor. With
-  // `owning` the window keeps the tensor.
+  // `owning` the window keeps the tensor. NCCL wants as many bytes of all ranks.
   void registerTensor(const at::Tensor& tensor, bool owning);
   // Collective; returns when no peer writes any more. Signals that were not
   // waited for are dropped.
@@ -55,8 +61,9 @@ class Window final {
   // with it what `peer` had put before.
   WorkPtr waitSignal(int64_t peer, const Options& options);
 
-  // The tensor that `rank` has registered: its memory, not a copy. It may be
-  // used for any length of time, also when nobody else knows the memory.
+  // The tensor that `rank` has registered: its memory, not a copy. In shared
+  // memory it may be used for any length of time, also when nobody else knows
+  // the memory; on an accelerator until the tensor is deregistered.
   at::Tensor mapRemoteTensor(int64_t rank) const;
 
   // Raises unless `rank` exists.
@@ -69,11 +76,21 @@ class Window final {
   // The Work of a synchronous operation, for callers that want one.
   WorkPtr finishedWork(OpKind kind) const { return comm_->finishedWork(kind, {}); }
 
+  const at::Device& device() const { return comm_->device(); }
+
  private:
   struct Registration;
 
   std::shared_ptr<Registration> registered(const char* what) const;
-  void refuseBatch(const char* what) const;
+  void refuseDeferral(const char* what) const;
+  ncclResult_t settle(ncclComm_t comm, ncclResult_t result) const;
+  ncclResult_t exchange(
+      const at::Tensor& input,
+      const at::Tensor& output,
+      ncclComm_t comm,
+      const std::function<ncclResult_t(const void* in, void* out)>& body) const;
+  ncclResult_t describeAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
+  ncclResult_t mapAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   void forget(Registration& registration) noexcept;
   int takeSignal();
   void giveSignal(int index);

@@ -63,6 +63,11 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
 }
 #endif
 
+// Of nccl_device.h, since 2.29, which takes the CUDA headers to include. A null pointer: loads
+// and stores do not reach the peer.
+extern "C" ncclResult_t ncclGetPeerDevicePointer(
+    ncclWindow_t window, size_t offset, int peer, void** pointer);
+
 namespace torchcomms_pg {
 
 // X(field, function): in every NCCL since 2.18; a library without one of them
@@ -110,6 +115,7 @@ namespace torchcomms_pg {
   X(putSignal, ncclPutSignal)                       \
   X(signal, ncclSignal)                             \
   X(waitSignal, ncclWaitSignal)                     \
+  X(getPeerDevicePointer, ncclGetPeerDevicePointer) \
   X(commSuspend, ncclCommSuspend)                   \
   X(commResume, ncclCommResume)                     \
   X(commMemStats, ncclCommMemStats)
@@ -129,9 +135,7 @@ struct Message {
 
 inline constexpr int kAnyPeer = -1;
 
-// Beyond NCCL, which has sigIdx 0 alone: sigIdx is below kSignals, and putSignal
-// with kNoSignal puts without a signal.
-inline constexpr int kSignals = 128;
+// Beyond NCCL: putSignal with this sigIdx puts without a signal.
 inline constexpr int kNoSignal = -1;
 
 // What one rank has registered with a window, mapped here.
@@ -145,6 +149,9 @@ struct NcclApi {
   TORCHCOMMS_PG_NCCL_REQUIRED(TORCHCOMMS_PG_FIELD)
   TORCHCOMMS_PG_NCCL_OPTIONAL(TORCHCOMMS_PG_FIELD)
 #undef TORCHCOMMS_PG_FIELD
+
+  // sigIdx is below. NCCL promises 0 alone.
+  int signals = 1;
 
   // Beyond NCCL: what a library in host memory can do and libnccl cannot.
   // Null in a table filled from libnccl.

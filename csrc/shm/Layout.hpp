@@ -13,6 +13,9 @@ namespace torchcomms_pg::shm {
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kLine = 64;
 
+// Counters of signals for each ordered pair of ranks.
+inline constexpr int kSignals = 128;
+
 // Staging buffers per rank: a rank fills one while its peers read the other.
 inline constexpr int kDepth = 2;
 

@@ -30,6 +30,32 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   }
 }
 
+// The windows of all communicators of the process: handles are of one series.
+struct Registry {
+  std::mutex mutex;
+  std::map<uintptr_t, std::weak_ptr<const Window>> windows;
+  uintptr_t next = 1;
+};
+
+Registry& registry() {
+  static Registry& all = *new Registry;  // communicators may end with the process
+  return all;
+}
+
+uintptr_t enroll(const std::shared_ptr<const Window>& window) {
+  auto& all = registry();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.windows, [](const auto& entry) { return entry.second.expired(); });
+  all.windows[all.next] = window;
+  return all.next++;
+}
+
+void discharge(uintptr_t handle) {
+  auto& all = registry();
+  std::lock_guard lock(all.mutex);
+  all.windows.erase(handle);
+}
+
 // Brackets what touches the user's buffers.
 class Active {
  public:
@@ -70,8 +96,8 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
   }
   exchange.close();
 
+  const uintptr_t handle = enroll(window);
   std::lock_guard lock(mutex_);
-  const uintptr_t handle = nextWindow_++;
   windows_[handle] = std::move(window);
   return reinterpret_cast<ncclWindow_t>(handle);
 }
@@ -86,6 +112,7 @@ void Windows::remove(ncclWindow_t handle) {
         "win is not a window of this communicator, or is already deregistered");
   }
   window = std::move(found->second);
+  discharge(found->first);
   windows_.erase(found);
 }
 
@@ -96,6 +123,17 @@ std::shared_ptr<const Window> Windows::find(ncclWindow_t handle, const char* ope
     invalidArgument(operation, "win is not a window of this communicator, or was deregistered");
   }
   return found->second;
+}
+
+std::shared_ptr<const Window> Windows::findAnywhere(ncclWindow_t handle, const char* operation) {
+  auto& all = registry();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.windows.find(reinterpret_cast<uintptr_t>(handle));
+  auto window = found == all.windows.end() ? nullptr : found->second.lock();
+  if (window == nullptr) {
+    invalidArgument(operation, "window is not registered, or was deregistered");
+  }
+  return window;
 }
 
 SignalWait::Signals Windows::expect(const ncclWaitSignalDesc_t& description) {
@@ -244,6 +282,17 @@ ncclResult_t windowView(ncclComm_t handle, ncclWindow_t window, int peer, Window
   });
 }
 
+ncclResult_t getPeerDevicePointer(ncclWindow_t handle, size_t offset, int peer, void** pointer) {
+  constexpr const char* kName = "getPeerDevicePointer";
+  return guarded(nullptr, [&] {
+    checkPointer(kName, "outPtr", pointer);
+    const auto window = Windows::findAnywhere(handle, kName);
+    checkRank(kName, "peer", peer, static_cast<int>(window->views.size()));
+    *pointer = window->views[peer].memory.get() + offset;
+    return ncclSuccess;
+  });
+}
+
 ncclResult_t putSignal(
     const void* data,
     size_t count,
@@ -326,6 +375,8 @@ void addWindows(NcclApi& table) {
   table.putSignal = putSignal;
   table.signal = signalPeer;
   table.waitSignal = waitSignal;
+  table.getPeerDevicePointer = getPeerDevicePointer;
+  table.signals = kSignals;
   table.windowView = windowView;
 }
 

@@ -45,6 +45,9 @@ class Windows {
   void run(const Put& put);
   void run(const SignalWait& wait);  // blocks
 
+  // Of whichever communicator of this process.
+  static std::shared_ptr<const Window> findAnywhere(ncclWindow_t handle, const char* operation);
+
   // Whom a thread is waiting for.
   std::vector<int> absentRanks() const;
 
@@ -52,7 +55,6 @@ class Windows {
   Comm& comm_;
   mutable std::mutex mutex_;  // of what follows
   std::map<uintptr_t, std::shared_ptr<const Window>> windows_;
-  uintptr_t nextWindow_ = 1;
   std::map<std::pair<int, int>, uint64_t> taken_;  // by peer and signal
   std::multiset<int> awaited_;                     // peers
 };

@@ -31,6 +31,7 @@ _ALL = [
     alone("memory:of_the_group", name="group_memory"),
     alone("memory:suspend", name="suspend"),
     Check("suspend", "gpu.memory:suspend", 2, cuda=True),
+    *on("windows:check", 1, 2, name="windows"),
     *on("graphs:capture", 1, 2, name="graph_capture"),
     Check("graphs_in_turn", "gpu.graphs:several"),
     Check("graph_ends_first", "gpu.graphs:graph_ends_first"),
