@@ -50,6 +50,7 @@ SINCE = {
     "ncclPutSignal": 22902,
     "ncclSignal": 22902,
     "ncclWaitSignal": 22902,
+    "ncclGetPeerDevicePointer": 22902,
     "ncclCommSuspend": 22907,
     "ncclCommResume": 22907,
     "ncclCommMemStats": 22907,

@@ -63,7 +63,7 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
 }
 #endif
 
-// Of nccl_device.h, since 2.29, which takes the CUDA headers to include. A null pointer: loads
+// Of nccl_device.h, since 2.29.2, which takes the CUDA headers to include. A null pointer: loads
 // and stores do not reach the peer.
 extern "C" ncclResult_t ncclGetPeerDevicePointer(
     ncclWindow_t window, size_t offset, int peer, void** pointer);
