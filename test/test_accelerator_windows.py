@@ -324,6 +324,22 @@ def test_a_wait_without_a_signal_ends(how, async_op):
         check(ranks.wait(ranks=[0]))
 
 
+def register_alone():
+    comm = make()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(7)
+    with time_limit(0, 20, "registering"), pytest.raises(CommError, match="tensor_register.*rank 1"):
+        comm.new_window(zeros(5))
+    comm.finalize()
+
+
+def test_registering_without_a_peer_that_died_names_it():
+    with Ranks(2, init=start) as ranks:
+        ranks.start(register_alone)
+        check(ranks.wait(ranks=[0]))
+
+
 # ---------------------------------------------------------------- c10d
 
 

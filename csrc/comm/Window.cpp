@@ -175,10 +175,14 @@ ncclResult_t Window::exchange(
   const auto in = input.to(device());
   const auto out = at::empty_like(output, at::TensorOptions(device()));
   const auto result = settle(comm, body(in.data_ptr(), out.data_ptr()));
-  if (result == ncclSuccess) {
-    output.copy_(out);
+  if (result != ncclSuccess) {
+    return result;
   }
-  return result;
+  output.copy_(out);
+  // What fails in a stream leaves in it whatever was there.
+  ncclResult_t state = ncclSuccess;
+  const auto asked = comm_->api_.commGetAsyncError(comm, &state);
+  return asked != ncclSuccess ? asked : state;
 }
 
 // The ranks tell each other what they register.
