@@ -13,36 +13,43 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import HERE, Ranks, check, connect_store, report, time_limit, wait_for
+from ranks import HERE, Ranks, check, connect_store, receive, report, time_limit, wait_for
 
 import torchcomms_pg
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0
-SLACK = 5.0
+TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
+SLACK = 10.0
 BACKENDS = ["dist", "shm", "gloo"]
 KEPT = []  # for as long as the process lives
 
 
 class Group:
-    """Either front end over either library, for a test that is about neither."""
+    """Either front end over either library, for a test that is about neither.
 
-    def __init__(self, kind, args, world):
+    All ranks have done an operation, however late they were, before the deadline holds.
+    """
+
+    def __init__(self, kind, args, world, limit=LIMIT):
         rank, self.store = int(os.environ["RANK"]), connect_store(*args)
-        limit = datetime.timedelta(seconds=LIMIT)
+        joining = datetime.timedelta(seconds=30)
         self.kind = kind
         if kind == "dist":
             options = {"store": self.store, "rank": rank, "world_size": world}
-            dist.init_process_group("torchcomms", timeout=limit, **options)
+            dist.init_process_group("torchcomms", timeout=joining, **options)
         else:
             self.comm = torchcomms_pg.new_comm(
                 *(kind, "cpu", "tested"),
                 store=self.store,
                 rank=rank,
                 size=world,
-                timeout=limit,
+                timeout=joining,
                 abort_process_on_timeout_or_error=False,
             )
+        self.all_reduce(torch.ones(7))
+        comm = torchcomms_pg.get_comm() if kind == "dist" else self.comm
+        comm.set_timeout(datetime.timedelta(seconds=limit))
 
     def all_reduce(self, tensor):
         if self.kind == "dist":
@@ -62,29 +69,31 @@ class Group:
         else:
             self.comm.recv(tensor, source, async_op=False)
 
-    def meet(self, world):
-        self.store.add("arrived", 1)
-        wait_for(lambda: self.store.add("arrived", 0) >= world)
+    def meet(self, where, ranks):
+        """Returns when so many have come there."""
+        if self.store.add(where, 1) == ranks:
+            self.store.set(f"all {where}", "")
+        self.store.wait([f"all {where}"])
 
 
 def one_stays_away(kind, args, world, absent):
-    group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
+    group = Group(kind, args, world, TOGETHER)
     if int(os.environ["RANK"]) == absent:
         KEPT.append(group)  # it prints the verdict, maybe after this has returned
-        return saves_a_checkpoint(group.store)
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
     try:
-        with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with time_limit(TOGETHER * 0.9, TOGETHER + SLACK, "the verdict"):
             with pytest.raises(torchcomms_pg.CommError) as caught:
                 group.all_reduce(torch.ones(1024))
         return caught.value.ranks, caught.value.verdict, str(caught.value)
     finally:
-        group.meet(world - 1)
-        group.store.set("done", "")
+        group.meet("done", world - 1)
 
 
-def saves_a_checkpoint(store):
-    store.wait(["done"])
+def saves_a_checkpoint(group, world):
+    group.meet("away or about to call", world)
+    group.store.wait(["all done"])
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -105,25 +114,36 @@ def test_every_rank_prints_and_raises_one_verdict_that_says_where_the_missing_on
             assert wait_for(lambda: verdict in ranks.output(rank)), ranks.output(rank)
 
 
-def holds_the_gil(kind, args, world):
+def holds_the_gil(kind, args, world, pipe):
     group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
     if int(os.environ["RANK"]) == 1:
-        return computes_in_native_code()
-    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
-        with pytest.raises(torchcomms_pg.CommError) as caught:
-            group.all_reduce(torch.ones(1024))
+        return computes_in_native_code(pipe)
+    with open(pipe, "rb") as holder:
+        holder.read(1)
+        with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                group.all_reduce(torch.ones(1024))
+        holder.read()
     return caught.value.verdict
 
 
-def computes_in_native_code():
-    ctypes.PyDLL(None).usleep(3_500_000)  # PyDLL, unlike CDLL, keeps the GIL
+def computes_in_native_code(pipe):
+    """Until somebody reads from the pipe more than it holds: after a byte the GIL is held."""
+    more = 1 << 20
+    with open(pipe, "wb") as writing:
+        ctypes.PyDLL(None).write(writing.fileno(), bytes(more), more)  # unlike CDLL keeps the GIL
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return str(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind):
+def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind, pipe):
     with Ranks(2, init=False) as ranks:
-        verdict = ranks.run(holds_the_gil, kind, ranks.store_args(), 2)[0]
+        verdict = ranks.run(holds_the_gil, kind, ranks.store_args(), 2, pipe)[0]
     assert "rank 1 has not arrived" in verdict
     assert "holds the GIL" in verdict
     assert "in computes_in_native_code" in verdict
@@ -131,14 +151,17 @@ def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind):
 
 def is_stopped(kind, args, world):
     group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
     report("ready")
-    if int(os.environ["RANK"]) == 1:
-        group.store.wait(["never"], datetime.timedelta(seconds=30))
+    receive()  # never, on the rank that is stopped
     with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.all_reduce(torch.ones(1024))
     return caught.value.ranks, caught.value.verdict
+
+
+def status(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return file.read()
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -147,6 +170,8 @@ def test_a_stopped_process_is_said_to_be_stopped(kind):
         ranks.start(is_stopped, kind, ranks.store_args(), 2)
         ranks.wait_report(1)
         ranks.kill(1, signal.SIGSTOP)
+        assert wait_for(lambda: " (stopped)" in status(ranks.pids[1]))
+        ranks.tell(0, "go")
         outcomes = ranks.wait(ranks=[0])
         check(outcomes)
         named, verdict = outcomes[0].value
@@ -164,15 +189,10 @@ sys.stdin.read()
 
 def loses_the_store(kind, args, world):
     group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
-    rank = int(os.environ["RANK"])
     report("ready")
-    if rank == 1:
-        time.sleep(LIMIT + 4.5)  # the other needs no longer, whatever the store does
-        return None
-    from ranks import receive
-
     receive()
+    if int(os.environ["RANK"]) == 1:
+        return None  # the other has its verdict
     with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.all_reduce(torch.ones(1024))
@@ -197,9 +217,11 @@ def test_a_store_that_is_gone_is_not_waited_for(kind, how):
             ranks.wait_report(1)
             server.send_signal(how)
             ranks.tell(0, "go")
-            outcomes = ranks.wait()
-            check(outcomes)
-            named, verdict = outcomes[0].value
+            (outcome,) = ranks.wait(ranks=[0])
+            check([outcome])
+            ranks.tell(1, "go")
+            check(ranks.wait(ranks=[1]))
+            named, verdict = outcome.value
         assert named == [1], verdict
         assert "it cannot be known what the other ranks do: the store" in verdict
     finally:
@@ -210,10 +232,10 @@ def test_a_store_that_is_gone_is_not_waited_for(kind, how):
 
 
 def calls_something_else(kind, args, world):
-    group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
+    group = Group(kind, args, world, TOGETHER)
     rank = int(os.environ["RANK"])
-    with time_limit(0, LIMIT + SLACK, "the verdict"):
+    group.meet("about to call", world)
+    with time_limit(0, TOGETHER + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.broadcast(torch.ones(5)) if rank == 1 else group.all_reduce(torch.ones(1024))
     return caught.value.verdict
@@ -232,13 +254,13 @@ def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
 
 def waits_for_a_message(kind, args, world):
     group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
     if int(os.environ["RANK"]) == 1:
-        return saves_a_checkpoint(group.store)
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
     with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.receive(torch.ones(3), 1)
-    group.store.set("done", "")
+    group.meet("done", world - 1)
     return caught.value.ranks, caught.value.verdict
 
 
@@ -254,14 +276,15 @@ def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
 def two_verdicts(args, world):
     """One after another, in groups of their own: the second knows nothing of the first."""
     store = connect_store(*args)
-    limit = datetime.timedelta(seconds=LIMIT)
+    joining, limit = datetime.timedelta(seconds=30), datetime.timedelta(seconds=LIMIT)
     verdicts = []
     for turn in range(2):
         prefixed = dist.PrefixStore("same", store)
         rank = int(os.environ["RANK"])
         options = {"store": prefixed, "rank": rank, "world_size": world}
-        dist.init_process_group("torchcomms", timeout=limit, **options)
+        dist.init_process_group("torchcomms", timeout=joining, **options)
         dist.barrier()
+        dist.group.WORLD.set_timeout(limit)
         if rank == turn:
             store.wait([f"done{turn}"])
         else:
@@ -290,11 +313,11 @@ def test_the_verdict_survives_pickling():
 def idle(kind, args, world):
     """Returns the CPU time that the process spends in two seconds without operations."""
     group = Group(kind, args, world)
-    group.all_reduce(torch.ones(7))
+    group.meet("ready", world)
     before = time.process_time()
     time.sleep(2)  # the time that is measured
     spent = time.process_time() - before
-    group.meet(world)
+    group.meet("measured", world)
     return spent
 
 
@@ -305,19 +328,22 @@ def test_being_ready_for_questions_costs_next_to_nothing(kind):
             assert spent < 0.1
 
 
-def keeps_the_gil(args, world):
+def keeps_the_gil(args, world, pipe):
     group = Group("shm", args, world)
-    group.all_reduce(torch.ones(7))
-    group.meet(world)
+    group.meet("ready", world)
     if int(os.environ["RANK"]) == 1:
-        computes_in_native_code()
-    group.meet(2 * world)
+        computes_in_native_code(pipe)
+    group.meet("done", world)
 
 
-def test_the_heartbeat_says_that_the_gil_is_held():
-    with Ranks(2, init=False, env={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}) as ranks:
-        ranks.run(keeps_the_gil, ranks.store_args(), 2)
+def test_the_heartbeat_says_that_the_gil_is_held(pipe):
+    with Ranks(2, init=False, env={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}) as ranks:
+        ranks.start(keeps_the_gil, ranks.store_args(), 2, pipe)
+        with open(pipe, "rb") as holder:
+            wait_for(lambda: "in computes_in_native_code" in ranks.output(1), 20)
+            holder.read()
+        check(ranks.wait())
         output = ranks.output(1)
-        assert "for 1 s a thread holds the GIL" in output
+        assert "for 3 s a thread holds the GIL" in output
         assert "in computes_in_native_code" in output
         assert "GIL" not in ranks.output(0)
