@@ -11,7 +11,7 @@ from ranks import connect_store, on_ranks, pool, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
-SOON = 5.0
+SOON = 15.0
 
 LATER_CALLS = {
     "all_reduce": lambda g, w: dist.all_reduce(torch.ones(4), group=g),
@@ -220,6 +220,7 @@ def test_get_error_tells_success_from_failure(world):
     group, backend = warm_group()
     error_type = type(backend.get_error())
     assert backend.get_error() == error_type.SUCCESS
+    dist.barrier()  # none aborts before all have looked
     if dist.get_rank() == 0:
         backend.abort()
     else:

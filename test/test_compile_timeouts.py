@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import HERE, Ranks, connect_store, time_limit, wait_for
+from ranks import HERE, Ranks, connect_store, time_limit
 
 import torchcomms_pg
 
@@ -21,15 +21,27 @@ LATE = 2.6  # more than two deadlines
 
 
 def join(args, world, kind="dist"):
+    """The deadline holds once all ranks have done an operation, however late they were."""
     rank, store = int(os.environ["RANK"]), connect_store(*args)
-    limit = datetime.timedelta(seconds=LIMIT)
+    joining = datetime.timedelta(seconds=30)
     if kind == "dist":
         options = {"store": store, "rank": rank, "world_size": world}
-        dist.init_process_group("torchcomms", timeout=limit, **options)
-        return torchcomms_pg.get_comm(), store
-    options = {"store": store, "rank": rank, "size": world}
-    options |= {"timeout": limit, "abort_process_on_timeout_or_error": False}
-    return torchcomms_pg.new_comm(kind, "cpu", "tested", **options), store
+        dist.init_process_group("torchcomms", timeout=joining, **options)
+        comm = torchcomms_pg.get_comm()
+    else:
+        options = {"store": store, "rank": rank, "size": world}
+        options |= {"timeout": joining, "abort_process_on_timeout_or_error": False}
+        comm = torchcomms_pg.new_comm(kind, "cpu", "tested", **options)
+    reduce(comm)
+    comm.set_timeout(datetime.timedelta(seconds=LIMIT))
+    return comm, store
+
+
+def meet(store, where, ranks):
+    """Returns when so many have come there."""
+    if store.add(where, 1) == ranks:
+        store.set(f"all {where}", "")
+    store.wait([f"all {where}"])
 
 
 def reduce(comm):
@@ -38,22 +50,27 @@ def reduce(comm):
     assert tensor[0] == comm.get_size()
 
 
-def compiles_for_long(args, world, kind):
+def compiles_for_long(args, world, kind, given_up=False):
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
     comm, store = join(args, world, kind)
-    reduce(comm)
     if comm.get_rank() == 1:
         with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
-            time.sleep(LATE)  # being late is what is tested
+            meet(store, "rank 1 compiles", world)
+            if given_up:
+                store.wait(["given up"])
+            else:
+                time.sleep(LATE)  # being late is what is tested
+    else:
+        meet(store, "rank 1 compiles", world)
     try:
         reduce(comm)
         return None
     except torchcomms_pg.CommError as error:
         return error.verdict
     finally:
-        store.add("arrived", 1)
-        wait_for(lambda: store.add("arrived", 0) >= world)
+        store.set("given up", "")
+        meet(store, "done", world)
 
 
 @pytest.mark.parametrize("kind", ["dist", "shm", "gloo"])
@@ -70,22 +87,24 @@ def test_nobody_gives_up_on_a_rank_that_compiles(kind):
 def test_only_up_to_the_limit(seconds):
     env = {"TORCHCOMM_COMPILE_TIMEOUT_SECONDS": seconds}
     with Ranks(2, init=False, env=env) as ranks:
-        with time_limit(0, LIMIT + LATE + 3, "the failure"):
-            verdict = ranks.run(compiles_for_long, ranks.store_args(), 2, "dist")[0]
+        with time_limit(0, 25, "the failure"):  # rank 1 would compile for longer
+            verdict = ranks.run(compiles_for_long, ranks.store_args(), 2, "dist", True)[0]
     assert "rank 1 has not arrived" in verdict
     assert "it has been compiling for" in verdict
 
 
 def compiles_really(args, world):
     def slow(graph, inputs):
+        store.set("compiling", "")
         time.sleep(LATE)
         return graph.forward
 
-    comm, _ = join(args, world)
-    reduce(comm)
+    comm, store = join(args, world)
     if comm.get_rank() == 1:
         double = torch.compile(lambda x: x + x, backend=slow)
         assert double(torch.ones(3))[0] == 2
+    else:
+        store.wait(["compiling"])  # what comes before is nothing that peers wait for
     reduce(comm)
     recorder = torchcomms_pg._C.process_recorder()
     path = os.path.join(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + f"compiled{os.getpid()}")
@@ -108,16 +127,18 @@ def test_a_real_compilation_is_waited_for_and_recorded():
 
 def works_alone(args, world, kind, how):
     comm, store = join(args, world, kind)
-    reduce(comm)
     if comm.get_rank() == 1:
         with comm.relaxed_timeout(**how):
+            meet(store, "rank 1 is alone", world)
             time.sleep(LATE)  # being late is what is tested
             reduce(comm)
     else:
+        meet(store, "rank 1 is alone", world)
         reduce(comm)
+    meet(store, "rank 1 is back", world)
     if comm.get_rank() == 0:
         with pytest.raises(torchcomms_pg.CommError, match="rank 1 has not arrived"):
-            with time_limit(LIMIT * 0.9, LIMIT + 5, "a deadline after it"):
+            with time_limit(LIMIT * 0.9, LIMIT + 10, "a deadline after it"):
                 reduce(comm)
         store.set("done", "")
     else:
@@ -137,12 +158,13 @@ def test_relaxed_timeout_has_the_peers_wait_until_it_ends(kind, how):
 
 def waits_relaxed(args, world):
     comm, store = join(args, world)
-    reduce(comm)
     if comm.get_rank() == 1:
+        store.wait(["rank 0 may wait"])
         time.sleep(LATE)  # being late is what is tested
         reduce(comm)
     else:
         with comm.relaxed_timeout(20), comm.relaxed_timeout(0.01):
+            store.set("rank 0 may wait", "")
             reduce(comm)
 
 
