@@ -92,7 +92,7 @@ def test_kill_9_at_a_random_moment_is_reported_by_all_survivors(seed):
         assert "exit code -9" in outcomes[victim].died
         survivors = [o for o in outcomes if o.rank != victim]
         check(survivors)
-        assert took < 8, f"the survivors took {took:.1f} s"
+        assert took < 20, f"the survivors took {took:.1f} s"  # their deadline is after 30 s
         for outcome in survivors:
             name, text, named, _ = outcome.value
             assert name == "CommError", text
@@ -111,7 +111,7 @@ def test_kill_9_during_init_leaves_nothing_and_ends_in_time(seed):
         ranks.wait_report(0)
         time.sleep(generator.random() / 10)
         ranks.kill(seed % 3)
-        outcomes = ranks.wait(20)
+        outcomes = ranks.wait()
         check([o for o in outcomes if o.rank != seed % 3])
     assert_nothing_left(before)
 
@@ -137,7 +137,7 @@ def exits(code):
             os.abort()
         os._exit(code)
     with pytest.raises(RuntimeError) as error:
-        with time_limit(0, 10, "noticing"):
+        with time_limit(0, 20, "noticing"):  # the deadline is after 30 s
             dist.all_reduce(torch.ones(100_001))
     return str(error.value)
 
@@ -214,7 +214,7 @@ def leak_check(ports, world):
         now = resources()
         return len(now[0]) <= len(before[0]) and len(now[1]) <= len(before[1]) and not now[2]
 
-    ok = wait_for(back, 5)
+    ok = wait_for(back, 10)
     return ok, before, resources()
 
 
@@ -230,7 +230,7 @@ def threads_after_destroy(args, world):
     init_default_group(*args, int(os.environ["RANK"]), world, 30)
     dist.all_reduce(torch.ones(10), async_op=True).wait()
     dist.destroy_process_group()
-    wait_for(lambda: len(resources()[0]) <= len(before), 3)
+    wait_for(lambda: len(resources()[0]) <= len(before), 10)
     return before, resources()[0]
 
 
@@ -262,7 +262,7 @@ def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(world):
             os.write(writing, text.encode()[:4000])
             os._exit(0)
         os.close(writing)
-        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 8)
+        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 15)
         if not ended:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
@@ -412,11 +412,10 @@ def ten_errors():
         del group
         if turn == 1:
             before = resources()
-    wait_for(lambda: len(resources()[0]) <= len(before[0]), 5)
-    after = resources()
-    assert len(after[0]) <= len(before[0]), (before[0], after[0])
-    assert len(after[1]) <= len(before[1]) + 1, (before[1], after[1])
-    assert len(after[2]) <= len(before[2]), (before[2], after[2])
+    # They go one after another, on threads of their own.
+    most = [len(before[0]), len(before[1]) + 1, len(before[2])]
+    few = lambda: all(len(x) <= n for x, n in zip(resources(), most))  # noqa: E731
+    assert wait_for(few, 10), (before, resources())
 
 
 @beyond_gloo
