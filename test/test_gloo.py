@@ -1,5 +1,6 @@
 """Backend "gloo" of new_comm: what it has to do beyond what test_torchcomm.py asks of both."""
 
+import contextlib
 import datetime
 import os
 
@@ -65,7 +66,7 @@ def test_ranks_that_call_different_operations_both_learn_so(world):
          ("sent a message of 4 x float32", "recv for a message of 8")),
     ):  # fmt: skip
         comm = make("differ", "gloo")
-        with time_limit(0, 10, "the mismatch"):
+        with time_limit(0, 15, "the mismatch"):  # the deadline is after 20 s
             # A sender need not wait for its receiver: the next operation tells it.
             with pytest.raises(torchcomms().CommError) as caught:
                 (first, second)[dist.get_rank()](comm)
@@ -76,15 +77,18 @@ def test_ranks_that_call_different_operations_both_learn_so(world):
 
 
 def _lose_a_peer(port, prefix, world):
-    rank = int(os.environ["RANK"])
+    rank, store = int(os.environ["RANK"]), connect_store(port, prefix)
     comm = torchcomms().new_comm(
-        "gloo", "cpu", store=connect_store(port, prefix), rank=rank, size=world,
+        "gloo", "cpu", store=store, rank=rank, size=world,
         timeout=30 * SECOND, abort_process_on_timeout_or_error=False,
     )  # fmt: skip
     comm.barrier(False)
+    store.set(f"left by {rank}", "")
     if rank == 1:
+        # A connection that breaks takes along what has not been read from it yet.
+        store.wait([f"left by {r}" for r in range(world)])
         os._exit(7)
-    with time_limit(0, 10, "finding a dead peer"):
+    with time_limit(0, 20, "finding a dead peer"):
         with pytest.raises(torchcomms().CommError, match="rank 1") as caught:
             comm.all_reduce(torch.ones(100_000), torchcomms().ReduceOp.SUM, False)
         work = None
@@ -122,8 +126,7 @@ def test_a_rank_that_does_not_come_is_named():
 def test_threads_and_sockets_end_with_the_communicator(world):
     def held():
         threads = len(os.listdir("/proc/self/task"))
-        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in _fds()]
-        return threads, sum(link.startswith("socket:") for link in links)
+        return threads, sum(link.startswith("socket:") for link in _links())
 
     def once():
         comm = make("leak", "gloo")
@@ -136,11 +139,13 @@ def test_threads_and_sockets_end_with_the_communicator(world):
     before = held()
     for _ in range(3):
         once()
-    assert wait_for(lambda: held() == before), (held(), before)
+    # Of the first, something may still have been ending then.
+    fewer = lambda: all(now <= then for now, then in zip(held(), before))  # noqa: E731
+    assert wait_for(fewer), (held(), before)
     dist.barrier()
 
 
-def _fds():
+def _links():
     for fd in os.listdir("/proc/self/fd"):
-        if os.path.lexists(f"/proc/self/fd/{fd}"):
-            yield fd
+        with contextlib.suppress(OSError):  # it has just been closed
+            yield os.readlink(f"/proc/self/fd/{fd}")

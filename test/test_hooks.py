@@ -222,6 +222,7 @@ def test_post_hook_exception_reaches_the_caller_after_the_operation(world):
 def test_failure_is_told_by_end_post_and_abort_hooks(world, backend):
     comm, posts, ends, ended, aborted = make("failure", backend), [], [], threading.Event(), []
     comm.barrier(False)
+    dist.barrier()  # all have left that one
     comm.register_post_hook(posts.append)
     comm.register_end_hook(lambda args: (ends.append(args), ended.set()))
     comm.register_abort_hook(lambda: aborted.append("first"))
@@ -245,7 +246,8 @@ def test_an_abort_hook_may_abort(world):
     comm, ran = make("again"), []
     comm.register_abort_hook(lambda: (comm.abort(), ran.append(True)))
     comm.barrier(False)
-    with time_limit(0, 10, "abort"):
+    dist.barrier()  # all have left that one
+    with time_limit(0, 15, "abort"):
         comm.abort()
     assert ran
     dist.barrier()
@@ -274,6 +276,7 @@ def test_shrink_is_told(world):
 def test_operations_torn_down_by_abort_end(world, backend):
     comm, ends, ended = make("torn", backend), [], threading.Event()
     comm.barrier(False)
+    dist.barrier()  # all have left that one
     comm.register_end_hook(lambda args: (ends.append(args), ended.set()))
     if dist.get_rank() == 0:
         work = comm.recv(torch.empty(1), 1, True)

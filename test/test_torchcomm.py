@@ -341,7 +341,7 @@ def test_mistakes_raise_with_nothing_enqueued(world, backend):
 def test_timeout_of_one_operation(world, backend):
     comm = make("timeouts", backend)
     if dist.get_rank() == 0:
-        with time_limit(0.4, 5, "all_reduce"):
+        with time_limit(0.4, 15, "all_reduce"):
             work = comm.barrier(True, timeout=SECOND / 2)
             with pytest.raises(torchcomms().CommError, match="timed out.*rank 1 did not arrive"):
                 work.wait()

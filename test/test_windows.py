@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, check, on_ranks, report, time_limit, wait_for
+from ranks import Ranks, check, on_ranks, report, wait_for
 from values import MOVABLE, assert_same, data, layouts
 
 pytestmark = pytest.mark.beyond_gloo
@@ -152,7 +152,7 @@ def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
 
 @on_ranks(1, 2)
 def test_left_over_signals_do_not_reach_the_next_window(world):
-    comm = make(seconds=3)
+    comm = make()
     after, before = neighbours(world)
     window = comm.new_window(torch.zeros(4))
     for _ in range(5):
@@ -335,7 +335,7 @@ def test_a_mapped_tensor_outlives_everything(world):
     mappings = library_mappings()
     views.clear()
     view = None
-    assert library_mappings() == mappings - 2
+    assert wait_for(lambda: library_mappings() <= mappings - 2)
 
 
 @on_ranks(2)
@@ -455,7 +455,7 @@ def test_the_limit_of_windows_is_named_and_none_is_lost(world):
 
 
 def wait_for_rank_1(how, seconds, async_op):
-    comm, rank = make(seconds=seconds), dist.get_rank()
+    comm, rank = make(seconds=30.0), dist.get_rank()
     mine = torch.zeros(10)
     window = comm.new_window(mine)
     view = window.map_remote_tensor(1)
@@ -483,6 +483,7 @@ def wait_for_rank_1(how, seconds, async_op):
     if rank == 2:  # waits for nobody but the peers' failure
         window.wait_signal(1, False)
         window.signal(1, False)
+    comm.set_timeout(datetime.timedelta(seconds=seconds))  # not of what was before
     begin = time.monotonic()
     with pytest.raises(torchcomms().CommError) as error:
         window.wait_signal(1, async_op).wait()
@@ -504,20 +505,20 @@ def test_wait_signal_for_a_killed_rank_ends_and_names_it(async_op):
         ranks.wait_report(0)
         ranks.wait_report(1)
         ranks.kill(1)
-        outcome = ranks.wait(20)[0]
+        outcome = ranks.wait(ranks=[0])[0]
     check([outcome])
     named, text, took = outcome.value
-    assert named == [1] and took < 8
+    assert named == [1] and took < 20
     assert "wait_signal #" in text and "rank 1 (pid " in text and "died" in text, text
 
 
 def test_wait_signal_times_out_and_names_the_rank_that_sent_none():
     with Ranks(2) as ranks:
         ranks.start(wait_for_rank_1, "sleep", 1.0, False)
-        outcome = ranks.wait(20, ranks=[0])[0]
+        outcome = ranks.wait(ranks=[0])[0]
     check([outcome])
     named, text, took = outcome.value
-    assert named == [1] and 0.9 <= took < 8
+    assert named == [1] and 0.9 <= took < 20
     assert "from rank 1" in text and "timed out after 1 s: rank 1 sent no signal" in text, text
 
 
@@ -525,18 +526,18 @@ def test_wait_signal_times_out_and_names_the_rank_that_sent_none():
 def test_wait_signal_for_a_rank_that_aborts_or_leaves_ends(how):
     with Ranks(3) as ranks:
         ranks.start(wait_for_rank_1, how, 30.0, False)
-        outcomes = ranks.wait(20)
+        outcomes = ranks.wait()
     check(outcomes)
     for rank in (0, 2):
         named, text, took = outcomes[rank].value
-        assert named == [1] and took < 8, text
+        assert named == [1] and took < 20, text
         assert ("aborted" if how == "abort" else "destroyed its communicator") in text, text
 
 
 def test_a_timeout_of_its_own_ends_one_wait():
     with Ranks(2) as ranks:
         took, _ = ranks.run(short_wait)
-    assert took < 8
+    assert took < 20
 
 
 def short_wait():
@@ -684,17 +685,19 @@ def c10d_timeout():
     window = dist._new_window(torch.zeros(1))
     options = c10d.WaitSignalOptions()
     options.timeout = datetime.timedelta(seconds=0.5)
-    with time_limit(0.4, 8, "the wait"):
-        with pytest.raises(torchcomms().CommError) as error:
-            window.wait_signal(1 - dist.get_rank(), True, options).wait()
-    return str(error.value)
+    begin = time.monotonic()
+    with pytest.raises(torchcomms().CommError) as error:
+        window.wait_signal(1 - dist.get_rank(), True, options).wait()
+    return str(error.value), time.monotonic() - begin
 
 
 @pytest.mark.skipif(not TORCH_2_14, reason="c10d has windows from torch 2.14 on")
 def test_a_c10d_wait_has_its_own_timeout():
     with Ranks(2) as ranks:
-        texts = ranks.run(c10d_timeout)
-    assert any("timed out after 0.5 s" in text for text in texts)
+        ends = ranks.run(c10d_timeout)
+    # Whoever calls later may find that the other has given up already.
+    assert any("timed out after 0.5 s" in text and took > 0.4 for text, took in ends), ends
+    assert all(took < 20 for _, took in ends), ends
 
 
 # The examples of the API's reference pages, which the documents point to.

@@ -264,7 +264,7 @@ def wait_in_time(args):
     dist.barrier(group)
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
-        with time_limit(0.25, 5, "wait(0.3 s)"):
+        with time_limit(0.25, 15, "wait(0.3 s)"):
             with pytest.raises(RuntimeError, match="(?i)time") as error:
                 work.wait(SOON)
         store.set("raised", "1")
@@ -288,8 +288,9 @@ def test_a_failed_operation_is_visible_in_wait_exception_and_future_alike(world)
     """Never a success: not in is_success, not in the future, not in a second wait."""
     import torchcomms_pg
 
-    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    group = dist.new_group()
     dist.barrier(group)
+    group.set_timeout(datetime.timedelta(seconds=1))  # once all have come
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
         for _ in range(2):
