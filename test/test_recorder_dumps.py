@@ -3,7 +3,6 @@
 torch's analyser, ``torchfrtrace``, and the front end of its debug server are run as they are.
 """
 
-import ctypes
 import datetime
 import json
 import logging
@@ -17,19 +16,30 @@ import urllib.request
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, check, connect_store, receive, report, time_limit, wait_for
+from ranks import (
+    Ranks,
+    check,
+    connect_store,
+    keep_the_gil,
+    receive,
+    report,
+    time_limit,
+    wait_for,
+)
 from test_recorder import recorder
 from test_torchcomm import torchcomms
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0
+TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
+SOON = 20.0  # a dump comes with the verdict, which may take a busy machine long
 HERE = os.path.abspath(__file__)
 
 
 def dumped(folder, world):
     """The traces of all ranks; they may still be on their way."""
     paths = [f"{folder}/trace_{rank}" for rank in range(world)]
-    assert wait_for(lambda: all(map(os.path.exists, paths))), os.listdir(folder)
+    assert wait_for(lambda: all(map(os.path.exists, paths)), SOON), os.listdir(folder)
     traces = []
     for path in paths:
         with open(path, "rb") as file:
@@ -75,16 +85,18 @@ def recording(tmp_path):
         ranks.close()
 
 
-def short_group(**kwargs):
-    group = dist.new_group(timeout=datetime.timedelta(seconds=LIMIT), **kwargs)
+def short_group(limit=LIMIT, **kwargs):
+    """The deadline holds once all ranks have used the group, however late they were."""
+    group = dist.new_group(**kwargs)
     if group != dist.GroupMember.NON_GROUP_MEMBER:
         dist.barrier(group)
+        group.set_timeout(datetime.timedelta(seconds=limit))
     return group
 
 
 def fails(call, *args, **kwargs):
     """The call raises, and this rank's dump is there by then."""
-    with time_limit(0, LIMIT + 8, "the failure and its dump"):
+    with time_limit(0, SOON, "the failure and its dump"):
         with pytest.raises(torchcomms().CommError) as caught:
             call(*args, **kwargs)
     path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
@@ -154,7 +166,7 @@ def test_the_analyser_finds_nothing_in_a_healthy_job(recording, tmp_path):
 
 def absent_rank(args):
     """Rank 1 is busy elsewhere when the others reduce; it goes on when told."""
-    group, store = short_group(), connect_store(*args)
+    store, group = connect_store(*args), short_group(TOGETHER)
     if dist.get_rank() == 1:
         report("busy")
         receive()
@@ -199,7 +211,8 @@ def test_the_analyser_runs_from_the_command_line(recording, tmp_path):
 
 
 def disagreement(kind):
-    group, rank, store = short_group(), dist.get_rank(), dist.group.WORLD.get_group_store()
+    rank, store = dist.get_rank(), dist.group.WORLD.get_group_store()
+    group = short_group(TOGETHER)
 
     def agreed():
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
@@ -246,7 +259,7 @@ def lost_message():
     else:
         if rank == 2:
             dist.recv(t, 0, group=group)
-        wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"), 8)
+        wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"), SOON)
 
 
 def test_a_message_that_never_comes_names_its_sender(recording, tmp_path):
@@ -270,7 +283,7 @@ def test_a_hang_in_a_subgroup_names_its_rank(recording, tmp_path):
     name = ranks.run(hang_in_subgroup)[1]
     dumped_ranks = [rank for rank in range(3) if os.path.exists(tmp_path / f"trace_{rank}")]
     assert {1} <= set(dumped_ranks) <= {1, 2}  # rank 0 is not in the group
-    assert wait_for(lambda: os.path.exists(tmp_path / "trace_2"))
+    assert wait_for(lambda: os.path.exists(tmp_path / "trace_2"), SOON)
     ranks.run(write_process_trace)
     text, collectives = analyse(tmp_path, 3)
     assert f"group info: {name}\n" in text and "missing ranks: {2}" in text, text
@@ -287,16 +300,17 @@ def timeout_of_torchcomm(args):
     store, rank = connect_store(*args), dist.get_rank()
     comm = torchcomms().new_comm(
         "shm", "cpu", "recorded", store=store, rank=rank, size=2,
-        timeout=datetime.timedelta(seconds=LIMIT), abort_process_on_timeout_or_error=False,
+        timeout=datetime.timedelta(seconds=30), abort_process_on_timeout_or_error=False,
     )  # fmt: skip
     hook = recorder(comm)
     comm.barrier(False)
+    comm.set_timeout(datetime.timedelta(seconds=LIMIT))
     if rank == 0:
         fails(comm.barrier, False)
         hook.unregister()
         comm.finalize()
         return
-    wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), 8)
+    wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), SOON)
     comm.finalize()
 
 
@@ -334,22 +348,37 @@ def test_no_dump_of_an_abort_that_was_asked_for(recording, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def nobody_lets_go_of_the_gil():
-    group, rank = short_group(), dist.get_rank()
+def nobody_lets_go_of_the_gil(pipe):
+    group, rank = short_group(TOGETHER), dist.get_rank()
     if rank == 1:
         return
     work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
-    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"
-    ctypes.PyDLL(None).usleep(4_000_000)  # keeps the GIL
-    with open(path, "rb") as file:
-        trace = pickle.load(file)
-    assert "frames" not in trace["entries"][-1]
+    keep_the_gil(pipe)
     with pytest.raises(torchcomms().CommError):
         work.wait()
 
 
-def test_a_dump_does_not_wait_for_the_gil(recording):
-    recording(2, TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC="200").run(nobody_lets_go_of_the_gil)
+def dumped_without_the_gil(ranks, holder, path):
+    """Rank 0 keeps the GIL, and lets go of it when its dump is there."""
+    there = wait_for(path.exists, SOON)
+    holder.read()
+    check(ranks.wait())
+    assert there
+    with open(path, "rb") as file:
+        assert "frames" not in pickle.load(file)["entries"][-1]
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "holds the GIL")
+    return str(tmp_path / "holds the GIL")
+
+
+def test_a_dump_does_not_wait_for_the_gil(recording, tmp_path, pipe):
+    ranks = recording(2, TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC="200")
+    ranks.start(nobody_lets_go_of_the_gil, pipe)
+    with open(pipe, "rb") as holder:
+        dumped_without_the_gil(ranks, holder, tmp_path / "trace_0")
 
 
 def only_active():
@@ -398,7 +427,7 @@ def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variab
         ranks.wait_report(rank)
     for _ in range(2):  # a writer that leaves is not the end of it
         write_into(f"{prefix}1.pipe")
-        assert wait_for(lambda: os.path.exists(tmp_path / "trace_1"))
+        assert wait_for(lambda: os.path.exists(tmp_path / "trace_1"), SOON)
         with open(tmp_path / "trace_1", "rb") as file:
             entry = pickle.load(file)["entries"][-1]
         assert entry["profiling_name"] == "nccl:all_reduce" and entry["frames"]
@@ -410,17 +439,19 @@ def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variab
     assert os.listdir(tmp_path) == []
 
 
-def keep_the_gil_until_dumped():
+def keep_the_gil_until_dumped(pipe):
     dist.all_reduce(torch.ones(5))
-    write_into(f"{os.environ[PIPES[0]]}{dist.get_rank()}.pipe")
-    ctypes.PyDLL(None).usleep(4_000_000)
-    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}", "rb") as file:
-        assert "frames" not in pickle.load(file)["entries"][-1]
+    keep_the_gil(pipe)
 
 
-def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path):
+def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path, pipe):
     env = {PIPES[0]: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
-    recording(1, **env).run(keep_the_gil_until_dumped)
+    ranks = recording(1, **env)
+    ranks.start(keep_the_gil_until_dumped, pipe)
+    with open(pipe, "rb") as holder:
+        holder.read(1)  # it is held
+        write_into(tmp_path / "pipe_0.pipe")
+        dumped_without_the_gil(ranks, holder, tmp_path / "trace_0")
 
 
 def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
@@ -535,6 +566,7 @@ def debug_pages(port):
         with urllib.request.urlopen(url, timeout=20) as answer:
             return answer.read().decode()
 
+    group.set_timeout(datetime.timedelta(seconds=30))  # the pages may take their time
     work = dist.all_reduce(torch.ones(77), group=group, async_op=True)
     trace = page("torchcomms_fr_trace")
     assert "nccl:all_reduce" in trace and "default_pg" in trace, trace
@@ -542,7 +574,7 @@ def debug_pages(port):
     assert "77" in page("torchcomms_fr_trace_json")
     assert '"healthy":true' in page("torchcomms_health_check").replace("&#34;", '"')
     with pytest.raises(torchcomms().CommError):
-        work.wait()
+        work.wait(datetime.timedelta(seconds=LIMIT))
     health = page("torchcomms_health_check").replace("&#34;", '"').replace("&#39;", "'")
     assert '"healthy":false' in health and "rank 1 did not arrive" in health, health
     for other in range(2):

@@ -1,6 +1,5 @@
 """When a deadline passes, all ranks find out together who holds up the operation, and say so."""
 
-import ctypes
 import datetime
 import os
 import pickle
@@ -13,7 +12,17 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import HERE, Ranks, check, connect_store, receive, report, time_limit, wait_for
+from ranks import (
+    HERE,
+    Ranks,
+    check,
+    connect_store,
+    keep_the_gil,
+    receive,
+    report,
+    time_limit,
+    wait_for,
+)
 
 import torchcomms_pg
 
@@ -119,7 +128,7 @@ def holds_the_gil(kind, args, world, pipe):
     if int(os.environ["RANK"]) == 1:
         return computes_in_native_code(pipe)
     with open(pipe, "rb") as holder:
-        holder.read(1)
+        holder.read(1)  # it is held
         with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
             with pytest.raises(torchcomms_pg.CommError) as caught:
                 group.all_reduce(torch.ones(1024))
@@ -128,10 +137,7 @@ def holds_the_gil(kind, args, world, pipe):
 
 
 def computes_in_native_code(pipe):
-    """Until somebody reads from the pipe more than it holds: after a byte the GIL is held."""
-    more = 1 << 20
-    with open(pipe, "wb") as writing:
-        ctypes.PyDLL(None).write(writing.fileno(), bytes(more), more)  # unlike CDLL keeps the GIL
+    keep_the_gil(pipe)
 
 
 @pytest.fixture
