@@ -13,6 +13,7 @@ from ranks import Ranks
 pytestmark = pytest.mark.beyond_gloo
 SECONDS = 8.0  # of each seed
 CALLS = 4000
+FEWEST = 500  # however busy the machine is
 # Not for the fuzzer: what ends or waits by design.
 SKIPPED = {"relaxed_timeout"}
 
@@ -96,10 +97,10 @@ def fuzz(seed):
     end = time.monotonic() + SECONDS
     options = {"store": dist.HashStore(), "rank": 0, "size": 1}
     options |= {"abort_process_on_timeout_or_error": False}
-    while sum(counts.values()) < CALLS and time.monotonic() < end:
+    while (done := sum(counts.values())) < CALLS and (done < FEWEST or time.monotonic() < end):
         if comm is None or generator.random() < 0.01:
-            limit = datetime.timedelta(milliseconds=50)
-            comm = torchcomms_pg.new_comm("shm", "cpu", "fuzzed", timeout=limit, **options)
+            comm = torchcomms_pg.new_comm("shm", "cpu", "fuzzed", **options)
+            comm.set_timeout(datetime.timedelta(milliseconds=50))
             window = comm.new_window()
             batch = comm.batch_op_create()
         owner = generator.choice([comm, comm, comm, comm._comm, window, batch, torchcomms_pg])
@@ -108,7 +109,7 @@ def fuzz(seed):
             continue  # the first would meet at MASTER_ADDR, and wait there
         function = getattr(owner, name)
         positional, named = arguments(generator, function)
-        print(seed, sum(counts.values()), name, flush=True)  # in the failure, if it ends here
+        print(seed, done, name, flush=True)  # in the failure, if it ends here
         try:
             result = function(*positional, **named)
             if hasattr(result, "wait"):
@@ -127,5 +128,5 @@ def fuzz(seed):
 def test_no_arguments_end_the_process(seed):
     with Ranks(1, init=False) as ranks:
         counts = ranks.run(fuzz, seed)[0]
-    assert sum(counts.values()) > 300, counts
+    assert sum(counts.values()) >= FEWEST, counts
     assert counts.get("fine", 0) > 5, counts

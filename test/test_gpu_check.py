@@ -154,6 +154,7 @@ def test_without_a_gpu_it_says_so():
 
 
 @without_gpu
+@pytest.mark.timeout(120)
 def test_without_a_gpu_its_tests_are_skipped_or_fail_on_request():
     for fail in ("0", "1"):
         done = subprocess.run(

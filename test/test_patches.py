@@ -104,7 +104,7 @@ def test_ephemeral_timeouts_reach_the_backend():
 
     with Ranks(2) as ranks:
         took = ranks.run(wait_for_nobody, 1.5)[0]
-    assert 1.9 < took < 10, took
+    assert 1.9 < took < 20, took
 
 
 @OLD
