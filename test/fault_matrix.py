@@ -46,8 +46,8 @@ import torchcomms_pg
 
 WORLD = 3
 CULPRIT = 1
-LIMIT = 1.5
-SLACK = 5.0
+LIMIT = 2.5  # a rank that comes later than that is at fault, too
+SLACK = 8.0
 ABSENCE = LIMIT + 4.0  # longer than its peers need to give it up
 
 # Of the environment of what a rank starts, to find it again.
@@ -195,29 +195,37 @@ def device_of(api):
     return "sim:0"
 
 
-def stays_away(group):
+def stays_away(group, begin=lambda: None):
     """Until they are done; where errors end the process, they do not say so."""
+    begin()
     try:
         group.store.wait(["the others are done"], datetime.timedelta(seconds=ABSENCE))
     except dist.DistStoreError:
         pass
 
 
-def native_code():
+def native_code(begin):
+    begin()
     ctypes.PyDLL(None).usleep(int(ABSENCE * 1e6))  # PyDLL, unlike CDLL, keeps the GIL
 
 
-def is_stopped():
-    wake = f"sleep {ABSENCE}; kill -CONT {os.getpid()}"
+def is_stopped(begin):
+    wake = f"sleep {ABSENCE + 4}; kill -CONT {os.getpid()}"  # its silence takes them longer
     helper = subprocess.Popen(["sh", "-c", wake])
+    begin()
     os.kill(os.getpid(), signal.SIGSTOP)
     helper.wait()
 
 
-def commit(fault, group, server):
-    """What rank 1 does instead of, or before, the operation of the others."""
-    if fault in ("never calls", "store server gone"):
-        stays_away(group) if fault == "never calls" else time.sleep(ABSENCE + 4)
+def commit(fault, group, begin):
+    """What rank 1 does instead of, or before, the operation of the others, who come at `begin`."""
+    places = ("never calls", "SIGSTOP for a while", "holds the GIL", "compiles long")
+    if fault not in places:
+        begin()
+    if fault == "never calls":
+        stays_away(group, begin)
+    elif fault == "store server gone":
+        time.sleep(ABSENCE + 4)
     elif fault == "calls late":
         time.sleep(LIMIT / 2)
     elif fault == "another operation":
@@ -242,16 +250,17 @@ def commit(fault, group, server):
     elif fault == "kill -9":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "SIGSTOP for a while":
-        is_stopped()
+        is_stopped(begin)
     elif fault == "holds the GIL":
-        native_code()
+        native_code(begin)
     elif fault == "compiles long":
         from torch._dynamo.callback import CallbackTrigger, callback_handler
 
         with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            begin()
             time.sleep(LIMIT * 2)
     elif fault == "abort during an operation":
-        wait_for(lambda: group.store.add("in the operation", 0) == WORLD - 1)
+        wait_for(lambda: group.store.add("in the operation", 0) == WORLD - 1, 30)
         group.abort()
     elif fault == "destroy with operations in flight":
         work = group.all_reduce(torch.ones(1000), async_op=True)
@@ -278,10 +287,12 @@ def run(fault, api, mode, args, server, dumps):
     if server:
         store.add("ready", 1)
         store.wait(["server gone"], datetime.timedelta(seconds=30))
+    if group.rank != CULPRIT:
+        store.wait(["it begins"], datetime.timedelta(seconds=30))
     begun, error, text = time.monotonic(), "", ""
     try:
         if group.rank == CULPRIT:
-            commit(fault, group, server)
+            commit(fault, group, lambda: store.set("it begins", ""))
         elif fault == "destroy with operations in flight":
             stays_away(group)
         elif fault == "abort during an operation":
@@ -343,7 +354,10 @@ def descriptors():
 
 
 def threads():
-    names = (path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+    names = []
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(path.read_text().strip())
     return [name for name in names if name.startswith("tcpg_")]
 
 
@@ -360,7 +374,7 @@ def what_is_left(before):
         new = [link for number, link in descriptors().items() if before.get(number) != link]
         return [*threads(), *mappings(), *new]
 
-    wait_for(lambda: not left(), 5)
+    wait_for(lambda: not left(), 10)
     return f"left behind: {left()}" if left() else ""
 
 
