@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 brings reconfigure"),
 ]
 CPU = torch.device("cpu")
-SHORT = datetime.timedelta(seconds=2)
+SHORT = datetime.timedelta(seconds=4)  # whoever comes later than that is missing, too
 
 
 def handle(group=None):
@@ -144,7 +144,7 @@ def go_on_without(victim):
         while True:
             dist.all_reduce(torch.ones(1000))
     assert backend.get_error().name != "SUCCESS" and told == [me]
-    with time_limit(0, 5, "reconfigure"):
+    with time_limit(0, 15, "reconfigure"):
         reconfigure(7, [handles[rank] for rank in others]).wait()
     assert backend.get_error().name == "SUCCESS"
     check_group(others)
@@ -170,11 +170,11 @@ def one_is_late():
     handles = handles_of(range(world), "late")
     store = dist.distributed_c10d._get_default_store()
     if me != 2:
-        with time_limit(1.5, 6, "reconfigure"), pytest.raises(torchcomms().CommError) as raised:
+        with time_limit(3.5, 15, "reconfigure"), pytest.raises(torchcomms().CommError) as raised:
             reconfigure(1, handles, timeout=SHORT)
         error = raised.value
         text = str(error)
-        assert error.op == "reconfigure" and "to uuid 1: within 2 s" in text, text
+        assert error.op == "reconfigure" and "to uuid 1: within 4 s" in text, text
         # Rank 0 knows who came; the other waits for rank 0, or knows as well.
         assert 2 in error.ranks or not error.ranks, error.ranks
         assert me or f"rank 2 ('{handles[2]}') did not come" in text, text
@@ -282,9 +282,9 @@ def blocked():
     thread.start()
     work = dist.irecv(torch.ones(1), group_src=1 - me, tag=3)
     assert wait_for(lambda: len(in_flight()) == 2), in_flight()
-    with time_limit(0, 5, "reconfigure"):
+    with time_limit(0, 15, "reconfigure"):
         reconfigure(1, handles).wait()
-    thread.join(5)
+    thread.join(15)
     assert not thread.is_alive() and len(errors) == 1
     with pytest.raises(torchcomms().CommError, match=r"reconfigure\(\)"):
         work.wait()
@@ -305,13 +305,16 @@ def test_operations_in_flight_fail_and_blocked_callers_are_released():
 def again_and_again(turns):
     handles = handles_of(range(2), "often")
     counts = []
+    count = lambda: [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]  # noqa: E731
     for turn in range(turns):
         reconfigure(turn, handles[:: 1 if turn % 2 else -1]).wait()
         work = dist.all_reduce(tensor := torch.ones(10_000), async_op=True)
         work.wait()
         assert tensor[0] == 2
-        counts.append([len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")])
-    assert max(counts[turns // 2 :]) <= max(counts[: turns // 2]), counts
+        counts.append(count())
+    # Of the last, something may still be ending.
+    most = [max(each) for each in zip(*counts[: turns // 2])]
+    assert wait_for(lambda: all(now <= then for now, then in zip(count(), most))), counts
     dist.barrier()
 
 
