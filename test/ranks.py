@@ -124,9 +124,11 @@ def receive():
 
 def keep_the_gil(pipe):
     """Called in a rank: once somebody can read a byte from the pipe, until he has read all."""
-    more = 1 << 20  # than a pipe holds
-    with open(pipe, "wb") as writing:
-        ctypes.PyDLL(None).write(writing.fileno(), bytes(more), more)  # CDLL would let go of it
+    libc, more = ctypes.PyDLL(None), 1 << 20  # than a pipe holds; CDLL would let go of the GIL
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(os.fsencode(pipe), b"w"))
+    libc.fwrite(bytes(more), 1, more, file)  # goes on where write() is cut short by a stop
+    libc.fclose(file)
 
 
 def _describe(error):
