@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import HERE, Ranks, connect_store, time_limit
+from ranks import HERE, Ranks, check, connect_store, receive, time_limit, wait_for
 
 import torchcomms_pg
 
@@ -61,6 +61,7 @@ def compiles_for_long(args, world, kind, given_up=False):
                 store.wait(["given up"])
             else:
                 time.sleep(LATE)  # being late is what is tested
+                receive()
     else:
         meet(store, "rank 1 compiles", world)
     try:
@@ -76,8 +77,14 @@ def compiles_for_long(args, world, kind, given_up=False):
 @pytest.mark.parametrize("kind", ["dist", "shm", "gloo"])
 def test_nobody_gives_up_on_a_rank_that_compiles(kind):
     with Ranks(3, init=False) as ranks:
-        assert ranks.run(compiles_for_long, ranks.store_args(), 3, kind) == [None] * 3
-        output = ranks.output(0) + ranks.output(2)
+        ranks.start(compiles_for_long, ranks.store_args(), 3, kind)
+        said = lambda: ranks.output(0) + ranks.output(2)  # noqa: E731
+        wait_for(lambda: "has been compiling for" in said(), 20)
+        ranks.tell(1, "compiled")
+        outcomes = ranks.wait()
+        check(outcomes)
+        assert [outcome.value for outcome in outcomes] == [None] * 3
+        output = said()
     told = [line for line in output.splitlines() if "has been compiling for" in line]
     assert 1 <= len(told) <= 2, output  # once for each rank that waited
     assert "all_reduce #2 (1000 x Float, SUM)" in told[0] and "rank 1" in told[0]
