@@ -182,7 +182,7 @@ TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
   group.answering[1] = false;
   const auto begun = Clock::now();
   const auto verdict = group.ask(0, questionOn(3));
-  CHECK(Clock::now() - begun < milliseconds(3500));
+  CHECK(Clock::now() - begun < milliseconds(10'000));  // 2.5 s, and a machine may be busy
   CHECK_EQUAL(ranksOf(verdict), "1 ");
   CHECK_CONTAINS(verdict.text, "rank 1: is silent (pid 1)");
 }
@@ -196,10 +196,11 @@ TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
     }
     const auto begun = Clock::now();
     const auto verdict = group.ask(0, questionOn(2));
-    CHECK(Clock::now() - begun < milliseconds(4500));
+    CHECK(Clock::now() - begun < milliseconds(10'000));  // 4 s, and a machine may be busy
     CHECK_CONTAINS(verdict.text, "it cannot be known");
+    const auto known = Clock::now();
     group.ranks[0]->awaitOthers();
-    CHECK(Clock::now() - begun < milliseconds(4600));
+    CHECK(Clock::now() - known < milliseconds(3000));  // not as long once more
     CHECK_CONTAINS(verdict.text, hangs ? "has not answered for 4 s" : "connection refused");
     {
       std::lock_guard lock(group.memory->mutex);
