@@ -329,7 +329,10 @@ def register_alone():
     dist.barrier()
     if dist.get_rank() == 1:
         os._exit(7)
-    with time_limit(0, 20, "registering"), pytest.raises(CommError, match="tensor_register.*rank 1"):
+    with (
+        time_limit(0, 20, "registering"),
+        pytest.raises(CommError, match="tensor_register.*rank 1"),
+    ):
         comm.new_window(zeros(5))
     comm.finalize()
 
