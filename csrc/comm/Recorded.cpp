@@ -98,8 +98,8 @@ bool Communicator::record(std::shared_ptr<Recorder> recorder) {
   for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
     ranks.push_back(rank);
   }
-  const auto id = recorder->addGroup(group_.name, group_.description, ranks, rank_);
-  all->push_back({std::move(recorder), id});
+  auto* const group = recorder->addGroup(group_.name, group_.description, ranks, rank_);
+  all->push_back({std::move(recorder), group});
   std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(all)));
   recorded_.store(true, std::memory_order_release);
   return true;
@@ -119,33 +119,28 @@ void Communicator::stopRecording(const Recorder* recorder) {
 }
 
 void Communicator::recordIssue(Call& call) {
-  const auto recorders = std::atomic_load(&recorders_);
-  auto recording = std::make_shared<Recording>();
+  auto recorders = std::atomic_load(&recorders_);
   const auto& op = call.op;
-  const auto add = [&](const Recorder::Issue& issue, const Stack& stack) {
-    for (const auto& recorded : *recorders) {
-      recording->add(recorded, issue, stack);
-    }
-  };
   const auto* const what = recordedName(call);
   if (recorders->empty() || what == nullptr) {
     return;  // removed just now, or nothing to be told of
   }
   auto* const source = StackSource::get();
-  const auto stack = source == nullptr ? nullptr : source->capture();
+  auto recording = std::make_shared<Recording>(
+      std::move(recorders), source == nullptr ? nullptr : source->capture());
   // Whether what is in an accelerator's stream has started is not known.
   const bool started =
       !op.async && accelerator_ == nullptr && initialized_.load(std::memory_order_acquire);
   const auto addMessage = [&](const Call& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
-    add({.seq = seq,
+    recording->add(
+        {.seq = seq,
          .inputs = message.inputs,
          .outputs = message.outputs,
          .timeout = op.timeout,
-         .direction = sends ? Recorder::Direction::send : Recorder::Direction::receive,
+         .direction = sends ? Record::Direction::send : Record::Direction::receive,
          .peer = message.op.peer,
-         .started = started},
-        stack);
+         .started = started});
   };
   if (call.message) {
     addMessage(call, op.seq);
@@ -154,15 +149,15 @@ void Communicator::recordIssue(Call& call) {
       addMessage(call.parts[i], op.seq + i);
     }
   } else {
-    add({.op = what,
+    recording->add(
+        {.op = what,
          .seq = op.seq,
          .inputs = call.inputs,
          .outputs = call.outputs,
          // The analyser looks at the first tensor alone.
          .join = op.kind != OpKind::coalesced,
          .timeout = op.timeout,
-         .started = started},
-        stack);
+         .started = started});
   }
   call.op.recording = std::move(recording);
 }

@@ -3,8 +3,10 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <chrono>
 #include <memory>
-#include <optional>
+#include <utility>
+#include <vector>
 
 #include "comm/Operation.hpp"
 #include "recorder/Recorder.hpp"
@@ -14,41 +16,62 @@ namespace torchcomms_pg {
 // A group in a recorder.
 struct Recorded {
   std::shared_ptr<Recorder> recorder;
-  Recorder::GroupId group = 0;
+  Recorder::Group* group = nullptr;
 };
 
 class Recording {
  public:
-  // Shares one stack among the recorders.
-  void add(const Recorded& recorded, const Recorder::Issue& issue, const Stack& stack) {
-    entries_.push_back({recorded, recorded.recorder->add(recorded.group, issue, stack)});
-    stack_ = stack;
+  using Recorders = std::shared_ptr<const std::vector<Recorded>>;
+
+  // `stack`: Python's, of the thread that issues the operation.
+  Recording(Recorders recorders, Stack stack)
+      : recorders_(std::move(recorders)), stack_(std::move(stack)) {
+    for (const auto& [recorder, group] : *recorders_) {
+      cppStacks_ |= recorder->cppStacks();
+    }
   }
 
-  // Of the thread that issued the operation.
+  void add(const Record::Issue& issue) {
+    auto& [record, places] = entries_.emplace_back();
+    record = std::make_shared<Record>(issue, stack_, cppStacks_);
+    for (const auto& [recorder, group] : *recorders_) {
+      places.push_back(recorder->add(*group, record));
+    }
+  }
+
   const Stack& stack() const { return stack_; }
 
   void start() const {
-    for (const auto& [in, place] : entries_) {
-      in.recorder->start(in.group, place);
+    for (const auto& entry : entries_) {
+      if (entry.record->start()) {
+        for (const auto& [recorder, group] : *recorders_) {
+          recorder->start(*group, *entry.record);
+        }
+      }
     }
   }
 
   // `source`: whom a message came from; -1: not known, or several.
   void end(bool completed, Clock::duration duration, int source) const {
     const auto milliseconds = std::chrono::duration<float, std::milli>(duration).count();
-    for (const auto& [in, place] : entries_) {
-      in.recorder->end(in.group, place, completed, milliseconds, source);
+    for (const auto& [record, places] : entries_) {
+      record->end(completed, milliseconds);
+      for (size_t i = 0; completed && i < places.size(); ++i) {
+        const auto& [recorder, group] = (*recorders_)[i];
+        recorder->complete(*group, *record, places[i], source);
+      }
     }
   }
 
  private:
   struct Entry {
-    Recorded in;
-    Recorder::Place place;
+    std::shared_ptr<Record> record;
+    c10::SmallVector<size_t, 2> places;  // by recorder
   };
+  const Recorders recorders_;
+  const Stack stack_;
+  bool cppStacks_ = false;
   c10::SmallVector<Entry, 1> entries_;
-  Stack stack_;
 };
 
 }  // namespace torchcomms_pg

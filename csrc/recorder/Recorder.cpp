@@ -1,9 +1,9 @@
 // The only file that includes torch's template: it takes half a minute to compile.
 #include "recorder/Recorder.hpp"
 
-#include <c10/util/thread_name.h>
-
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -34,153 +34,168 @@ constexpr const char* kCompiling = "compiling";
 // A receive whose source is not known yet; the analyser takes "?" from 2.15 on.
 constexpr const char* kAnySource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
+using Name = std::tuple<std::string, std::string>;
+using Direction = Record::Direction;
+
 // The messages between this rank and another.
 struct Pair {
-  std::tuple<std::string, std::string> name;
+  Name name;
   bool first = false;  // whether this rank is the lower one
   size_t sent = 0;
   size_t received = 0;
 };
 
-struct RecordedGroup {
-  std::tuple<std::string, std::string> name;
+}  // namespace
+
+struct Recorder::Group {
+  size_t id = 0;
+  Name name;
   std::vector<uint64_t> ranks;
   int rank = 0;
   size_t issued = 0;
-  std::shared_ptr<c10d::ProcessGroupStatus> status;
   std::map<int, Pair> pairs;  // by peer
+  // The latest collective of each state.
+  std::atomic<int64_t> enqueued{-1};
+  std::atomic<int64_t> started{-1};
+  std::atomic<int64_t> completed{-1};
 };
 
-struct Thread {
-  std::thread::id id = std::this_thread::get_id();
-  std::string name = c10::getThreadName();  // a system call
+namespace {
+
+// An operation's place in a ring, with what this recorder alone counts.
+struct Slot {
+  std::shared_ptr<const Record> record;  // null: empty
+  Recorder::Group* group = nullptr;
+  size_t id = 0;
+  size_t opId = 0;
+  int peer = -1;       // of a message; -1: not known yet
+  size_t message = 0;  // counts those to, or from, the peer
 };
-
-const Thread& thisThread() {
-  static thread_local const Thread thread;
-  return thread;
-}
-
-void describeTensors(
-    const std::vector<at::Tensor>& tensors,
-    bool join,
-    c10::SmallVector<int64_t, 4>& dims,
-    std::vector<c10::ScalarType>& dtypes,
-    c10::SmallVector<int64_t, 8>& sizes) {
-  dims.clear();
-  dtypes.clear();
-  if (join && tensors.size() > 1) {
-    const auto& first = tensors.front();
-    dtypes.push_back(first.scalar_type());
-    const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-      return tensor.sizes() == first.sizes();
-    });
-    if (alike) {
-      dims.push_back(first.dim() + 1);
-      sizes.push_back(static_cast<int64_t>(tensors.size()));
-      sizes.append(first.sizes().begin(), first.sizes().end());
-    } else {
-      int64_t total = 0;
-      for (const auto& tensor : tensors) {
-        total += tensor.numel();
-      }
-      dims.push_back(1);
-      sizes.push_back(total);
-    }
-    return;
-  }
-  for (const auto& tensor : tensors) {
-    dtypes.push_back(tensor.scalar_type());
-    dims.push_back(tensor.dim());
-    sizes.append(tensor.sizes().begin(), tensor.sizes().end());
-  }
-}
 
 }  // namespace
 
 struct Recorder::State {
-  // Guarded by the ring's mutex. Nothing that could wait for
-  // the GIL happens under it.
-  Ring ring;
-  std::vector<Stack> stacks;  // Python's, by slot of the ring
-  std::vector<RecordedGroup> groups;
+  const bool cppStacks;
+  mutable std::mutex mutex;  // nothing that could wait for the GIL happens under it
+  std::vector<Slot> slots;
+  size_t next = 0;
+  size_t id = 0;
+  std::deque<Group> groups;  // which stay where they are
+  decltype(Ring::pg_name_to_ranks_) ranks;
   int rank = -1;
 
-  Ring::Entry* find(const Place& place) {
-    if (place.slot >= ring.entries_.size()) {
-      return nullptr;
-    }
-    auto& entry = ring.entries_[place.slot];
-    return entry.id_ == place.id && entry.reset_epoch_ == place.epoch ? &entry : nullptr;
-  }
-
-  Pair& pair(RecordedGroup& group, int peer) {
+  Pair& pair(Group& group, int peer) {
     const auto found = group.pairs.find(peer);
     if (found != group.pairs.end()) {
       return found->second;
     }
     const auto mine = group.ranks[group.rank];
     const auto other = group.ranks[peer];
-    std::vector<uint64_t> ranks{std::min(mine, other), std::max(mine, other)};
+    std::vector<uint64_t> both{std::min(mine, other), std::max(mine, other)};
     Pair made;
     made.first = mine <= other;
     made.name = group.name;
-    std::get<0>(made.name) += ":" + std::to_string(ranks[0]) + "-" + std::to_string(ranks[1]);
+    std::get<0>(made.name) += ":" + std::to_string(both[0]) + "-" + std::to_string(both[1]);
     if (mine == other) {
-      ranks.pop_back();
+      both.pop_back();
     }
-    ring.pg_name_to_ranks_[made.name] = std::move(ranks);
+    ranks[made.name] = std::move(both);
     return group.pairs.emplace(peer, std::move(made)).first->second;
+  }
+
+  void count(Slot& slot, int peer) {
+    auto& messages = pair(*slot.group, peer);
+    slot.peer = peer;
+    slot.message =
+        slot.record->direction == Direction::send ? ++messages.sent : ++messages.received;
   }
 
   // The analyser reads a message's ranks as positions in its group, and finds
   // the other side's entry by the number of the collective. So that is what
   // both sides count: the messages of one direction.
-  void describeMessage(Ring::Entry& entry, RecordedGroup& group, Direction direction, int peer) {
-    const bool sends = direction == Direction::send;
+  static void describeMessage(const Slot& slot, Ring::Entry& entry) {
+    const auto& group = *slot.group;
+    const bool sends = slot.record->direction == Direction::send;
     auto& name = entry.profiling_name_;
     name = kPrefix;
-    if (peer < 0) {
+    entry.p2p_seq_id_ = slot.record->seq;
+    if (slot.peer < 0) {
       entry.pg_name_ = group.name;
       entry.collective_seq_id_ = 0;  // no collective has it
       name += "recv " + std::to_string(group.rank) + "<-" + kAnySource;
       return;
     }
-    auto& messages = pair(group, peer);
-    const auto count = sends ? ++messages.sent : ++messages.received;
+    const auto& messages = group.pairs.at(slot.peer);
     const bool upwards = sends == messages.first;
     const int mine = messages.first ? 0 : 1;
-    const int other = peer == group.rank ? mine : 1 - mine;
+    const int other = slot.peer == group.rank ? mine : 1 - mine;
     entry.pg_name_ = messages.name;
-    entry.collective_seq_id_ = 2 * count - (upwards ? 1 : 0);
+    entry.collective_seq_id_ = 2 * slot.message - (upwards ? 1 : 0);
     name += sends ? "send " : "recv ";
     name += std::to_string(mine) + (sends ? "->" : "<-") + std::to_string(other);
   }
 
-  // A ring that nobody else uses, with its oldest entry first: c10d's dumps
-  // read the groups without a lock.
+  Ring::Entry describe(const Slot& slot) const {
+    const auto& record = *slot.record;
+    const auto known = [](c10::time_t time) {
+      return time == 0 ? std::nullopt : std::optional(time);
+    };
+    Ring::Entry entry{};
+    entry.id_ = slot.id;
+    entry.pg_id_ = slot.group->id;
+    entry.op_id_ = slot.opId;
+    entry.traceback_ = cppStacks ? record.cppStack : nullptr;
+    entry.time_created_ = record.created;
+    entry.timeout_ms_ = record.timeout.count();
+    entry.isP2P_ = record.isMessage();
+    entry.retired_ = record.retired.load(std::memory_order_acquire);
+    entry.time_discovered_completed_ = known(record.completed.load(std::memory_order_acquire));
+    if (entry.time_discovered_completed_) {
+      entry.duration_ = record.duration.load(std::memory_order_relaxed);
+    }
+    entry.time_discovered_started_ = known(record.started.load(std::memory_order_relaxed));
+    entry.input_dims_.append(record.inputs.dims.begin(), record.inputs.dims.end());
+    entry.input_dtypes_.assign(record.inputs.dtypes.begin(), record.inputs.dtypes.end());
+    entry.output_dims_.append(record.outputs.dims.begin(), record.outputs.dims.end());
+    entry.output_dtypes_.assign(record.outputs.dtypes.begin(), record.outputs.dtypes.end());
+    entry.sizes_ = record.sizes;
+    entry.thread_id_ = record.thread->id;
+    entry.thread_name_ = record.thread->name;
+    if (entry.isP2P_) {
+      describeMessage(slot, entry);
+    } else {
+      entry.pg_name_ = slot.group->name;
+      entry.collective_seq_id_ = record.seq;
+      entry.profiling_name_ = std::string(kPrefix) + record.op;
+    }
+    return entry;
+  }
+
+  // As c10d's recorder has them, the oldest first.
   struct Snapshot {
     Ring ring;
-    std::vector<Stack> stacks;
+    std::vector<Stack> stacks;  // Python's, of the entries
   };
-  std::unique_ptr<Snapshot> snapshot() {
+  std::unique_ptr<Snapshot> snapshot() const {
     auto copy = std::make_unique<Snapshot>();
     auto& to = copy->ring;
-    std::lock_guard lock(ring.mutex_);
     to.enabled_ = true;
-    to.max_entries_ = ring.max_entries_;
-    const auto count = ring.entries_.size();
-    for (size_t i = 0; i < count; ++i) {
-      const auto slot = (ring.next_ + i) % count;
-      if (ring.entries_[slot].reset_epoch_ == ring.reset_epoch_) {
-        to.entries_.push_back(ring.entries_[slot]);
-        to.entries_.back().reset_epoch_ = to.reset_epoch_;
-        copy->stacks.push_back(stacks[slot]);
+    std::lock_guard lock(mutex);
+    to.max_entries_ = slots.size();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const auto& slot = slots[(next + i) % slots.size()];
+      if (slot.record != nullptr) {
+        to.entries_.push_back(describe(slot));
+        copy->stacks.push_back(slot.record->stack);
       }
     }
-    to.pg_name_to_ranks_ = ring.pg_name_to_ranks_;
-    for (size_t id = 0; id < groups.size(); ++id) {
-      to.all_pg_status_[id] = std::make_shared<c10d::ProcessGroupStatus>(*groups[id].status);
+    to.pg_name_to_ranks_ = ranks;
+    for (const auto& group : groups) {
+      auto status = std::make_shared<c10d::ProcessGroupStatus>();
+      status->lastEnqueuedSeq = group.enqueued.load(std::memory_order_relaxed);
+      status->lastStartedSeq = group.started.load(std::memory_order_relaxed);
+      status->lastCompletedSeq = group.completed.load(std::memory_order_relaxed);
+      to.all_pg_status_[group.id] = std::move(status);
     }
     return copy;
   }
@@ -231,146 +246,95 @@ void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described
 
 }  // namespace
 
-Recorder::Recorder(size_t maxEntries, bool cppStacks) : state_(std::make_unique<State>()) {
-  auto& ring = state_->ring;
-  ring.max_entries_ = maxEntries;
-  ring.enabled_ = maxEntries > 0;
-  ring.capture_cpp_stack_ = cppStacks;
-  ring.entries_.reserve(maxEntries);
-  state_->stacks.resize(maxEntries);
-}
+Recorder::Recorder(size_t maxEntries, bool cppStacks)
+    : state_(new State{.cppStacks = cppStacks, .slots = std::vector<Slot>(maxEntries)}) {}
 
 Recorder::~Recorder() = default;
 
-Recorder::GroupId Recorder::addGroup(
+Recorder::Group* Recorder::addGroup(
     const std::string& name,
     const std::string& description,
     const std::vector<int64_t>& ranks,
     int rank) {
-  RecordedGroup group;
+  std::lock_guard lock(state_->mutex);
+  auto& group = state_->groups.emplace_back();
+  group.id = state_->groups.size() - 1;
   group.name = {name, description};
   group.ranks.assign(ranks.begin(), ranks.end());
   group.rank = rank;
-  group.status = std::make_shared<c10d::ProcessGroupStatus>();
-  std::lock_guard lock(state_->ring.mutex_);
-  state_->ring.pg_name_to_ranks_[group.name] = group.ranks;
+  state_->ranks[group.name] = group.ranks;
   if (state_->rank < 0) {
     state_->rank = static_cast<int>(group.ranks[rank]);
   }
-  state_->groups.push_back(std::move(group));
-  return state_->groups.size() - 1;
+  return &group;
 }
 
-Recorder::Place Recorder::add(GroupId id, const Issue& issue, Stack stack) {
-  const auto& thread = thisThread();
-  const auto now = c10::getTime();
-  auto& ring = state_->ring;
-  std::shared_ptr<torch::CapturedTraceback> cpp;
-  if (C10_UNLIKELY(ring.capture_cpp_stack_)) {
-    cpp = torch::CapturedTraceback::gather(/*python=*/false, /*script=*/true, /*cpp=*/true);
+size_t Recorder::add(Group& group, std::shared_ptr<const Record> record) {
+  const auto& added = *record;
+  if (!added.isMessage()) {
+    group.enqueued.store(static_cast<int64_t>(added.seq), std::memory_order_relaxed);
+    if (added.started.load(std::memory_order_relaxed) != 0) {
+      start(group, added);
+    }
   }
-  std::lock_guard lock(ring.mutex_);
-  auto& group = state_->groups[id];
-  const Place place{ring.next_, ring.id_++, ring.reset_epoch_};
-  ring.next_ = (ring.next_ + 1) % ring.max_entries_;
-  if (ring.entries_.size() == place.slot) {
-    ring.entries_.emplace_back();
-  }
-  // In the old entry's memory: an allocation costs as much as all the rest.
-  auto& entry = ring.entries_[place.slot];
-  entry.id_ = place.id;
-  entry.reset_epoch_ = place.epoch;
-  entry.pg_id_ = id;
-  entry.op_id_ = ++group.issued;
-  entry.traceback_.swap(cpp);  // the old ones are freed after the lock is released
-  state_->stacks[place.slot].swap(stack);
-  entry.start_ = entry.end_ = nullptr;
-  entry.time_created_ = now;
-  entry.timeout_ms_ = issue.timeout.count();
-  entry.isP2P_ = issue.direction != Direction::none;
-  entry.duration_.reset();
-  entry.time_discovered_started_ = issue.started ? std::optional(now) : std::nullopt;
-  entry.time_discovered_completed_.reset();
-  entry.retired_ = false;
-  entry.thread_id_ = thread.id;
-  entry.thread_name_ = thread.name;
-  entry.sizes_.clear();
-  describeTensors(issue.inputs, issue.join, entry.input_dims_, entry.input_dtypes_, entry.sizes_);
-  describeTensors(
-      issue.outputs, issue.join, entry.output_dims_, entry.output_dtypes_, entry.sizes_);
-  if (entry.isP2P_) {
-    entry.p2p_seq_id_ = issue.seq;
-    state_->describeMessage(entry, group, issue.direction, issue.peer);
-    return place;
-  }
-  entry.pg_name_ = group.name;
-  entry.p2p_seq_id_ = 0;
-  entry.collective_seq_id_ = issue.seq;
-  entry.profiling_name_ = kPrefix;
-  entry.profiling_name_ += issue.op;
-  group.status->lastEnqueuedSeq = static_cast<int64_t>(issue.seq);
-  if (issue.started) {
-    group.status->lastStartedSeq = static_cast<int64_t>(issue.seq);
+  std::lock_guard lock(state_->mutex);
+  const auto place = state_->next;
+  state_->next = place + 1 == state_->slots.size() ? 0 : place + 1;
+  auto& slot = state_->slots[place];
+  slot.record.swap(record);  // the old one is freed after the lock is released
+  slot.group = &group;
+  slot.id = state_->id++;
+  slot.opId = ++group.issued;
+  slot.peer = -1;
+  if (added.peer >= 0) {
+    state_->count(slot, added.peer);
   }
   return place;
 }
 
-void Recorder::start(GroupId id, const Place& place) {
-  const auto now = c10::getTime();
-  std::lock_guard lock(state_->ring.mutex_);
-  auto* const entry = state_->find(place);
-  if (entry == nullptr || entry->time_discovered_started_) {
-    return;
-  }
-  entry->time_discovered_started_ = now;
-  if (!entry->isP2P_) {
-    state_->groups[id].status->lastStartedSeq = static_cast<int64_t>(entry->collective_seq_id_);
+void Recorder::start(Group& group, const Record& record) {
+  if (!record.isMessage()) {
+    group.started.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
   }
 }
 
-void Recorder::end(
-    GroupId id, const Place& place, bool completed, std::optional<float> milliseconds, int source) {
-  const auto now = c10::getTime();
-  std::lock_guard lock(state_->ring.mutex_);
-  auto* const entry = state_->find(place);
-  if (entry == nullptr) {
-    return;
-  }
-  entry->retired_ = true;
-  if (!completed) {
-    return;  // c10d: an entry that is retired and not completed has failed
-  }
-  if (!entry->time_discovered_started_) {
-    entry->time_discovered_started_ = now;
-  }
-  entry->time_discovered_completed_ = now;
-  entry->duration_ = milliseconds;
-  auto& group = state_->groups[id];
-  if (!entry->isP2P_) {
-    group.status->lastCompletedSeq = static_cast<int64_t>(entry->collective_seq_id_);
-  } else if (entry->collective_seq_id_ == 0 && source >= 0) {
-    state_->describeMessage(*entry, group, Direction::receive, source);
+void Recorder::complete(Group& group, const Record& record, size_t place, int source) {
+  if (!record.isMessage()) {
+    group.completed.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
+  } else if (record.peer < 0 && source >= 0) {
+    std::lock_guard lock(state_->mutex);
+    auto& slot = state_->slots[place];
+    if (slot.record.get() == &record) {
+      state_->count(slot, source);
+    }
   }
 }
 
 bool Recorder::enabled() const {
-  return state_->ring.enabled_;
+  return !state_->slots.empty();
+}
+
+bool Recorder::cppStacks() const {
+  return state_->cppStacks;
 }
 
 size_t Recorder::size() const {
-  std::lock_guard lock(state_->ring.mutex_);
-  const auto& entries = state_->ring.entries_;
-  return std::count_if(entries.begin(), entries.end(), [&](const auto& entry) {
-    return entry.reset_epoch_ == state_->ring.reset_epoch_;
+  std::lock_guard lock(state_->mutex);
+  return std::count_if(state_->slots.begin(), state_->slots.end(), [](const Slot& slot) {
+    return slot.record != nullptr;
   });
 }
 
 void Recorder::reset() {
-  state_->ring.reset_all();
+  std::vector<Slot> slots(state_->slots.size());  // freed after the lock is released
+  std::lock_guard lock(state_->mutex);
+  state_->slots.swap(slots);
+  state_->next = 0;
+  state_->id = 0;
 }
 
 int Recorder::rank() const {
-  std::lock_guard lock(state_->ring.mutex_);
+  std::lock_guard lock(state_->mutex);
   return state_->rank;
 }
 

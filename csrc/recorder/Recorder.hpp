@@ -1,16 +1,12 @@
 // A ring of the latest operations, in the schema of c10d's flight recorder.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "recorder/Stack.hpp"
+#include "recorder/Record.hpp"
 
 namespace torchcomms_pg {
 
@@ -29,48 +25,23 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  using GroupId = size_t;
+  struct Group;
 
-  // `ranks`: the global ones of the group's ranks, of which this is `rank`.
-  GroupId addGroup(
+  // `ranks`: the global ones of the group's ranks, of which this is `rank`. The
+  // group is the recorder's.
+  Group* addGroup(
       const std::string& name,
       const std::string& description,
       const std::vector<int64_t>& ranks,
       int rank);
 
-  enum class Direction : uint8_t { none, send, receive };
+  // Returns the entry's place, which is its own until a later one takes it.
+  size_t add(Group& group, std::shared_ptr<const Record> record);
+  void start(Group& group, const Record& record);
+  // The operation has completed. `source`: whom a message came from; -1: not known.
+  void complete(Group& group, const Record& record, size_t place, int source);
 
-  // An operation that is issued.
-  struct Issue {
-    const char* op = "";  // as c10d calls it, e.g. "_all_gather_base"
-    uint64_t seq = 0;     // counts the collectives of the group, or its messages, from 1
-    const std::vector<at::Tensor>& inputs;
-    const std::vector<at::Tensor>& outputs;
-    bool join = false;  // several tensors are recorded as the one they are parts of
-    std::chrono::milliseconds timeout{0};
-    Direction direction = Direction::none;  // of a message
-    int peer = -1;                          // of a message; -1: whoever sends first
-    bool started = false;
-  };
-
-  // Where an entry is, as long as no later one takes its place.
-  struct Place {
-    size_t slot = 0;
-    size_t id = 0;
-    size_t epoch = 0;
-  };
-
-  // `stack`: Python's. The recorder adds that of C++ itself, if `cppStacks`.
-  Place add(GroupId group, const Issue& issue, Stack stack);
-  void start(GroupId group, const Place& place);
-  // `completed` false: it failed. `source`: whom a message came from, if known.
-  void end(
-      GroupId group,
-      const Place& place,
-      bool completed,
-      std::optional<float> milliseconds,
-      int source = -1);
-
+  bool cppStacks() const;
   bool enabled() const;
   size_t size() const;
   // Forgets the entries, not the groups.
