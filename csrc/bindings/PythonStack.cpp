@@ -16,6 +16,7 @@ constexpr size_t kMaxFrames = 64;
 struct Call {
   PyCodeObject* code = nullptr;  // owned
   int instruction = 0;
+  bool operator==(const Call&) const = default;
 };
 
 int instructionOf(PyFrameObject* frame) {
@@ -27,6 +28,12 @@ int instructionOf(PyFrameObject* frame) {
 }
 
 using Calls = std::vector<Call>;
+
+void letGoOf(const Calls& calls) {
+  for (const auto& call : calls) {
+    Py_DECREF(call.code);
+  }
+}
 
 // Stacks are dropped by threads that must not wait for the GIL. What they held
 // is let go of by the next one that is captured.
@@ -41,6 +48,7 @@ Dropped& dropped() {
 
 struct Captured {
   Calls calls;
+  explicit Captured(Calls calls) : calls(std::move(calls)) {}
   ~Captured() {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
@@ -48,8 +56,7 @@ struct Captured {
   }
 };
 
-// Returns the memory of one of them, empty: an allocation costs as much as several frames.
-Calls letGoOfDropped() {
+void letGoOfDropped() {
   static thread_local std::vector<Calls> spare;
   auto stacks = std::exchange(spare, {});  // a code object's end may run code that gets here
   {
@@ -57,17 +64,23 @@ Calls letGoOfDropped() {
     std::lock_guard lock(list.mutex);
     stacks.swap(list.stacks);
   }
-  Calls calls;
-  for (auto& stack : stacks) {
-    for (const auto& call : stack) {
-      Py_DECREF(call.code);
-    }
-    stack.clear();
-    calls = std::move(stack);
+  for (const auto& stack : stacks) {
+    letGoOf(stack);
   }
   stacks.clear();
   spare = std::move(stacks);
-  return calls;
+}
+
+// Owned ones.
+void addFrames(Calls& calls) {
+  auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  while (frame != nullptr && calls.size() < kMaxFrames) {
+    calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
+    auto* const caller = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = caller;
+  }
+  Py_XDECREF(frame);
 }
 
 std::string text(PyObject* string) {
@@ -87,17 +100,21 @@ class PythonStacks final : public StackSource {
     if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
       return nullptr;
     }
-    auto stack = std::make_shared<Captured>();
+    // What comes from one place, such as a loop, shares its stack.
+    static thread_local std::shared_ptr<const Captured> latest;
+    static thread_local Calls spare;
     py::gil_scoped_acquire gil;
-    stack->calls = letGoOfDropped();
-    auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
-    while (frame != nullptr && stack->calls.size() < kMaxFrames) {
-      stack->calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
-      auto* const caller = PyFrame_GetBack(frame);
-      Py_DECREF(frame);
-      frame = caller;
+    letGoOfDropped();
+    auto calls = std::exchange(spare, {});  // a new frame may set off the garbage collector
+    addFrames(calls);
+    auto stack = latest;
+    if (stack != nullptr && stack->calls == calls) {
+      letGoOf(calls);
+    } else {
+      stack = latest = std::make_shared<const Captured>(calls);
     }
-    Py_XDECREF(frame);
+    calls.clear();
+    spare = std::move(calls);
     return stack;
   }
 

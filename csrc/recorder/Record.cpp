@@ -1,6 +1,7 @@
 #include "recorder/Record.hpp"
 
 #include <c10/util/thread_name.h>
+#include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,39 +14,6 @@ const std::shared_ptr<const Record::Thread>& thisThread() {
   static thread_local const auto thread = std::make_shared<const Record::Thread>(
       Record::Thread{.name = c10::getThreadName()});  // a system call
   return thread;
-}
-
-void describe(
-    const std::vector<at::Tensor>& tensors,
-    bool join,
-    Record::Tensors& described,
-    c10::SmallVector<int64_t, 8>& sizes) {
-  auto& [dtypes, dims] = described;
-  if (join && tensors.size() > 1) {
-    const auto& first = tensors.front();
-    dtypes.push_back(first.scalar_type());
-    const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-      return tensor.sizes() == first.sizes();
-    });
-    if (alike) {
-      dims.push_back(static_cast<uint8_t>(first.dim() + 1));
-      sizes.push_back(static_cast<int64_t>(tensors.size()));
-      sizes.append(first.sizes().begin(), first.sizes().end());
-    } else {
-      int64_t total = 0;
-      for (const auto& tensor : tensors) {
-        total += tensor.numel();
-      }
-      dims.push_back(1);
-      sizes.push_back(total);
-    }
-    return;
-  }
-  for (const auto& tensor : tensors) {
-    dtypes.push_back(tensor.scalar_type());
-    dims.push_back(static_cast<uint8_t>(tensor.dim()));
-    sizes.append(tensor.sizes().begin(), tensor.sizes().end());
-  }
 }
 
 }  // namespace
@@ -63,8 +31,35 @@ Record::Record(const Issue& issue, Stack pythonStack, bool withCppStack)
                        : nullptr),
       thread(thisThread()),
       started(issue.started ? created : 0) {
-  describe(issue.inputs, issue.join, inputs, sizes);
-  describe(issue.outputs, issue.join, outputs, sizes);
+  describe(issue.inputs, issue.join);
+  inputs = tensors.size();
+  describe(issue.outputs, issue.join);
+}
+
+void Record::describe(const std::vector<at::Tensor>& described, bool join) {
+  if (!join || described.size() < 2) {
+    for (const auto& tensor : described) {
+      tensors.push_back({tensor.scalar_type(), static_cast<uint8_t>(tensor.dim())});
+      sizes.append(tensor.sizes().begin(), tensor.sizes().end());
+    }
+    return;
+  }
+  const auto& first = described.front();
+  const bool alike = std::all_of(described.begin(), described.end(), [&](const auto& tensor) {
+    return tensor.sizes() == first.sizes();
+  });
+  if (alike) {
+    tensors.push_back({first.scalar_type(), static_cast<uint8_t>(first.dim() + 1)});
+    sizes.push_back(static_cast<int64_t>(described.size()));
+    sizes.append(first.sizes().begin(), first.sizes().end());
+  } else {
+    int64_t total = 0;
+    for (const auto& tensor : described) {
+      total += tensor.numel();
+    }
+    tensors.push_back({first.scalar_type(), 1});
+    sizes.push_back(total);
+  }
 }
 
 bool Record::start() {

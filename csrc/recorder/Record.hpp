@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
 #include <chrono>
@@ -15,6 +14,10 @@
 #include <vector>
 
 #include "recorder/Stack.hpp"
+
+namespace torch {
+struct CapturedTraceback;
+}
 
 namespace torchcomms_pg {
 
@@ -41,9 +44,9 @@ struct Record {
     std::string name;
   };
 
-  struct Tensors {
-    c10::SmallVector<c10::ScalarType, 8> dtypes;
-    c10::SmallVector<uint8_t, 8> dims;
+  struct Tensor {
+    c10::ScalarType dtype;
+    uint8_t dim;
   };
 
   // By the thread that issues the operation. `cppStack`: C++'s is captured, too.
@@ -63,9 +66,10 @@ struct Record {
   const Stack stack;  // Python's
   const std::shared_ptr<torch::CapturedTraceback> cppStack;
   const std::shared_ptr<const Thread> thread;
-  Tensors inputs;
-  Tensors outputs;
-  c10::SmallVector<int64_t, 8> sizes;  // of the inputs, then of the outputs
+  // Of the inputs, then of the outputs.
+  size_t inputs = 0;
+  c10::SmallVector<Tensor, 4> tensors;
+  c10::SmallVector<int64_t, 4> sizes;
 
   // 0: not yet. `duration` is set before `completed`, and that before `retired`.
   const c10::time_t created = c10::getTime();
@@ -73,6 +77,9 @@ struct Record {
   std::atomic<c10::time_t> completed{0};
   std::atomic<float> duration{0};  // in milliseconds
   std::atomic<bool> retired{false};
+
+ private:
+  void describe(const std::vector<at::Tensor>& described, bool join);
 };
 
 }  // namespace torchcomms_pg

@@ -75,6 +75,8 @@ struct Slot {
 }  // namespace
 
 struct Recorder::State {
+  State(size_t maxEntries, bool cppStacks) : cppStacks(cppStacks), slots(maxEntries) {}
+
   const bool cppStacks;
   mutable std::mutex mutex;  // nothing that could wait for the GIL happens under it
   std::vector<Slot> slots;
@@ -154,11 +156,13 @@ struct Recorder::State {
       entry.duration_ = record.duration.load(std::memory_order_relaxed);
     }
     entry.time_discovered_started_ = known(record.started.load(std::memory_order_relaxed));
-    entry.input_dims_.append(record.inputs.dims.begin(), record.inputs.dims.end());
-    entry.input_dtypes_.assign(record.inputs.dtypes.begin(), record.inputs.dtypes.end());
-    entry.output_dims_.append(record.outputs.dims.begin(), record.outputs.dims.end());
-    entry.output_dtypes_.assign(record.outputs.dtypes.begin(), record.outputs.dtypes.end());
-    entry.sizes_ = record.sizes;
+    for (size_t i = 0; i < record.tensors.size(); ++i) {
+      const auto& [dtype, dim] = record.tensors[i];
+      const bool input = i < record.inputs;
+      (input ? entry.input_dims_ : entry.output_dims_).push_back(dim);
+      (input ? entry.input_dtypes_ : entry.output_dtypes_).push_back(dtype);
+    }
+    entry.sizes_.append(record.sizes.begin(), record.sizes.end());
     entry.thread_id_ = record.thread->id;
     entry.thread_name_ = record.thread->name;
     if (entry.isP2P_) {
@@ -247,7 +251,7 @@ void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described
 }  // namespace
 
 Recorder::Recorder(size_t maxEntries, bool cppStacks)
-    : state_(new State{.cppStacks = cppStacks, .slots = std::vector<Slot>(maxEntries)}) {}
+    : state_(std::make_unique<State>(maxEntries, cppStacks)) {}
 
 Recorder::~Recorder() = default;
 
@@ -289,6 +293,8 @@ size_t Recorder::add(Group& group, std::shared_ptr<const Record> record) {
   if (added.peer >= 0) {
     state_->count(slot, added.peer);
   }
+  // Let go of by the next operation, and long out of the caches.
+  __builtin_prefetch(state_->slots[state_->next].record.get(), /*write=*/1);
   return place;
 }
 
