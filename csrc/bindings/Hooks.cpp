@@ -111,7 +111,8 @@ void bindArgs(py::module_& module) {
           "work",
           [](PostHookArgs& self) -> py::object {
             if (!self.work && self.finished) {
-              self.work = self.finished();
+              const auto& [comm, before, kind, seq] = *self.finished;
+              self.work = comm->finishedWork(kind, before->outputs, seq);
             }
             return self.work ? workClass()(self.work) : py::none();
           })

@@ -136,7 +136,7 @@ WorkPtr Communicator::launch(Call call, WorkPtr work) {
   usable();
   refuseSuspended();
   if (C10_UNLIKELY(hooks_->any())) {
-    return launchHooked(std::move(call), std::move(work));
+    return launchHooked(call, std::move(work));
   }
   return start(call, std::move(work));
 }
@@ -196,8 +196,9 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
     error = std::current_exception();
   }
   leave(entry, !error);
+  const auto ended = Clock::now();
   if (call.op.recording) {
-    call.op.recording->end(!error, Clock::now() - call.op.issued, -1);
+    call.op.recording->end(!error, ended - call.op.issued, -1);
   }
   if (work) {
     work->setStarted(call.op.issued);
@@ -205,9 +206,9 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
     work->announce();
   }
   if (const auto hook = std::atomic_load(&endHook_)) {
-    (*hook)(call.op, nullptr, call.op.issued, Clock::now());
+    (*hook)(call.op, nullptr, call.op.issued, ended);
   }
-  tellEnd(call.op, error, call.op.issued, Clock::now());
+  tellEnd(call.op, error, call.op.issued, ended);
   if (error) {
     awaitFailureHook();
     std::rethrow_exception(error);

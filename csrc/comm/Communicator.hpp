@@ -376,7 +376,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // With hooks (Hooked.cpp).
   static OpName hookName(const Call& call);
   static std::shared_ptr<PreHookArgs> hookArgs(const Call& call, uint64_t id);
-  WorkPtr launchHooked(Call call, WorkPtr work);
+  WorkPtr launchHooked(Call& call, WorkPtr work);
   void tellEnd(
       const Operation& op,
       const std::exception_ptr& error,

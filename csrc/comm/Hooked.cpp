@@ -93,35 +93,36 @@ std::shared_ptr<PreHookArgs> Communicator::hookArgs(const Call& call, uint64_t i
   return args;
 }
 
-WorkPtr Communicator::launchHooked(Call call, WorkPtr work) {
+WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
   const auto table = hooks_->table();
   const auto id = Hooks::nextOpId();
   const auto args = hookArgs(call, id);
   call.op.hookName = args->name;
   call.op.hookId = table->end.empty() ? 0 : id;
-  auto after = std::make_shared<PostHookArgs>();
-  after->name = args->name;
-  after->opId = id;
+  std::exception_ptr error;
   WorkPtr result;
   try {
     for (const auto& [id, hook] : table->pre) {
       (*hook)(args);
     }
     result = start(call, work);
-    after->work = result;
-    if (!result && !table->post.empty()) {
-      after->finished = [self = shared_from_this(), args, kind = call.op.kind, seq = call.op.seq] {
-        return self->finishedWork(kind, args->outputs, seq);
-      };
-    }
   } catch (...) {
-    after->error = std::current_exception();
+    error = std::current_exception();
     if (work) {
-      work->finish(after->error);  // of a batch, which was given out already
+      work->finish(error);  // of a batch, which was given out already
     }
   }
-  auto error = after->error;
-  firePost(*table, after, error);
+  if (!table->post.empty()) {
+    auto after = std::make_shared<PostHookArgs>();
+    after->name = args->name;
+    after->opId = id;
+    after->work = result;
+    after->error = error;
+    if (!result && !error) {
+      after->finished = {shared_from_this(), args, call.op.kind, call.op.seq};
+    }
+    firePost(*table, after, error);
+  }
   if (error) {
     std::rethrow_exception(error);
   }

@@ -19,6 +19,8 @@
 
 namespace torchcomms_pg {
 
+class Communicator;
+
 // An operation that is about to be launched.
 struct PreHookArgs {
   OpName name = OpName::all_reduce;
@@ -41,9 +43,17 @@ struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
   c10::intrusive_ptr<c10d::Work> work;  // null when the launch failed, and for finalize
-  // Makes one for a hook that asks, where the caller of a synchronous operation gets none.
-  std::function<c10::intrusive_ptr<c10d::Work>()> finished;
-  std::exception_ptr error;  // what the launch failed with
+  std::exception_ptr error;             // what the launch failed with
+
+  // A synchronous operation, of which the caller gets no Work: what one is made of for a hook
+  // that asks.
+  struct Finished {
+    std::shared_ptr<Communicator> comm;
+    std::shared_ptr<const PreHookArgs> before;
+    OpKind kind;
+    uint64_t seq;
+  };
+  std::optional<Finished> finished;
 };
 
 // An operation that has come to its end.
