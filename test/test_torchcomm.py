@@ -422,7 +422,7 @@ def test_missing_backends_say_what_is_missing():
     new_comm = torchcomms().new_comm
     for backend, error, match in (
         ("nccl", ValueError, "CUDA tensors, got device cpu"),
-        ("ncclx", RuntimeError, "NCCLX"),
+        ("ncclx", ValueError, "CUDA tensors, got device cpu"),
         ("mpi", ValueError, "unknown backend 'mpi'"),
     ):
         with pytest.raises(error, match=match):
@@ -431,6 +431,24 @@ def test_missing_backends_say_what_is_missing():
         new_comm("shm", "cpu", rank=0, size=1, hints={"backend_option": "value"})
     with pytest.raises(ValueError, match="got device cuda"):
         new_comm("shm", "cuda:0", rank=0, size=1)
+    with pytest.raises(RuntimeError, match="takes NCCLX, which is built from.*NCCLX_LIBRARY"):
+        new_comm("ncclx", "cuda:0", rank=0, size=1)
+
+
+def test_ncclx_is_the_library_that_the_environment_names(monkeypatch):
+    paths = []
+
+    def connect(*arguments):
+        paths.append(arguments[7])
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(torchcomms()._C, "new_accelerator_communicator", connect)
+    monkeypatch.setenv("TORCHCOMM_NCCLX_LIBRARY", "/somewhere/libncclx.so")
+    monkeypatch.setenv("TORCHCOMM_NCCL_LIBRARY", "/somewhere/libnccl.so")
+    for backend in ("ncclx", "nccl"):
+        with pytest.raises(RuntimeError, match="far enough"):
+            torchcomms().new_comm(backend, "cuda:0", store=dist.HashStore(), rank=0, size=1)
+    assert paths == ["/somewhere/libncclx.so", "/somewhere/libnccl.so"]
 
 
 PROCESS = """

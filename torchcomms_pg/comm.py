@@ -120,9 +120,10 @@ class TorchComm(Operations):
         ranks have joined.
 
         Raises:
-            RuntimeError: the backend is not ``"nccl"``, or the communicator was finalized.
+            RuntimeError: the backend is not ``"nccl"`` or ``"ncclx"``, or the communicator was
+                finalized.
         """
-        if self._backend != "nccl":
+        if self._backend not in ("nccl", "ncclx"):
             raise RuntimeError(
                 f"get_nccl_comm_ptr: communicator {self.get_name()!r} is of backend "
                 f"{self._backend!r}, which has no communicator of NCCL; only 'nccl' has"

@@ -20,10 +20,7 @@ from torchcomms_pg.options import (
     config_of,
 )
 
-_MISSING = {
-    "ncclx": "NCCLX's library is not installed, and this build does not load it. Use backend "
-    "'shm' with CPU tensors",
-}
+_ACCELERATED = ("nccl", "ncclx")
 
 
 def new_comm(
@@ -43,7 +40,8 @@ def new_comm(
 
     Args:
         backend: ``"shm"`` (CPU tensors, ranks of one host), ``"gloo"`` (CPU tensors, ranks on any
-            hosts), ``"nccl"`` (CUDA tensors) or ``"auto"``, the right one for `device`.
+            hosts), ``"nccl"`` (CUDA tensors), ``"ncclx"`` (the same, over the library that
+            TORCHCOMM_NCCLX_LIBRARY names) or ``"auto"``, the right one for `device`.
         device: whose tensors it communicates.
         name: tells communicators apart, in the store and in messages. Communicators of one name
             on one store are told apart by the order of their creation.
@@ -65,16 +63,15 @@ def new_comm(
     device = torch.device(device)
     if backend == "auto":
         backend = "shm" if device.type == "cpu" else "nccl"
-    if backend in _MISSING:
-        raise RuntimeError(f"new_comm: backend {backend!r} is not available: {_MISSING[backend]}")
-    if backend not in ("shm", "gloo", "nccl"):
+    if backend not in ("shm", "gloo", *_ACCELERATED):
         known = "'shm', 'gloo', 'auto', 'nccl' or 'ncclx'"
         raise ValueError(f"new_comm: unknown backend {backend!r}, wanted {known}")
-    if (device.type == "cpu") == (backend == "nccl"):
+    if (device.type == "cpu") == (backend in _ACCELERATED):
         wanted = "CUDA tensors, got device cpu; pass 'cuda'"
         if device.type != "cpu":
             wanted = f"CPU tensors, got device {device}; pass 'cpu'"
         raise ValueError(f"new_comm: backend {backend!r} communicates {wanted}")
+    library = _library(backend)
     check_timeout("new_comm", timeout)
     chosen = options or CommOptions()
     abort = abort_process_on_timeout_or_error
@@ -104,7 +101,7 @@ def new_comm(
             chosen.timeout,
             ends_process,
             with_index(device),
-            env.read("TORCHCOMM_NCCL_LIBRARY") or "",
+            library,
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
             config_of("new_comm", chosen.hints),
@@ -112,6 +109,19 @@ def new_comm(
         )
     whereabouts.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)
+
+
+def _library(backend: str) -> str:
+    """Returns the path of the library that is asked for; empty: the one that is found."""
+    if backend != "ncclx":
+        return env.read("TORCHCOMM_NCCL_LIBRARY") or ""
+    if path := env.read("TORCHCOMM_NCCLX_LIBRARY"):
+        return path
+    raise RuntimeError(
+        "new_comm: backend 'ncclx' takes NCCLX, which is built from "
+        "https://github.com/meta-pytorch/torchcomms; set TORCHCOMM_NCCLX_LIBRARY to the path of "
+        "its libnccl.so, or use backend 'nccl'"
+    )
 
 
 def get_comm(

@@ -40,6 +40,11 @@ VARIABLES = (
         "path of the libnccl.so.2 to load for accelerators",
     ),
     Variable(
+        "TORCHCOMM_NCCLX_LIBRARY",
+        "none",
+        "path of NCCLX's libnccl.so, for backend ncclx of new_comm",
+    ),
+    Variable(
         "TORCH_NCCL_RANKS_PER_ROOT",
         "128",
         "for how many ranks NCCL starts from one unique id; the same on all ranks",
