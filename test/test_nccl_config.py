@@ -92,6 +92,7 @@ def test_hints_of_a_communicator_reach_the_library(library, hints):
 
 def test_nothing_is_set_that_was_not_asked_for(library):
     for comm in new_comms(1):
+        assert comm.get_backend_version() == "2.28.9"
         comm.finalize()
     assert library.configs("init") == [{}]
 

@@ -361,6 +361,10 @@ class Communicator:
     @property
     def device(self) -> torch.device: ...
     @property
+    def library_version(self) -> str:
+        """The library's, as NCCL counts, e.g. ``"2.28.9"``."""
+
+    @property
     def failed(self) -> bool: ...
     @property
     def timeout(self) -> timedelta: ...

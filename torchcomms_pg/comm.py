@@ -109,9 +109,10 @@ class TorchComm(Operations):
         return self._backend
 
     def get_backend_version(self) -> str:
-        """Returns the version of the backend's library."""
-        # shm is part of this package, and Gloo of torch.
-        return torch.__version__ if self._backend == "gloo" else __version__
+        """Returns the version of the backend's library: of this package, torch's, or NCCL's."""
+        if self._backend in ("shm", "gloo"):
+            return torch.__version__ if self._backend == "gloo" else __version__
+        return self._comm.library_version
 
     def get_nccl_comm_ptr(self) -> int:
         """Returns NCCL's communicator as a number, for code that calls NCCL itself.

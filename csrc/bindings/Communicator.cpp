@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings/Bindings.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
@@ -59,6 +60,8 @@ void bindLife(py::class_<Comm>& comm) {
       .def_property_readonly("name", [](Comm& self) { return self->group().name; })
       .def_property_readonly("ranks", &globalRanks)
       .def_property_readonly("device", [](Comm& self) { return self->device(); })
+      .def_property_readonly(
+          "library_version", [](Comm& self) { return versionText(self->libraryVersion()); })
       .def_property(
           "timeout",
           [](Comm& self) { return self->timeout(); },

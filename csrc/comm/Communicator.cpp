@@ -52,6 +52,12 @@ Communicator::~Communicator() {
   }
 }
 
+int Communicator::libraryVersion() const {
+  int version = 0;
+  api_.getVersion(&version);
+  return version;
+}
+
 std::vector<at::Device> Communicator::futureDevices() const {
   return device().is_cpu() ? std::vector<at::Device>{} : std::vector<at::Device>{device()};
 }

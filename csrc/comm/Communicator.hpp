@@ -187,6 +187,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
+  // As NCCL tells it, e.g. 22809 for 2.28.9.
+  int libraryVersion() const;
+
   // The library's own communicator, once all ranks have joined; it stays this object's.
   ncclComm_t handle();
 
