@@ -5,9 +5,11 @@ more: one count of signals for a communicator, and memory that it maps.
 """
 
 import datetime
+import gc
 import os
 import random
 import re
+import threading
 
 import pytest
 import torch
@@ -213,6 +215,38 @@ def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
     assert window.get_tensor()[1].tolist() == [before + 1] * 5
     assert window.get_attr(after).access_type.name == "WIN_ACCESS_TYPE_UNIFIED"
     window.tensor_deregister()
+    comm.finalize()
+
+
+@on_sim(1)
+def test_deregistering_waits_for_puts_in_any_stream(world):
+    comm = make()
+    window, side = comm.new_window(zeros(100)), torch.Stream(DEVICE)
+    with hold(side) as held:
+        with side:
+            window.put(zeros(100) + 1, 0, 0, False)
+        ending = threading.Thread(target=window.tensor_deregister)
+        ending.start()
+        ending.join(0.3)
+        assert ending.is_alive()
+        held.release()
+        ending.join(20)
+    assert not ending.is_alive()
+    comm.finalize()
+
+
+@on_sim(2)
+def test_a_window_may_be_dropped_while_its_puts_are_under_way(world):
+    comm, rank = make(), dist.get_rank()
+    window = comm.new_window(zeros(300_000))
+    other = window.map_remote_tensor(1 - rank)
+    with hold() as held:
+        for async_op in (True, False):
+            window.put(zeros(300_000) + rank + 1, 1 - rank, 0, async_op)
+        del window
+        gc.collect()
+        held.release()
+        assert (other == rank + 1).all()
     comm.finalize()
 
 

@@ -465,6 +465,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   std::mutex windowMutex_;
   std::vector<bool> windowSignals_ = std::vector<bool>(api_.signals);  // in use, by sigIdx
+  std::vector<std::shared_ptr<const void>> droppedWindows_;            // see Window::forget
 
   std::mutex batchMutex_;
   std::atomic<int> openBatches_{0};

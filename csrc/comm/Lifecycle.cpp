@@ -350,11 +350,14 @@ void Communicator::closeNow() {
   if (failure()) {
     registrations_.forget();
     api_.commAbort(comm);
-    return;
+  } else {
+    registrations_.removeAll();
+    api_.commFinalize(comm);
+    api_.commDestroy(comm);
   }
-  registrations_.removeAll();
-  api_.commFinalize(comm);
-  api_.commDestroy(comm);
+  decltype(droppedWindows_) dropped;  // freed after the lock is released
+  std::lock_guard lock(windowMutex_);
+  dropped.swap(droppedWindows_);
 }
 
 }  // namespace torchcomms_pg

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "comm/Checks.hpp"
@@ -55,9 +56,10 @@ struct Window::Registration {
   std::vector<std::atomic<uint64_t>> sent;    // signals, by peer
   std::vector<std::atomic<uint64_t>> waited;  // likewise
 
-  std::mutex mutex;  // of what follows
-  WorkPtr lastPut;   // asynchronous; those before it have ended when it has
-  WorkPtr last;      // likewise, of all operations
+  std::mutex mutex;                      // of what follows
+  WorkPtr lastPut;                       // asynchronous; those before it have ended when it has
+  WorkPtr last;                          // likewise, of all operations
+  std::unordered_set<c10::Stream> used;  // of an accelerator, by synchronous puts
 
   explicit Registration(int size) : sent(size), waited(size) {}
 
@@ -68,6 +70,20 @@ struct Window::Registration {
   WorkPtr pending() {
     std::lock_guard lock(mutex);
     return last;
+  }
+  // They keep the communicator.
+  void forgetWorks() {
+    std::lock_guard lock(mutex);
+    lastPut.reset();
+    last.reset();
+  }
+  void note(const c10::Stream& stream) {
+    std::lock_guard lock(mutex);
+    used.insert(stream);
+  }
+  std::unordered_set<c10::Stream> streams() {
+    std::lock_guard lock(mutex);
+    return used;
   }
   void note(const WorkPtr& work, bool isPut) {
     std::lock_guard lock(mutex);
@@ -114,15 +130,22 @@ Window::Window(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
 
 Window::~Window() {
   if (registration_ && comm_->pid_ == getpid()) {
-    forget(*registration_);
+    forget(std::move(registration_));
   }
 }
 
-// Frees what the library has for it, as far as there is a library.
-void Window::forget(Registration& registration) noexcept {
+// Frees what the library has for it, as far as there is a library. On an accelerator, whose streams
+// may still be writing, with the communicator.
+void Window::forget(std::shared_ptr<Registration> registration) noexcept {
+  if (comm_->accelerator() != nullptr) {
+    registration->forgetWorks();
+    std::lock_guard lock(comm_->windowMutex_);
+    comm_->droppedWindows_.push_back(std::move(registration));
+    return;
+  }
   std::lock_guard lock(comm_->commMutex_);
   if (auto* const comm = comm_->comm_.load(std::memory_order_acquire)) {
-    comm_->api_.commWindowDeregister(comm, registration.handle);
+    comm_->api_.commWindowDeregister(comm, registration->handle);
   }
 }
 
@@ -353,10 +376,10 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   try {
     comm_->launch(std::move(call), nullptr);
   } catch (...) {
-    if (registration->handle != nullptr) {
-      forget(*registration);
-    }
     giveSignal(registration->signal);
+    if (registration->handle != nullptr) {
+      forget(std::move(registration));
+    }
     throw;
   }
   if (!owning) {
@@ -374,6 +397,10 @@ void Window::deregister() {
   try {
     if (const auto pending = registration->pending()) {
       comm_->await(*pending, kNoTimeout);
+    }
+    for (const auto& stream : registration->streams()) {
+      auto* const accelerator = comm_->accelerator();
+      accelerator->await(*accelerator->record(stream, /*timed=*/false));
     }
     // Every rank tells every other one how many signals it has sent to it. The
     // last of them has come after all puts; and what nobody waited for must not
@@ -406,7 +433,7 @@ void Window::deregister() {
     comm_->launch(std::move(call), nullptr);
   } catch (...) {
     if (comm_->failure()) {
-      forget(*registration);
+      forget(registration);
       std::lock_guard lock(mutex_);
       registration_.reset();
     }
@@ -454,6 +481,9 @@ WorkPtr Window::put(
   if (comm_->accelerator() != nullptr) {
     if (destination == comm_->rank()) {
       source = source.clone();  // may be part of the window
+    }
+    if (!options.async) {
+      registration->note(comm_->accelerator()->currentStream());
     }
     call.launch = [source = source.view({-1}),
                    target = registration->mapped[destination].narrow(0, offset, source.numel())](

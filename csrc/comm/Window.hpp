@@ -91,7 +91,7 @@ class Window final {
       const std::function<ncclResult_t(const void* in, void* out)>& body) const;
   ncclResult_t describeAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   ncclResult_t mapAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
-  void forget(Registration& registration) noexcept;
+  void forget(std::shared_ptr<Registration> registration) noexcept;
   int takeSignal();
   void giveSignal(int index);
 
