@@ -1,0 +1,325 @@
+// How the tensors of a window are registered, and cease to be.
+#include "comm/WindowRegistration.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/Checks.hpp"
+#include "comm/SharedTensor.hpp"
+#include "device/AcceleratorDevice.hpp"
+#include "nccl/Fallbacks.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr int kMaxDims = 64;
+
+// What ranks tell each other of the tensors they register.
+struct Description {
+  int32_t dtype;
+  int32_t signal;
+  int64_t dims;
+  int64_t sizes[kMaxDims];
+};
+
+Description describe(const at::Tensor& tensor, int signal) {
+  Description description{static_cast<int32_t>(tensor.scalar_type()), signal, tensor.dim(), {}};
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), description.sizes);
+  return description;
+}
+
+// `count` values as a CPU tensor of bytes.
+template <class T>
+at::Tensor bytesOf(const T* values, size_t count) {
+  return at::from_blob(
+      const_cast<T*>(values), {static_cast<int64_t>(count * sizeof(T))}, at::kByte);
+}
+
+}  // namespace
+
+// Frees what the library has for it, as far as there is a library. On an accelerator, whose streams
+// may still be writing, with the communicator.
+void Window::forget(std::shared_ptr<Registration> registration) noexcept {
+  if (comm_->accelerator() != nullptr) {
+    registration->forgetWorks();
+    std::lock_guard lock(comm_->windowMutex_);
+    comm_->droppedWindows_.push_back(std::move(registration));
+    return;
+  }
+  std::lock_guard lock(comm_->commMutex_);
+  if (auto* const comm = comm_->comm_.load(std::memory_order_acquire)) {
+    comm_->api_.commWindowDeregister(comm, registration->handle);
+  }
+}
+
+int Window::takeSignal() {
+  std::lock_guard lock(comm_->windowMutex_);
+  auto& used = comm_->windowSignals_;
+  const auto free = std::find(used.begin(), used.end(), false);
+  TORCH_CHECK(
+      free != used.end(),
+      "tensor_register: ",
+      used.size(),
+      " windows of this communicator have a tensor registered, which is the most",
+      comm_->accelerator() == nullptr
+          ? ""
+          : " on a GPU, since NCCL counts the signals of a communicator together",
+      "; deregister one, or make the window on a communicator of split()");
+  *free = true;
+  return static_cast<int>(free - used.begin());
+}
+
+void Window::giveSignal(int index) {
+  std::lock_guard lock(comm_->windowMutex_);
+  comm_->windowSignals_[index] = false;
+}
+
+ncclResult_t Window::settle(ncclComm_t comm, ncclResult_t result) const {
+  return comm_->settle(comm, result);
+}
+
+// Calls `body` with memory of the device, and waits for its result in the current stream.
+ncclResult_t Window::exchange(
+    const at::Tensor& input,
+    const at::Tensor& output,
+    ncclComm_t comm,
+    const std::function<ncclResult_t(const void* in, void* out)>& body) const {
+  const auto in = input.to(device());
+  const auto out = at::empty_like(output, at::TensorOptions(device()));
+  const auto result = settle(comm, body(in.data_ptr(), out.data_ptr()));
+  if (result != ncclSuccess) {
+    return result;
+  }
+  output.copy_(out);
+  // What fails in a stream leaves in it whatever was there.
+  ncclResult_t state = ncclSuccess;
+  const auto asked = comm_->api_.commGetAsyncError(comm, &state);
+  return asked != ncclSuccess ? asked : state;
+}
+
+// The ranks tell each other what they register.
+ncclResult_t Window::describeAll(
+    Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
+  const char* const what = name(OpKind::tensorRegister);
+  const auto mine = describe(registration.tensor, registration.signal);
+  std::vector<Description> all(comm_->size());
+  const auto result = exchange(
+      bytesOf(&mine, 1), bytesOf(all.data(), all.size()), comm, [&](const void* in, void* out) {
+        return comm_->api_.allGather(in, out, sizeof mine, ncclInt8, comm, stream);
+      });
+  if (result != ncclSuccess) {
+    return result;
+  }
+  for (const auto& part : all) {
+    TORCH_CHECK(
+        part.signal == mine.signal,
+        what,
+        ": the ranks have registered and deregistered the tensors of their windows in different "
+        "orders");
+    Part described{
+        static_cast<c10::ScalarType>(part.dtype), {part.sizes, part.sizes + part.dims}, 1};
+    for (const auto size : described.sizes) {
+      described.numel *= size;
+    }
+    registration.parts.push_back(std::move(described));
+  }
+  if (comm_->accelerator() != nullptr) {
+    const auto bytes = [](const Part& part) {
+      return part.numel * static_cast<int64_t>(c10::elementSize(part.dtype));
+    };
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      TORCH_CHECK_VALUE(
+          bytes(registration.parts[rank]) == bytes(registration.parts[0]) &&
+              bytes(registration.parts[0]) > 0,
+          what,
+          ": rank 0 registers ",
+          bytes(registration.parts[0]),
+          " bytes, rank ",
+          rank,
+          " ",
+          bytes(registration.parts[rank]),
+          "; NCCL wants as many of all ranks, and more than 0");
+    }
+  }
+  return ncclSuccess;
+}
+
+// Has the memory of all peers where loads and stores of this process reach it.
+ncclResult_t Window::mapAll(
+    Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
+  const auto& api = comm_->api_;
+  const int size = comm_->size();
+  const int after = (comm_->rank() + 1) % size;
+  ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
+  // NCCL 2.29 and 2.30 set signals up with the first one, which is collective then.
+  auto result = settle(comm, api.signal(after, registration.signal, 0, 0, comm, stream));
+  if (result == ncclSuccess) {
+    result = settle(comm, api.waitSignal(1, &before, comm, stream));
+  }
+  int32_t missing = -1;
+  for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
+    void* memory = nullptr;
+    // A null handle: NCCL has found that it cannot map this memory.
+    if (registration.handle != nullptr) {
+      result = api.getPeerDevicePointer(registration.handle, 0, rank, &memory);
+    }
+    if (memory == nullptr) {
+      missing = rank;
+      break;
+    }
+    const auto& part = registration.parts[rank];
+    registration.mapped.push_back(
+        at::for_blob(memory, {part.numel})
+            .options(at::TensorOptions().dtype(part.dtype).device(device()))
+            .target_device(device())
+            .make_tensor());
+  }
+  std::vector<int32_t> all(size);
+  if (result == ncclSuccess) {
+    result = exchange(
+        bytesOf(&missing, 1),
+        bytesOf(all.data(), all.size()),
+        comm,
+        [&](const void* in, void* out) {
+          return api.allGather(in, out, 1, ncclInt32, comm, stream);
+        });
+  }
+  for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
+    TORCH_CHECK(
+        all[rank] < 0,
+        name(OpKind::tensorRegister),
+        ": rank ",
+        rank,
+        " cannot map the memory of rank ",
+        all[rank],
+        "; windows are for GPUs that reach each other's memory, of one host or NVLink domain, with "
+        "NCCL_CUMEM_ENABLE not 0");
+  }
+  return result;
+}
+
+void Window::registerTensor(const at::Tensor& tensor, bool owning) {
+  const char* const what = name(OpKind::tensorRegister);
+  comm_->usable();
+  refuseDeferral(what);
+  checkTensor(what, "tensor", tensor, comm_->device());
+  TORCH_CHECK_VALUE(
+      tensor.has_storage() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(),
+      what,
+      ": tensor (shape ",
+      tensor.sizes(),
+      ", strides ",
+      tensor.strides(),
+      ") is not contiguous, and peers address its memory by element; pass tensor.contiguous()");
+  TORCH_CHECK_VALUE(
+      tensor.dim() <= kMaxDims,
+      what,
+      ": tensor has ",
+      tensor.dim(),
+      " dimensions, wanted at most ",
+      kMaxDims);
+  {
+    std::lock_guard lock(mutex_);
+    TORCH_CHECK(
+        registration_ == nullptr,
+        what,
+        ": a tensor is registered with this window already; call tensor_deregister() first");
+  }
+  moveToShared(what, comm_->api_, tensor);
+
+  auto registration = std::make_shared<Registration>(comm_->size());
+  registration->signal = takeSignal();
+  registration->tensor = tensor;
+  auto call = comm_->newCall(OpKind::tensorRegister, {.async = false, .timeout = std::nullopt});
+  Communicator::describeTensors(call, {}, {tensor});
+  call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
+    auto result = describeAll(*registration, comm, stream);
+    if (result == ncclSuccess) {
+      result = settle(
+          comm,
+          comm_->api_.commWindowRegister(
+              comm,
+              tensor.data_ptr(),
+              tensor.nbytes(),
+              &registration->handle,
+              NCCL_WIN_COLL_SYMMETRIC));
+    }
+    return result == ncclSuccess && comm_->accelerator() != nullptr
+               ? mapAll(*registration, comm, stream)
+               : result;
+  };
+  try {
+    comm_->launch(std::move(call), nullptr);
+  } catch (...) {
+    giveSignal(registration->signal);
+    if (registration->handle != nullptr) {
+      forget(std::move(registration));
+    }
+    throw;
+  }
+  if (!owning) {
+    registration->tensor.reset();
+  }
+  std::lock_guard lock(mutex_);
+  registration_ = std::move(registration);
+}
+
+void Window::deregister() {
+  const char* const what = name(OpKind::tensorDeregister);
+  refuseDeferral(what);
+  const auto registration = registered(what);
+  const int size = comm_->size();
+  try {
+    if (const auto pending = registration->pending()) {
+      comm_->await(*pending, kNoTimeout);
+    }
+    for (const auto& stream : registration->streams()) {
+      auto* const accelerator = comm_->accelerator();
+      accelerator->await(*accelerator->record(stream, /*timed=*/false));
+    }
+    // Every rank tells every other one how many signals it has sent to it. The
+    // last of them has come after all puts; and what nobody waited for must not
+    // be taken for a signal of the next window.
+    const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
+    std::vector<uint64_t> received(size);
+    auto call = comm_->newCall(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});
+    call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
+      const auto& api = comm_->api_;
+      auto result = exchange(
+          bytesOf(sent.data(), sent.size()),
+          bytesOf(received.data(), received.size()),
+          comm,
+          [&](const void* in, void* out) {
+            return allToAll(api, in, out, 1, ncclUint64, comm, stream);
+          });
+      std::vector<ncclWaitSignalDesc_t> left;
+      for (int peer = 0; peer < size; ++peer) {
+        const auto count = received[peer] - registration->waited[peer].load();
+        if (result == ncclSuccess && count != 0) {
+          left.push_back({static_cast<int>(count), peer, registration->signal, 0});
+        }
+      }
+      if (!left.empty()) {
+        result =
+            settle(comm, api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream));
+      }
+      return result != ncclSuccess ? result : api.commWindowDeregister(comm, registration->handle);
+    };
+    comm_->launch(std::move(call), nullptr);
+  } catch (...) {
+    if (comm_->failure()) {
+      forget(registration);
+      std::lock_guard lock(mutex_);
+      registration_.reset();
+    }
+    throw;
+  }
+  giveSignal(registration->signal);
+  std::lock_guard lock(mutex_);
+  registration_.reset();
+}
+
+}  // namespace torchcomms_pg
