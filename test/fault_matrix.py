@@ -47,7 +47,7 @@ import torchcomms_pg
 WORLD = 3
 CULPRIT = 1
 LIMIT = 2.5  # a rank that comes later than that is at fault, too
-SLACK = 8.0
+SLACK = 5.0
 ABSENCE = LIMIT + 4.0  # longer than its peers need to give it up
 
 # Of the environment of what a rank starts, to find it again.
