@@ -110,6 +110,9 @@ class _Rank:
         )
         generator = random.Random(f"{plan.seed}/{life}")
         teams = [self._teams(generator) for _ in range(plan.threads)]
+        # Whoever leaves before would fail their making, and not an operation.
+        store.set(f"{self.rank} has its groups", "")
+        store.wait([f"{rank} has its groups" for rank in range(plan.size)])
         threads = [
             threading.Thread(target=self._run, args=(life, number, teams[number]))
             for number in range(1, plan.threads)
