@@ -36,14 +36,14 @@ on_sim = lambda *worlds, **kwargs: on_ranks(*(worlds or (2, 3)), init=start, **k
 both = pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
 
 
-def make(name="windows", seconds=20.0):
+def make():
     return torchcomms_pg.new_comm(
-        *("nccl", DEVICE, name),
+        *("nccl", DEVICE, "windows"),
         store=dist.distributed_c10d._get_default_store(),
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         abort_process_on_timeout_or_error=False,
-        timeout=datetime.timedelta(seconds=seconds),
+        timeout=datetime.timedelta(seconds=30),
     )
 
 
@@ -179,6 +179,7 @@ def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world)
         row = module.weight[3]
         window = comm.new_window(module.weight)
         assert_same(module.weight.cpu(), before, "moved with its content")
+        dist.barrier()  # all have looked
         window.put(zeros(64) + rank + 1, 1 - rank, 3 * 64, False)
         window.signal(1 - rank, False)
         window.wait_signal(1 - rank, False)
@@ -339,9 +340,11 @@ def test_what_the_loaded_nccl_cannot_do_is_said(tmp_path, version, features, err
 
 def wait_for_rank_1(how, async_op):
     store = dist.distributed_c10d._get_default_store()
-    comm = make(seconds=3 if how == "late" else 20)
+    comm = make()
     window = comm.new_window(zeros(1))
     dist.barrier()
+    if how == "late":
+        comm.set_timeout(datetime.timedelta(seconds=3))
     if dist.get_rank() == 1:
         if how == "die":
             os._exit(7)
