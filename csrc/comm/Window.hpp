@@ -83,7 +83,6 @@ class Window final {
 
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
-  ncclResult_t settle(ncclComm_t comm, ncclResult_t result) const;
   ncclResult_t exchange(
       const at::Tensor& input,
       const at::Tensor& output,

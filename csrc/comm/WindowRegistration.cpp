@@ -77,10 +77,6 @@ void Window::giveSignal(int index) {
   comm_->windowSignals_[index] = false;
 }
 
-ncclResult_t Window::settle(ncclComm_t comm, ncclResult_t result) const {
-  return comm_->settle(comm, result);
-}
-
 // Calls `body` with memory of the device, and waits for its result in the current stream.
 ncclResult_t Window::exchange(
     const at::Tensor& input,
@@ -89,7 +85,7 @@ ncclResult_t Window::exchange(
     const std::function<ncclResult_t(const void* in, void* out)>& body) const {
   const auto in = input.to(device());
   const auto out = at::empty_like(output, at::TensorOptions(device()));
-  const auto result = settle(comm, body(in.data_ptr(), out.data_ptr()));
+  const auto result = comm_->settle(comm, body(in.data_ptr(), out.data_ptr()));
   if (result != ncclSuccess) {
     return result;
   }
@@ -155,9 +151,9 @@ ncclResult_t Window::mapAll(
   const int after = (comm_->rank() + 1) % size;
   ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
   // NCCL 2.29 and 2.30 set signals up with the first one, which is collective then.
-  auto result = settle(comm, api.signal(after, registration.signal, 0, 0, comm, stream));
+  auto result = comm_->settle(comm, api.signal(after, registration.signal, 0, 0, comm, stream));
   if (result == ncclSuccess) {
-    result = settle(comm, api.waitSignal(1, &before, comm, stream));
+    result = comm_->settle(comm, api.waitSignal(1, &before, comm, stream));
   }
   int32_t missing = -1;
   for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
@@ -238,7 +234,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
     auto result = describeAll(*registration, comm, stream);
     if (result == ncclSuccess) {
-      result = settle(
+      result = comm_->settle(
           comm,
           comm_->api_.commWindowRegister(
               comm,
@@ -303,8 +299,8 @@ void Window::deregister() {
         }
       }
       if (!left.empty()) {
-        result =
-            settle(comm, api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream));
+        result = comm_->settle(
+            comm, api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream));
       }
       return result != ncclSuccess ? result : api.commWindowDeregister(comm, registration->handle);
     };
