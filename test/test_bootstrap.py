@@ -1,6 +1,7 @@
 """How new_comm finds its rank, its peers and its options: arguments, stores, the environment."""
 
 import datetime
+import gc
 import os
 import re
 import subprocess
@@ -163,6 +164,8 @@ def test_file_store(world):
     comm = torchcomms().new_comm("shm", "cpu", store=store, rank=rank, size=world)
     comm.barrier(False)
     comm.finalize()
+    del comm, store  # the end of a FileStore writes once more, which would make the file again
+    gc.collect()
     dist.barrier()
     if rank == 0 and os.path.exists(path[0]):
         os.unlink(path[0])
