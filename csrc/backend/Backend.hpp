@@ -2,6 +2,7 @@
 // Communicator.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
