@@ -1,14 +1,16 @@
-"""Builds the extension torchcomms_pg._C. Everything else is in pyproject.toml.
+"""Builds the extension torchcomms_pg._C_torchXYZ. Everything else is in pyproject.toml.
 
 It needs g++ (C++20), ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
 of torch, no libnccl. Variables that it reads:
 
 TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package is installed
+TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (1400); 0: each file alone
 CXX, CXXFLAGS, LDFLAGS      the compiler (g++), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
 
-Objects are kept in build/<torch>-<python>/, so that only what changed is compiled again and
-several torch versions can be built from one checkout in turn.
+The name of the extension states the torch minor that it is for, and its objects are kept in
+build/<torch>-<python>/: builds for several torch versions stand side by side in one checkout,
+and only what changed is compiled again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import filecmp
 import importlib.util
+import itertools
 import os
 import runpy
 import shlex
@@ -37,6 +40,8 @@ PACKAGE = "torchcomms_pg"
 # Commands that lead to a build; an sdist needs neither torch nor a compiler.
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "dist_info", "editable_wheel", "install"}
 GIB_PER_JOB = 2.0
+# Folders of csrc/ that must not need torch: without its headers they cannot.
+WITHOUT_TORCH = {"monitor", "nccl", "shm"}
 
 
 def package_folder(name: str) -> Path | None:
@@ -100,6 +105,27 @@ def job_count() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))
 
 
+def unit_lines() -> int:
+    return int(os.environ.get("TORCHCOMMS_PG_UNIT_LINES", "1400"))
+
+
+def units(files: list[Path]) -> list[list[Path]]:
+    """Divides files into runs of about as many lines each, at most unit_lines() unless one has more."""
+    if not unit_lines():
+        return [[file] for file in files]
+    lines = [len(file.read_bytes().splitlines()) for file in files]
+    per_unit = sum(lines) / -(-sum(lines) // unit_lines())
+    found: list[list[Path]] = []
+    before = 0.0
+    for file, count in zip(files, lines, strict=True):
+        # By the middle of the file, so that no unit gets more than half a file too much.
+        if len(found) <= (before + count / 2) // per_unit:
+            found.append([])
+        found[-1].append(file)
+        before += count
+    return found
+
+
 def relative(path: Path) -> str:
     """Gives a path inside the checkout without the checkout's own place.
 
@@ -129,7 +155,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Build:
-    """One compilation for one torch and one Python: of csrc/, or of other `sources`."""
+    """One build for one torch and one Python: of csrc/, or of the module `name` from `sources`."""
 
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version, self.rocm = find_torch()
@@ -142,13 +168,11 @@ class Build:
                 f"Python.h was not found in {self.python}. Install Python's headers, for Debian's "
                 "and Ubuntu's own Python:\n    apt-get install python3-dev"
             )
+        self.minor = ".".join(self.torch_version.split(".")[:2])
+        self.module = f"_C_torch{self.minor.replace('.', '')}" if name is None else name
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
-        self.folder = ROOT / "build" / tag
-        if name is None:
-            name = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-        else:
-            self.folder /= name.split(".")[0]
-        self.library = self.folder / name
+        self.folder = ROOT / "build" / tag / self.module
+        self.library = self.folder / f"{self.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
         self.sources = (ROOT / "csrc").rglob("*.cpp") if sources is None else sources
 
     def flags(self) -> dict[str, list[str]]:
@@ -157,7 +181,6 @@ class Build:
         They go into files so that a failed command prints as one line that can be read and
         run again.
         """
-        minor = ".".join(self.torch_version.split(".")[:2])
         common = [
             "-std=c++20",
             "-O2",
@@ -169,6 +192,7 @@ class Build:
             "-pthread",
             "-Wall",
             "-Wextra",
+            "-I.",
             "-Icsrc",
             "-isystemcsrc/nccl/cuda_stub",
             f"-isystem{relative(self.nccl)}",
@@ -181,7 +205,8 @@ class Build:
         ]
         torch = common + [f"-isystem{relative(path)}" for path in includes]
         torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
-        torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{minor}"']
+        torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{self.minor}"']
+        torch += [f"-DTORCHCOMMS_PG_MODULE={self.module}"]
         if self.rocm:
             common.append("-DTORCHCOMMS_PG_ROCM")
             torch.append("-DTORCHCOMMS_PG_ROCM")
@@ -189,16 +214,28 @@ class Build:
         added = shlex.split(os.environ.get("CXXFLAGS", ""))
         return {
             "torch": torch + added,
-            # csrc/shm must not need torch: without its headers here, it cannot.
-            "shm": common + added,
+            "plain": common + added,
             "reduce": [*common, "-O3", *added],
         }
 
-    @staticmethod
-    def flags_for(source: Path) -> str:
-        if "shm" not in source.parts:
-            return "torch"
-        return "reduce" if source.name.startswith("Reduce") else "shm"
+    def units(self) -> Iterator[tuple[str, str, list[Path]]]:
+        """Yields name, flags and files of each unit of compilation.
+
+        Nearly all the time that a file takes goes into torch's headers and what they instantiate,
+        so the files of a folder are compiled a few at a time.
+        """
+
+        def place(source: Path) -> tuple[str, str]:
+            path = source.relative_to(ROOT)
+            folder = path.parts[1].removesuffix(".cpp")  # bindings.cpp goes with bindings/
+            if folder == "shm" and path.name.startswith("Reduce"):
+                return f"{folder}-{path.stem}", "reduce"  # alone: compiled for other processors
+            return folder, "plain" if folder in WITHOUT_TORCH else "torch"
+
+        sources = sorted(self.sources, key=lambda source: (place(source), source))
+        for (folder, flags), files in itertools.groupby(sources, place):
+            for number, unit in enumerate(units(list(files)), 1):
+                yield f"{folder}-{number}", flags, unit
 
     def write_ninja(self) -> None:
         out = relative(self.folder)
@@ -228,16 +265,14 @@ class Build:
             "  rspfile = $out.rsp",
             "  rspfile_content = $in_newline",
         ]
-        sources = sorted(self.sources)
-        # The slow ones (with torch's headers) first, so that none is left over at the end.
-        sources.sort(key=lambda source: self.flags_for(source) != "torch")
         objects = []
-        for path in sources:
-            source = path.relative_to(ROOT)
-            kind = self.flags_for(source)
-            objects.append(f"{out}/{source.with_suffix('.o')}")
-            lines.append(f"build {objects[-1]}: compile {source} | {out}/{kind}.flags")
-            lines.append(f"  flags = {kind}")
+        # The slow ones (with torch's headers) first, so that none is left over at the end.
+        for name, flags, files in sorted(self.units(), key=lambda unit: unit[1] != "torch"):
+            text = "".join(f'#include "{file.relative_to(ROOT)}"\n' for file in files)
+            write_if_changed(self.folder / f"{name}.cpp", text)
+            objects.append(f"{out}/{name}.o")
+            lines.append(f"build {objects[-1]}: compile {out}/{name}.cpp | {out}/{flags}.flags")
+            lines.append(f"  flags = {flags}")
         lines.append(f"build {relative(self.library)}: link {' '.join(objects)}")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 
@@ -263,24 +298,16 @@ class Build:
             shutil.copy(self.library, partial)
             partial.replace(target)
 
-    def install(self, target: Path) -> None:
-        """Puts the package's extension at `target`, beside it what it was built for."""
-        self.copy_to(target)
-        note = f'"""Written by setup.py."""\n\nTORCH_VERSION = "{self.torch_version}"\n'
-        write_if_changed(target.with_name("_built_for.py"), note)
-
 
 class BuildExtension(build_ext):
     """setuptools' command, with ninja in place of distutils' compiler."""
 
     def run(self) -> None:
-        (extension,) = self.extensions
         build = Build()
         build.run()
-        if self.inplace:  # also an editable install
-            build.install(ROOT / PACKAGE / build.library.name)
-        else:
-            build.install(Path(self.get_ext_fullpath(extension.name)))
+        # In place also for an editable install.
+        folder = ROOT if self.inplace else Path(self.build_lib)
+        build.copy_to(folder / PACKAGE / build.library.name)
 
 
 if __name__ == "__main__":

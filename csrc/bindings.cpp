@@ -1,4 +1,5 @@
-// The extension module torchcomms_pg._C: what Python sees of the C++ side.
+// The extension module that Python knows as torchcomms_pg._C. Its file is named by torch's minor,
+// so that one wheel can hold one for each: setup.py.
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -66,9 +67,11 @@ void finishBeforeExit() {
 
 PYBIND11_DECLARE_HOLDER_TYPE(T, torchcomms_pg::NoGilDestructor<T>, true)
 
-PYBIND11_MODULE(_C, module) {
+PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   using namespace torchcomms_pg;
   using NoGil = py::call_guard<py::gil_scoped_release>;
+
+  module.attr("__name__") = "torchcomms_pg._C";  // before the types, which take it over
 
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
 

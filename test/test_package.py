@@ -10,6 +10,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
@@ -69,7 +70,7 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
-    data = ("_built_for.py", "_C.pyi", "py.typed", "trace/timeline.html")
+    data = ("_C.pyi", "py.typed", "trace/timeline.html")
     for file in ("__init__.py", "demo/train.py", extension, *data):
         assert f"torchcomms_pg/{file}" in names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
@@ -120,28 +121,47 @@ def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
     symbols = [line.split(maxsplit=2)[2] for line in dump.stdout.splitlines()]
     own = [name for name in symbols if name.startswith(("torchcomms_pg", "PyInit"))]
     # The module's entry, and torch's pluggable allocator.
-    assert sorted(own) == ["PyInit__C", "torchcomms_pg_allocate", "torchcomms_pg_free"]
+    module = pathlib.Path(_C.__file__).name.split(".")[0]
+    assert sorted(own) == [f"PyInit_{module}", "torchcomms_pg_allocate", "torchcomms_pg_free"]
 
 
-def test_binary_for_another_torch_is_refused_with_the_command_to_rebuild():
+def test_a_torch_that_there_is_no_build_for_is_refused_with_the_command_to_build():
     run = run_python("""
-import sys, types
-sys.modules["torchcomms_pg._built_for"] = types.SimpleNamespace(TORCH_VERSION="2.99.1+cpu")
+import sys, torch
+torch.__version__ = "2.99.1+cpu"
 try:
     import torchcomms_pg
 except ImportError as error:
-    assert "torchcomms_pg._C" not in sys.modules, "it was loaded all the same"
+    assert "torchcomms_pg._C" not in sys.modules, "one was loaded all the same"
     print(error)
 """)
-    assert "built for torch 2.99 " in run.stdout, run.stderr
-    assert f"torch {torch.__version__} is installed" in run.stdout
+    minor = _compat.minor_of(torch.__version__)
+    assert run.stdout.startswith("torchcomms_pg was built for torch "), run.stderr
+    assert minor in run.stdout.partition(", and torch 2.99.1+cpu is installed")[0]
     assert "pip install --no-build-isolation" in run.stdout
 
 
-def test_patch_release_and_other_build_of_the_same_torch_are_accepted():
-    _compat.check_torch("2.13.1+cu130", built_for="2.13.0+cpu")
-    with pytest.raises(ImportError, match=r"built for torch 2\.13 .* torch 2\.14\.1 is installed"):
-        _compat.check_torch("2.14.1", built_for="2.13.0+cpu")
+def test_each_torch_minor_finds_the_build_that_is_named_for_it(tmp_path):
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for name in ("_C_torch29", "_C_torch213", "_C_torch215", "_C_torch", "_C_other"):
+        (tmp_path / (name + suffix)).touch()
+    (tmp_path / "_C_torch214.cpython-39-x86_64-linux-gnu.so").touch()  # another Python's
+    assert _compat.builds(tmp_path) == {
+        "2.9": "_C_torch29",
+        "2.13": "_C_torch213",
+        "2.15": "_C_torch215",
+    }
+    assert _compat.builds(tmp_path / "nothing") == {}
+
+
+def test_patch_release_and_other_build_of_a_torch_count_as_the_same():
+    assert _compat.minor_of("2.13.1+cu130") == _compat.minor_of("2.13.0+cpu") == "2.13"
+    assert _compat.minor_of("2.16.0a0+git1234") == "2.16"
+
+
+def test_types_of_the_extension_do_not_show_which_torch_it_is_for():
+    assert torchcomms_pg.Backend.__module__ == _C.__name__ == "torchcomms_pg._C"
+    assert sys.modules["torchcomms_pg._C"] is _C
 
 
 def test_extension_was_built_for_the_torch_that_runs():

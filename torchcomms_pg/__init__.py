@@ -6,11 +6,11 @@ trains DDP and FSDP models. `new_comm` makes a communicator without process grou
 
 import torch
 
-from torchcomms_pg._compat import check_torch
+from torchcomms_pg._compat import load_extension
 
-check_torch(torch.__version__)
+load_extension(torch.__version__)
 
-# These load the extension, which must not happen under another torch.
+# These use the extension.
 from torchcomms_pg import _C, device_mesh, env, hooks, nccl, objcol, whereabouts  # noqa: E402
 from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402

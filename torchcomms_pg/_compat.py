@@ -1,14 +1,19 @@
-"""Refuses a binary that was built for another torch, before it is loaded.
+"""Picks the extension that was built for the torch that is installed, before any is loaded.
 
-c10d has no stable ABI: under another torch minor the extension either fails to load with
-a missing symbol or, worse, loads and crashes. setup.py leaves beside the extension a module
-``_built_for`` that says what it was built for, and this is compared first.
+c10d has no stable ABI: under another torch minor an extension either fails to load with a missing
+symbol or, worse, loads and crashes. So there is one extension for each minor, and its name says
+which: ``_C_torch215`` is for torch 2.15. A wheel holds several, a checkout those that it has built.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import re
+import sys
 from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
 
 
 def minor_of(version: str) -> str:
@@ -20,26 +25,41 @@ def minor_of(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def check_torch(installed: str, built_for: str | None = None) -> None:
-    """Raises ImportError unless the extension fits the torch that is installed.
+def builds(folder: Path = FOLDER) -> dict[str, str]:
+    """Returns the extensions in a folder that this Python can load: module names by torch minor."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    names = sorted(path.name.removesuffix(suffix) for path in folder.glob(f"_C_torch*{suffix}"))
+    found = (re.fullmatch(r"_C_torch(\d)(\d+)", name) for name in names)
+    return {f"{match[1]}.{match[2]}": match[0] for match in found if match}
 
-    Args:
-        installed: ``torch.__version__``.
-        built_for: the torch version that the extension was compiled against; by default
-            what setup.py wrote down.
+
+def load_extension(torch_version: str) -> None:
+    """Imports the extension for a torch version as ``torchcomms_pg._C``.
+
+    Raises:
+        ImportError: there is none; the message has the command that builds it.
     """
-    if built_for is None:
-        built_for = _built_for()
-    if minor_of(installed) != minor_of(built_for):
-        raise ImportError(
-            f"torchcomms_pg was built for torch {minor_of(built_for)} (it was compiled against "
-            f"{built_for}), but torch {installed} is installed. Rebuild it: {rebuild_command()}"
+    found = builds()
+    name = found.get(minor_of(torch_version))
+    if name is None:
+        what = (
+            f"torchcomms_pg was built for torch {', '.join(sorted(found, key=_order))}"
+            if found
+            else "torchcomms_pg has not been built: its folder has no compiled extension for "
+            f"Python {sys.version_info.major}.{sys.version_info.minor}"
         )
+        raise ImportError(
+            f"{what}, and torch {torch_version} is installed. Build it for that one from its "
+            f"source: {build_command()}"
+        )
+    module = importlib.import_module(f"torchcomms_pg.{name}")
+    sys.modules["torchcomms_pg._C"] = module
+    sys.modules["torchcomms_pg"]._C = module  # type: ignore[attr-defined]
 
 
-def rebuild_command() -> str:
+def build_command() -> str:
     """Returns the command that builds the extension for the torch that is installed."""
-    checkout = Path(__file__).resolve().parent.parent
+    checkout = FOLDER.parent
     if (checkout / "setup.py").is_file():
         return f"pip install --no-build-isolation --no-deps -e {checkout}"
     return (
@@ -48,11 +68,5 @@ def rebuild_command() -> str:
     )
 
 
-def _built_for() -> str:
-    try:
-        return str(importlib.import_module("torchcomms_pg._built_for").TORCH_VERSION)
-    except ModuleNotFoundError:
-        raise ImportError(
-            "torchcomms_pg has not been built: its folder has the Python sources but no compiled "
-            f"extension. Build it: {rebuild_command()}"
-        ) from None
+def _order(minor: str) -> tuple[int, ...]:
+    return tuple(map(int, minor.split(".")))

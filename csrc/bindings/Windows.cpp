@@ -15,7 +15,7 @@ using HeldWindow = Held<Window>;
 using Timeout = std::optional<Milliseconds>;
 using Result = c10::intrusive_ptr<c10d::Work>;
 
-Window::Options options(bool async, Timeout timeout) {
+Window::Options windowOptions(bool async, Timeout timeout) {
   return {.async = async, .timeout = timeout};
 }
 
@@ -56,7 +56,7 @@ void bindWindows(py::module_& module) {
              int64_t offset,
              bool async,
              Timeout timeout) -> Result {
-            return self->put(tensor, dst, offset, options(async, timeout));
+            return self->put(tensor, dst, offset, windowOptions(async, timeout));
           },
           py::arg("tensor"),
           py::arg("dst_rank"),
@@ -67,7 +67,7 @@ void bindWindows(py::module_& module) {
       .def(
           "signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
-            return self->signal(peer, options(async, timeout));
+            return self->signal(peer, windowOptions(async, timeout));
           },
           py::arg("peer_rank"),
           py::arg("async_op"),
@@ -76,7 +76,7 @@ void bindWindows(py::module_& module) {
       .def(
           "wait_signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
-            return self->waitSignal(peer, options(async, timeout));
+            return self->waitSignal(peer, windowOptions(async, timeout));
           },
           py::arg("peer_rank"),
           py::arg("async_op"),

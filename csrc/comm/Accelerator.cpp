@@ -15,7 +15,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-constexpr std::chrono::microseconds kPollInterval{50};
+constexpr std::chrono::microseconds kLaunchPoll{50};
 constexpr int kLooks = 100;
 
 }  // namespace
@@ -105,7 +105,7 @@ ncclResult_t Communicator::settle(ncclComm_t comm, ncclResult_t result) {
   // stream must not be used meanwhile.
   while (result == ncclInProgress) {
     usable();  // raises when the deadline has passed
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(kLaunchPoll);
     const auto asked = api_.commGetAsyncError(comm, &result);
     result = asked == ncclSuccess ? result : asked;
   }
@@ -170,7 +170,7 @@ bool Communicator::awaitEnd(Work& work, std::optional<Clock::time_point> deadlin
     if (i < kLooks) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kLaunchPoll);
     }
   }
   return true;

@@ -16,7 +16,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-constexpr std::chrono::microseconds kPollInterval{200};
+constexpr std::chrono::microseconds kTeardownPoll{200};
 
 }  // namespace
 
@@ -58,7 +58,7 @@ bool Communicator::initialized() {
 
 void Communicator::awaitInitialization() {
   while (!initialized()) {
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(kTeardownPoll);
   }
 }
 
@@ -150,7 +150,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   TORCH_CHECK(!closed_, "shrink: group '", group_.name, "' has been shut down");
   const auto deadline = Clock::now() + timeout;
   while (libraryFailed_ && !libraryReleased_ && Clock::now() < deadline) {
-    std::this_thread::sleep_for(kPollInterval);  // it is being revoked
+    std::this_thread::sleep_for(kTeardownPoll);  // it is being revoked
   }
   auto* const comm = comm_.load(std::memory_order_acquire);
   TORCH_CHECK(
@@ -190,7 +190,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
     // Until it is there, the parent says that it is in progress.
     const std::atomic_ref<ncclComm_t> made(*child);
     while (result == ncclInProgress && made.load() == nullptr && Clock::now() < deadline) {
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kTeardownPoll);
       const auto asked = api_.commGetAsyncError(comm, &result);
       result = asked == ncclSuccess ? result : asked;
     }

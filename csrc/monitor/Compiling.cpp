@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMaxIntervals = 256;
 
-struct Shared {
+struct Announcements {
   std::mutex mutex;
   int depth = 0;
   std::optional<Compiling::Clock::time_point> begun;
@@ -20,8 +20,8 @@ struct Shared {
 };
 
 // Leaked on purpose: a thread may ask at process exit.
-Shared& shared() {
-  static auto* const state = new Shared();
+Announcements& announcements() {
+  static auto* const state = new Announcements();
   return *state;
 }
 
@@ -34,7 +34,7 @@ int64_t wallClock() {
 }  // namespace
 
 void Compiling::begin(const std::string& trigger) {
-  auto& state = shared();
+  auto& state = announcements();
   std::lock_guard lock(state.mutex);
   if (++state.depth > 1) {
     return;
@@ -47,7 +47,7 @@ void Compiling::begin(const std::string& trigger) {
 }
 
 void Compiling::end() {
-  auto& state = shared();
+  auto& state = announcements();
   std::lock_guard lock(state.mutex);
   if (state.depth == 0 || --state.depth > 0) {
     return;  // or it was registered in the middle of a compilation
@@ -58,7 +58,7 @@ void Compiling::end() {
 }
 
 Compiling::State Compiling::state(Clock::time_point now) {
-  auto& state = shared();
+  auto& state = announcements();
   std::lock_guard lock(state.mutex);
   const auto before = [&](const std::optional<Clock::time_point>& then) {
     return then ? std::optional(std::chrono::duration_cast<Milliseconds>(now - *then))
@@ -68,15 +68,15 @@ Compiling::State Compiling::state(Clock::time_point now) {
 }
 
 void Compiling::setLimit(Milliseconds limit) {
-  shared().limit.store(limit.count(), std::memory_order_relaxed);
+  announcements().limit.store(limit.count(), std::memory_order_relaxed);
 }
 
 Compiling::Milliseconds Compiling::limit() {
-  return Milliseconds(shared().limit.load(std::memory_order_relaxed));
+  return Milliseconds(announcements().limit.load(std::memory_order_relaxed));
 }
 
 std::vector<Compiling::Interval> Compiling::intervals() {
-  auto& state = shared();
+  auto& state = announcements();
   std::lock_guard lock(state.mutex);
   return {state.intervals.begin(), state.intervals.end()};
 }

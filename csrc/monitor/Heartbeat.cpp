@@ -22,13 +22,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kMaxTick{1000};
 
 // Leaked on purpose: the thread may look at it while the process ends.
-struct Shared {
+struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
   pid_t pid = 0;  // of the process with the thread: a forked child has none
 };
-Shared& shared() {
-  static auto* const state = new Shared();
+WatchState& watchState() {
+  static auto* const state = new WatchState();
   return *state;
 }
 
@@ -94,7 +94,7 @@ class Watch {
 
 void run() {
   pthread_setname_np(pthread_self(), "tcpg_heartbeat");
-  auto& state = shared();
+  auto& state = watchState();
   Watch watch;
   for (;;) {
     HeartbeatOptions options;
@@ -114,7 +114,7 @@ void run() {
 }  // namespace
 
 void watchOverMonitor(HeartbeatOptions options) {
-  auto& state = shared();
+  auto& state = watchState();
   std::lock_guard lock(state.mutex);
   state.options = options;
   if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {

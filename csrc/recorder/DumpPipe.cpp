@@ -22,14 +22,14 @@ namespace torchcomms_pg {
 namespace {
 
 // Leaked on purpose: groups may be dropped while the process ends.
-struct Shared {
+struct PipeState {
   std::mutex mutex;
   std::weak_ptr<DumpPipe> pipe;
   const DumpPipe* latest = nullptr;  // whose the file is
   pid_t pid = 0;                     // of the process that made it
 };
-Shared& shared() {
-  static auto* const state = new Shared();
+PipeState& pipeState() {
+  static auto* const state = new PipeState();
   return *state;
 }
 
@@ -92,7 +92,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
   if (prefix.empty()) {
     return nullptr;
   }
-  auto& state = shared();
+  auto& state = pipeState();
   std::lock_guard lock(state.mutex);
   auto pipe = state.pid == getpid() ? state.pipe.lock() : nullptr;
   if (!pipe) {
@@ -105,7 +105,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
 }
 
 void DumpPipe::removeAtExit() noexcept {
-  auto& state = shared();
+  auto& state = pipeState();
   std::shared_ptr<DumpPipe> pipe;
   {
     std::lock_guard lock(state.mutex);
@@ -145,7 +145,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
 
 DumpPipe::~DumpPipe() {
   if (pid_ == getpid()) {
-    auto& state = shared();
+    auto& state = pipeState();
     std::lock_guard lock(state.mutex);
     if (state.latest == this) {  // else the next group has made a new one meanwhile
       state.latest = nullptr;

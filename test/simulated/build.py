@@ -6,7 +6,6 @@ python test/simulated/build.py
 import importlib.util
 import pathlib
 import sys
-import sysconfig
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -17,7 +16,7 @@ def main():
     setup = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(setup)
     build = setup.Build(
-        f"_simulated{sysconfig.get_config_var('EXT_SUFFIX')}",
+        "_simulated",
         [*HERE.glob("*.cpp"), ROOT / "csrc/device/WorkerStream.cpp"],
     )
     build.run()
