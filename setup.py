@@ -89,20 +89,24 @@ def find_nccl_include() -> Path:
 
 
 def find_tool(name: str, command: str) -> str:
-    found = shutil.which(name)
+    """Finds a program, first beside this Python.
+
+    Two versions of ninja in turn would compile everything again: each has its own log.
+    """
+    beside_python = Path(sys.executable).with_name(name)
+    found = str(beside_python) if beside_python.is_file() else shutil.which(name)
     if found is None:
-        beside_python = Path(sys.executable).with_name(name)  # the venv is not activated
-        if not beside_python.is_file():
-            raise SetupError(f"{name} was not found. Install it:\n    {command}")
-        found = str(beside_python)
+        raise SetupError(f"{name} was not found. Install it:\n    {command}")
     return found
 
 
 def job_count() -> int:
     if os.environ.get("MAX_JOBS"):
         return max(1, int(os.environ["MAX_JOBS"]))
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))
+    # Free pages alone are few where torch has just been unpacked: it fills the page cache.
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return max(1, min(len(os.sched_getaffinity(0)), int(kib / 2**20 / GIB_PER_JOB)))
 
 
 def unit_lines() -> int:
@@ -192,6 +196,7 @@ class Build:
             "-pthread",
             "-Wall",
             "-Wextra",
+            "-Wno-subobject-linkage",  # it takes a unit's sources for headers
             "-I.",
             "-Icsrc",
             "-isystemcsrc/nccl/cuda_stub",

@@ -50,6 +50,3 @@ def pytest_runtest_call(item):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
 
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "beyond_gloo: Gloo cannot do this, or not all of it")

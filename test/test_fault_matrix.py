@@ -13,6 +13,7 @@ def segments():
     return {name for name in os.listdir("/dev/shm") if "torchcomms" in name}
 
 
+@pytest.mark.stops_ranks
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("fault", fault_matrix.FAULTS)
 def test_each_cell_ends_in_time_with_the_right_error_on_every_rank(fault):

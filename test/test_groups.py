@@ -164,7 +164,7 @@ def test_split_keeps_the_order_of_the_given_ranks(world):
     child.shutdown()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="needs an accelerator before torch 2.14")
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="needs an accelerator before torch 2.15")
 @beyond_gloo
 @on_ranks(3, 4)
 def test_dist_split_group_leaves_the_others_out(world):

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from values import data
 
 CPU = torch.device("cpu")
-FROM_2_14 = torch.__version__ >= "2.14"
+FROM_2_15 = torch.__version__ >= "2.15"
 
 
 def seen(group):
@@ -87,13 +87,13 @@ def split_body():
     return results
 
 
-@pytest.mark.skipif(not FROM_2_14, reason="before torch 2.14 split_group needs an accelerator")
+@pytest.mark.skipif(not FROM_2_15, reason="before torch 2.15 split_group needs an accelerator")
 @like_gloo(3)
 def test_split_group():
     return split_body()
 
 
-@pytest.mark.skipif(not FROM_2_14, reason="before torch 2.14 a device_id is an accelerator's")
+@pytest.mark.skipif(not FROM_2_15, reason="before torch 2.15 a device_id is an accelerator's")
 @like_gloo(3, ours=dict(device_id=torch.device("cpu", 0)))
 def test_split_group_and_mesh_with_a_device_id():
     """Torch's Gloo takes a device_id, and then cannot make groups of some ranks; this one can."""
@@ -105,9 +105,9 @@ def test_split_group_and_mesh_with_a_device_id():
     return results, tensor
 
 
-@pytest.mark.skipif(FROM_2_14, reason="from torch 2.14 on CPU groups split")
+@pytest.mark.skipif(FROM_2_15, reason="from torch 2.15 on CPU groups split")
 @like_gloo(2)
-def test_before_2_14_split_group_without_an_accelerator_is_torchs_own_error():
+def test_before_2_15_split_group_without_an_accelerator_is_torchs_own_error():
     return raised(dist.split_group, split_ranks=[[0], [1]])
 
 

@@ -421,7 +421,7 @@ def test_nothing_is_recorded_twice(world):
     assert len(process_entries(group)) == 5 and len(hook) == 1
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="needs an accelerator before torch 2.14")
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="needs an accelerator before torch 2.15")
 @on_ranks(2)
 def test_groups_made_by_splitting_are_recorded(world):
     half = dist.split_group(split_ranks=[[0, 1]])

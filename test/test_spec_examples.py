@@ -1,86 +1,189 @@
-"""The examples of the API's two documents run as they are written there.
+"""The programs that the documents of the API and of the hooks show, as their readers would type them.
 
-Device and backend are exchanged for what every machine has, the module's name for ours. The
-documents are not part of the package: without them, next to the checkout, this is skipped.
+Written down here with two exchanges, so that they run on every machine: the module is imported as
+``torchcomms_pg``, and device and backend are those of a machine without a GPU. Each ends with what
+it promises.
 """
 
+import contextlib
+import datetime
+import io
+import json
 import os
-import pathlib
-import re
-import textwrap
 import uuid
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import on_ranks
 
-pytestmark = pytest.mark.beyond_gloo
-SPEC = pathlib.Path(__file__).resolve().parents[2] / "shared" / "spec"
-API, HOOKS = SPEC / "001_cc01c7dc0c89eb7e.txt", SPEC / "000_ac130fe3d8209d3d.txt"
-NEEDS = {  # what else an example needs; those are not run here
-    "CUDAGraph": "a GPU",
-}
+import torchcomms_pg as torchcomms
+
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
 
-def examples(path):
-    """(first line, code) of the programs in a document, by the title above them."""
-    if not path.is_file():
-        return {}
-    text, found = path.read_text(), {}
-    if path == API:
-        pattern = r"^### ([^\n]*)\n(?:(?!^#).)*?```python\n(.*?)```"
-    else:
-        pattern = r"^([^\n]+)\n[\^]{4,}\n+\.\. code-block:: python\n\n((?:    [^\n]*\n|\n)+)"
-    for title, code in re.findall(pattern, text, re.M | re.S):
-        if "new_comm(" in code and "import torchcomms" in code:
-            found[title] = textwrap.dedent(code)
-    return found
-
-
-# Both documents have a "Basic Usage".
-EXAMPLES = {**examples(API), **{f"hooks: {t}": code for t, code in examples(HOOKS).items()}}
-
-
-def adapted(code, path):
-    code = re.sub(r"\bimport torchcomms\b", "import torchcomms_pg as torchcomms", code)
-    code = code.replace("from torchcomms.", "from torchcomms_pg.")
-    code = code.replace("cuda:0", "cpu").replace('"ncclx"', '"shm"').replace('"nccl"', '"shm"')
-    code = code.replace("/tmp/torchcomm_test", path)
-    # Two mistakes of the document: torch has no timedelta, and this is a placeholder.
-    code = code.replace("torch.timedelta(", "__import__('datetime').timedelta(")
-    return re.sub(r',\n\s*"backend_option": "value"', "", code)
-
-
-@pytest.mark.skipif(not EXAMPLES, reason="the documents are not next to the checkout")
-def test_examples_are_found():
-    wanted = {"Basic Usage", "Asynchronous Operations", "Custom Options"}
-    assert wanted | {"hooks: Registering Hooks", "hooks: Basic Usage"} <= set(EXAMPLES)
-
-
-@pytest.mark.parametrize("title", list(EXAMPLES) or [pytest.param("", marks=pytest.mark.skip)])
-@on_ranks(2)
-def test_example(world, title):
-    code = EXAMPLES[title]
-    for word, what in NEEDS.items():
-        if word in code:
-            pytest.skip(f"needs {what}")
-    path = [f"/tmp/torchcomms_pg-{uuid.uuid4()}"]
-    dist.broadcast_object_list(path, 0)
-    environment = dict(os.environ)
+@contextlib.contextmanager
+def as_launched(world):
+    """The environment of ranks that a launcher has started: new_comm finds its store by itself."""
+    before = dict(os.environ)
     server = None
+    if dist.get_rank() == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = [server.port if server else None]
+    dist.broadcast_object_list(port, 0)
+    os.environ.update(
+        RANK=str(dist.get_rank()),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port[0]),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
     try:
-        if dist.get_rank() == 0:
-            server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = [server.port if server else None]
-        dist.broadcast_object_list(port, 0)
-        os.environ.update(
-            WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port[0]),
-            TORCHELASTIC_USE_AGENT_STORE="True", RANK=str(dist.get_rank()),
-        )  # fmt: skip
-        exec(compile(adapted(code, path[0]), title, "exec"), {"__name__": "__main__"})
-        dist.barrier()
+        yield
+        dist.barrier()  # nobody ends the store that others still use
     finally:
         os.environ.clear()
-        os.environ.update(environment)
-        if dist.get_rank() == 0 and os.path.exists(path[0]):
-            os.unlink(path[0])
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def store_file():
+    """The path of a FileStore of all ranks."""
+    path = [f"/tmp/torchcomms_pg-{uuid.uuid4()}"]
+    dist.broadcast_object_list(path, 0)
+    try:
+        yield path[0]
+        dist.barrier()
+    finally:
+        if dist.get_rank() == 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path[0])
+
+
+@on_ranks(2)
+def test_basic_usage(world):
+    with store_file() as path:
+        store = torch.distributed.FileStore(path, 2)
+        device = torch.device("cpu")
+        comm = torchcomms.new_comm("shm", device, store=store)
+        rank = comm.get_rank()
+        assert comm.get_size() == world
+        tensor = torch.ones(10, device=device) * rank
+        comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)
+        comm.finalize()
+    assert tensor.tolist() == [1.0] * 10
+
+
+@on_ranks(2)
+def test_asynchronous_operations(world):
+    with store_file() as path:
+        store = torch.distributed.FileStore(path, 2)
+        device = torch.device("cpu")
+        comm = torchcomms.new_comm("shm", device, store=store)
+        rank = comm.get_rank()
+        send_tensor = torch.full((10,), 7.0, device=device)
+        recv_tensor = torch.zeros(10, device=device)
+        if rank == 0:
+            work = comm.send(send_tensor, dst=1, async_op=True)
+        else:
+            work = comm.recv(recv_tensor, src=0, async_op=True)
+        work.wait()
+        comm.finalize()
+    assert recv_tensor.tolist() == [7.0 * rank] * 10
+
+
+@pytest.mark.needs_gpu(2)
+@on_ranks(2)
+def test_cuda_graphs(world):
+    with as_launched(world):
+        device = torch.device("cuda", dist.get_rank())
+        torch.cuda.set_device(device)
+        comm = torchcomms.new_comm("nccl", device)
+        tensor = torch.ones(10, device=device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=True)
+        for _ in range(10):
+            graph.replay()
+            torch.cuda.current_stream().synchronize()
+        comm.finalize()
+    assert tensor.tolist() == [2.0**10] * 10
+
+
+@on_ranks(2)
+def test_custom_options(world):
+    with as_launched(world):
+        # The document writes torch.timedelta, which torch does not have.
+        comm = torchcomms.new_comm(
+            "shm",
+            torch.device("cpu"),
+            timeout=datetime.timedelta(seconds=60),
+            abort_process_on_timeout_or_error=False,
+            hints={"torchcomm::ncclx::high_priority_stream": "true", "backend_option": "value"},
+        )
+        tensor = torch.ones(3)
+        comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)
+        comm.finalize()
+    assert tensor.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+@on_ranks(2)
+def test_registering_hooks(world, async_op):
+    from torchcomms_pg._comms import OpName, PostHookArgs, PreHookArgs
+
+    lines = []
+    with as_launched(world):
+        comm = torchcomms.new_comm("shm", torch.device("cpu"))
+
+        def my_pre_hook(args: PreHookArgs) -> None:
+            assert args.name == OpName.all_reduce
+            lines.append(f"Starting operation: {args.name} (op_id={args.op_id})")
+
+        def my_post_hook(args: PostHookArgs) -> None:
+            lines.append(f"Completed operation: {args.name} (op_id={args.op_id})")
+
+        def my_abort_hook() -> None:
+            lines.append("Process is about to abort, saving debug info...")
+
+        pre_handle = comm.register_pre_hook(my_pre_hook)
+        post_handle = comm.register_post_hook(my_post_hook)
+        abort_handle = comm.register_abort_hook(my_abort_hook)
+        tensor = torch.ones(10)
+        work = comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=async_op)
+        if async_op:
+            work.wait()
+        pre_handle.remove()
+        post_handle.remove()
+        abort_handle.remove()
+        comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)  # nobody hears of it
+        comm.finalize()
+    assert [line.partition(":")[0] for line in lines] == ["Starting operation", "Completed operation"]
+    assert tensor.tolist() == [4.0] * 10
+
+
+@on_ranks(2)
+def test_flight_recorder_hook(world):
+    from torchcomms_pg.hooks import FlightRecorderHook
+
+    prefix = [f"/tmp/torchcomms_pg-{uuid.uuid4()}-"]
+    dist.broadcast_object_list(prefix, 0)
+    with as_launched(world):
+        os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = prefix[0]
+        comm = torchcomms.new_comm("shm", torch.device("cpu"))
+        recorder = FlightRecorderHook(max_entries=1024)
+        recorder.register_with_comm(comm)
+        tensor = torch.ones(10)
+        comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)
+        comm.barrier(async_op=False)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            print(recorder.dump_json())
+        recorder.dump_file(rank=comm.get_rank())
+        recorder.unregister()
+        rank = comm.get_rank()
+        comm.finalize()
+    entries = json.loads(printed.getvalue())["entries"]
+    assert [entry["state"] for entry in entries] == ["completed", "completed"]
+    with open(f"{prefix[0]}{rank}", "rb") as file:
+        assert file.read()
+    os.unlink(f"{prefix[0]}{rank}")

@@ -170,6 +170,7 @@ def status(pid):
         return file.read()
 
 
+@pytest.mark.stops_ranks
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_stopped_process_is_said_to_be_stopped(kind):
     with Ranks(2, init=False) as ranks:

@@ -1,0 +1,114 @@
+"""A pytest plugin: ranks are stopped and continued at random on loaded cores while tests run.
+
+``tools/test --stress N`` loads it. A test of several ranks has to hold when any rank stops for
+three seconds anywhere. Tests that stop ranks themselves, and so would be continued at the wrong
+moment, carry the marker ``stops_ranks``: their ranks are left alone and have only the load.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+
+LONGEST_STOP = 3.0  # seconds
+LONGEST_PAUSE = 2.0  # seconds between two stops
+
+
+def _children():
+    """The processes of this machine by the pid of their parent, with their state."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                found.setdefault(int(parent), []).append((int(name), state))
+    return found
+
+
+def _descendants(pid):
+    """Those that could be a rank: what runs, below this process's own children."""
+    children, found = _children(), []
+    waiting = [child for child, _ in children.get(pid, [])]
+    while waiting:
+        for child, state in children.get(waiting.pop(), []):
+            waiting.append(child)
+            if state not in "TtZ":
+                found.append(child)
+    return found
+
+
+class Stopper(threading.Thread):
+    """Stops one rank after the other for up to LONGEST_STOP, while `running` is set."""
+
+    def __init__(self, seed):
+        super().__init__(name="stopper", daemon=True)
+        self.random = random.Random(seed)
+        self.running = threading.Event()
+        self.idle = threading.Event()
+        self.idle.set()
+        self.stops = 0
+
+    def run(self):
+        while True:
+            self.running.wait()
+            time.sleep(self.random.uniform(0, LONGEST_PAUSE))
+            self.idle.clear()
+            if self.running.is_set():
+                self._stop_one()
+            self.idle.set()
+
+    def _stop_one(self):
+        ranks = sorted(_descendants(os.getpid()))
+        with contextlib.suppress(OSError):  # it has ended, or there is none
+            # A descriptor of the process: its number may belong to another one by the end.
+            fd = os.pidfd_open(self.random.choice(ranks or [-1]))
+            try:
+                signal.pidfd_send_signal(fd, signal.SIGSTOP)
+                self.stops += 1
+                time.sleep(self.random.uniform(0, LONGEST_STOP))
+            finally:
+                signal.pidfd_send_signal(fd, signal.SIGCONT)
+                os.close(fd)
+
+
+def _load():
+    while os.getppid() != 1:  # until the tests have gone
+        sum(range(1_000_000))
+
+
+def pytest_configure(config):
+    seed = int(os.environ.get("STRESS_SEED", time.time_ns() % 1_000_000))
+    config.stopper = Stopper(seed)
+    config.stopper.seed = seed
+    config.stopper.start()
+    context = multiprocessing.get_context("spawn")
+    config.load = [context.Process(target=_load, daemon=True) for _ in os.sched_getaffinity(0)]
+    for process in config.load:
+        process.start()
+
+
+def pytest_report_header(config):
+    return f"stress: STRESS_SEED={config.stopper.seed}, {len(config.load)} processes of load"
+
+
+def pytest_runtest_setup(item):
+    if not item.get_closest_marker("stops_ranks"):
+        item.config.stopper.running.set()
+
+
+def pytest_runtest_teardown(item):
+    item.config.stopper.running.clear()
+    item.config.stopper.idle.wait(LONGEST_STOP + 1)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"stress: ranks were stopped {config.stopper.stops} times")
+
+
+def pytest_unconfigure(config):
+    for process in config.load:
+        process.kill()
+        process.join()
