@@ -262,6 +262,7 @@ Question Inquiring::question(const Operation& op, Clock::time_point now) {
   question.peer = waitsForPeer(op.kind) ? op.peer : -1;
   question.seq = op.seq;
   question.timeoutMs = op.timeout.count();
+  question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   question.absent = comm_.absentRanks();
   return question;
 }
