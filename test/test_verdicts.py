@@ -280,7 +280,7 @@ def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
     with Ranks(2, init=False) as ranks:
         named, verdict = ranks.run(waits_for_a_message, kind, ranks.store_args(), 2)[0]
     assert named == [1]
-    assert "rank 1 has not arrived at recv #1 from rank 1" in verdict
+    assert "rank 1 has not arrived at recv #1 from rank 1 (3 x Float), issued" in verdict
     assert re.search(r"test_verdicts.py:\d+ in saves_a_checkpoint", verdict)
 
 
