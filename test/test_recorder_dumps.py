@@ -482,15 +482,43 @@ def no_pipe():
 
 def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):
     (tmp_path / "0.pipe").write_text("kept")
-    recording(1).run(refuse_the_pipe, str(tmp_path))
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path))
+    assert re.search("cannot make the pipe .*something else", ranks.output(0))
     assert (tmp_path / "0.pipe").read_text() == "kept"
 
 
-def refuse_the_pipe(folder):
+def test_a_pipe_in_a_folder_that_does_not_exist_is_a_warning(recording, tmp_path):
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path / "none"))
+    assert re.search("cannot make the pipe .*No such file", ranks.output(0))
+
+
+def use_a_group_without_a_pipe(folder, user=None):
     os.environ[PIPES[0]] = f"{folder}/"
-    with pytest.raises(RuntimeError, match="cannot make the pipe .*something else"):
-        dist.new_group()
-    del os.environ[PIPES[0]]
+    if user is not None:
+        os.seteuid(user)
+    try:
+        group = dist.new_group()
+    finally:
+        if user is not None:
+            os.seteuid(0)
+        del os.environ[PIPES[0]]
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user")
+def test_the_pipe_of_another_user_is_left_alone(recording, tmp_path):
+    folder = tmp_path / "for all"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    os.mkfifo(folder / "0.pipe")
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(folder), 65534)
+    assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
+    assert os.listdir(folder) == ["0.pipe"]
 
 
 # ---------------------------------------------------------------- the debug server
