@@ -291,11 +291,12 @@ def _entry(rank: int, raw: dict[Any, Any], groups: dict[str, tuple[str, list[int
         completed=_time(raw, "time_discovered_completed_ns"),
         duration_ms=_get(raw, "duration_ms", float, None),
         timeout_ms=_get(raw, "timeout_ms", int),
-        frames=tuple(
-            Frame(_get(frame, "name", str), _get(frame, "filename", str), _get(frame, "line", int))
-            for frame in frames
-        ),
+        frames=tuple(map(_frame, frames)),
     )
+
+
+def _frame(raw: dict[Any, Any]) -> Frame:
+    return Frame(_get(raw, "name", str), _get(raw, "filename", str), _get(raw, "line", int))
 
 
 def _global(rank: str, members: list[int]) -> int | None:

@@ -49,8 +49,9 @@ def _run(data: bytes) -> Any:
     while True:
         op = data[at]
         at += 1
-        if op == 0x68:  # BINGET
-            stack.append(memo[whole(1)])
+        if op == 0x68:  # BINGET, the most of a dump: without a call
+            stack.append(memo[data[at]])
+            at += 1
         elif op == 0x6A:  # LONG_BINGET
             stack.append(memo[whole(4)])
         elif op == 0x71:  # BINPUT
@@ -60,7 +61,8 @@ def _run(data: bytes) -> Any:
         elif op == 0x94:  # MEMOIZE
             memo[len(memo)] = stack[-1]
         elif op == 0x4B:  # BININT1
-            stack.append(whole(1))
+            stack.append(data[at])
+            at += 1
         elif op in _LENGTHS:
             stack.append(take(whole(_LENGTHS[op])).decode("utf-8", "surrogatepass"))
         elif op in _NUMBERS:
