@@ -365,6 +365,42 @@ def test_the_pickle_has_the_stacks_of_python(world, tmp_path):
 
 
 @on_ranks(1)
+def test_what_another_process_of_this_pid_has_left_is_no_hindrance(world, tmp_path):
+    """As in containers, which count their processes from 1."""
+    comm = make("same pid")
+    hook = recorder(comm)
+    for count in range(300):  # more than this process has written
+        (tmp_path / f".flight-{os.getpid()}-{count}").write_text("left")
+    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
+    try:
+        path = hook.dump_file(0)
+    finally:
+        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
+    assert path in map(str, tmp_path.iterdir()) and len(os.listdir(tmp_path)) == 301
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    ring = torchcomms().hooks.process_recorder()
+    assert ring.is_enabled() and len(ring) > 0
+    mine = [e for e in entries(ring) if e["process_group"][0] == group.group_name]
+    assert [e["profiling_name"] for e in mine] == ["nccl:all_reduce"]
+    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
+    try:
+        path = ring.dump_file()
+    finally:
+        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
+    assert path == str(tmp_path / f"trace_{dist.get_rank()}")
+    with open(path, "rb") as file:
+        trace = pickle.load(file)
+    assert trace["nccl_comm_state"][group.group_name]["nRanks"] == "2"
+    assert trace["entries"][-1]["frames"] and trace["comm_lib_version"]
+
+
+@on_ranks(1)
 def test_a_file_that_cannot_be_written_is_an_error(world, tmp_path):
     (tmp_path / "file").write_text("")
     os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "file" / "trace_")
