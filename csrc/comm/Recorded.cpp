@@ -5,7 +5,9 @@
 
 #include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
 #include "comm/Recording.hpp"
+#include "nccl/Library.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -172,7 +174,10 @@ void Communicator::dumpRecords() {
     return;
   }
   // Whoever comes second waits for the first, who is bounded.
-  std::call_once(dumped_, process_recorder::dumpAfterFailure);
+  std::call_once(dumped_, [this] {
+    inquiring_->askForDumps();
+    process_recorder::dumpAfterFailure();
+  });
 }
 
 }  // namespace torchcomms_pg

@@ -144,10 +144,10 @@ std::string dump(int rank) {
   return path;
 }
 
-void dumpAfterFailure() noexcept {
+void dumpAfterFailure(int rank) noexcept {
   try {
     if (current().options.onFailure) {
-      dump();
+      dump(rank);
     }
   } catch (const std::exception& error) {
     TORCH_WARN(error.what());
