@@ -96,6 +96,7 @@ def _lose_a_peer(port, prefix, world):
             work = comm.barrier(True)
         assert work is None
     assert "rank 1" in str(caught.value) and comm.is_aborted()
+    assert caught.value.ranks == [1]
     comm.finalize()
 
 
@@ -105,6 +106,18 @@ def test_a_dead_peer_ends_every_wait():
         outcomes = ranks.wait()
         check([outcomes[0], outcomes[2]])
         assert outcomes[1].died
+
+
+@on_ranks(3)
+def test_whoever_aborts_is_in_the_error_of_all_others(world):
+    comm = make("aborted", "gloo")
+    comm.barrier(False)
+    if dist.get_rank() == 1:
+        comm.abort()
+    with pytest.raises(torchcomms().CommError) as caught:
+        comm.all_reduce(torch.ones(100_000), torchcomms().ReduceOp.SUM, False)
+    assert caught.value.ranks == [1]
+    comm.finalize()
 
 
 def _come_alone(port, prefix):

@@ -336,6 +336,22 @@ def test_hooks_see_what_goes_through_a_process_group(world):
 
 
 @on_ranks(2)
+def test_no_hook_keeps_a_group_from_ending(world):
+    tensor = torch.ones(2)
+    for kind in ("pre", "post"):
+        group, comm = dist.new_group(), make(f"raising {kind}")
+        for hooked in (torchcomms().get_comm(group), comm):
+            getattr(hooked, f"register_{kind}_hook")(
+                lambda args: 1 / 0 if args.name.name == "finalize" else None
+            )
+        dist.all_reduce(tensor, group=group)
+        comm.finalize()
+        dist.destroy_process_group(group)
+        with pytest.raises(RuntimeError, match="was finalized"):
+            comm.barrier(False)
+
+
+@on_ranks(2)
 def test_nan_check_looks_at_what_is_sent(world):
     comm, rank, op = make("nan"), dist.get_rank(), torchcomms().ReduceOp
     hook = torchcomms().hooks.NanCheckHook()

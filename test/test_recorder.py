@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,7 +53,7 @@ def test_every_operation_has_its_entry(world):
     lists = lambda: [torch.ones(2, 3) for _ in range(world)]  # noqa: E731
     uneven = lambda: [torch.ones(r + 1) for r in range(world)]  # noqa: E731
     one, all_of = [[2, 3]], [[world * 2, 3]]
-    joined, total = [[world, 2, 3]], [[world * (world + 1) // 2]]
+    joined, parts = [[world, 2, 3]], [[r + 1] for r in range(world)]
     part = [[rank + 1]]
     calls = [
         (lambda a: comm.all_reduce(t, op.SUM, a), "all_reduce", one, one),
@@ -77,7 +78,11 @@ def test_every_operation_has_its_entry(world):
         ),
         (
             lambda a: comm.all_gather_v(uneven(), torch.ones(rank + 1), a),
-            "coalesced", part, total,
+            "coalesced", part, parts,
+        ),
+        (
+            lambda a: comm.reduce_scatter_v(torch.ones(rank + 1), uneven(), op.SUM, a),
+            "coalesced", parts, part,
         ),
         (lambda a: comm.barrier(a), "all_reduce_barrier", [], []),
     ]  # fmt: skip
@@ -110,6 +115,35 @@ def test_every_operation_has_its_entry(world):
     }
     told = {f"last_{what}_collective": str(seq) for what in ("enqueued", "started", "completed")}
     assert trace["pg_status"] == {"0": told}
+    assert trace["nccl_comm_state"] == {comm.get_name(): dict(rank=str(rank), nRanks=str(world))}
+    assert re.fullmatch(r"2\.\d+\.\d+", trace["comm_lib_version"])
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_operations_of_windows_have_their_sizes_in_groups_of_one_rank(world):
+    comm, rank = make("recorded window"), dist.get_rank()
+    hook, peer = recorder(comm), 1 - dist.get_rank()
+    window = comm.new_window(torch.zeros(8))
+    for async_op in (False, True):
+        window.put(torch.ones(2, 3), peer, 0, async_op).wait()
+        window.signal(peer, async_op).wait()
+        window.wait_signal(peer, async_op).wait()
+    window.tensor_deregister()
+    found, trace = entries(hook), json.loads(hook.dump_json())
+    assert [e["output_sizes"] for e in found if not e["p2p_seq_id"]] == [[], [[8]], []]
+    name = comm.get_name()
+    groups = [f"{name}:put {rank}->{peer}", f"{name}:signal {rank}->{peer}"]
+    groups.append(f"{name}:wait_signal {rank}<-{peer}")
+    told = [e for e in found if e["p2p_seq_id"]]
+    assert [e["process_group"][0] for e in told] == groups * 2
+    assert [e["input_sizes"] for e in told] == [[[2, 3]], [], []] * 2
+    assert [e["p2p_seq_id"] for e in told] == [1, 2, 3, 4, 5, 6]
+    assert [e["collective_seq_id"] for e in told] == [1, 1, 1, 2, 2, 2]
+    assert {(e["state"], e["is_p2p"], e["profiling_name"]) for e in told} == {
+        ("completed", False, "nccl:coalesced")
+    }
+    assert all(trace["pg_config"][group]["ranks"] == f"[{rank}]" for group in groups)
     comm.finalize()
 
 
@@ -362,6 +396,42 @@ def test_the_pickle_has_the_stacks_of_python(world, tmp_path):
     assert "comm.barrier" in open(HERE).readlines()[frame["line"] - 1]
     assert "frames" not in entries(hook)[0]
     comm.finalize()
+
+
+@on_ranks(1)
+def test_what_another_process_of_this_pid_has_left_is_no_hindrance(world, tmp_path):
+    """As in containers, which count their processes from 1."""
+    comm = make("same pid")
+    hook = recorder(comm)
+    for count in range(300):  # more than this process has written
+        (tmp_path / f".flight-{os.getpid()}-{count}").write_text("left")
+    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
+    try:
+        path = hook.dump_file(0)
+    finally:
+        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
+    assert path in map(str, tmp_path.iterdir()) and len(os.listdir(tmp_path)) == 301
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    ring = torchcomms().hooks.process_recorder()
+    assert ring.is_enabled() and len(ring) > 0
+    mine = [e for e in entries(ring) if e["process_group"][0] == group.group_name]
+    assert [e["profiling_name"] for e in mine] == ["nccl:all_reduce"]
+    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
+    try:
+        path = ring.dump_file()
+    finally:
+        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
+    assert path == str(tmp_path / f"trace_{dist.get_rank()}")
+    with open(path, "rb") as file:
+        trace = pickle.load(file)
+    assert trace["nccl_comm_state"][group.group_name]["nRanks"] == "2"
+    assert trace["entries"][-1]["frames"] and trace["comm_lib_version"]
 
 
 @on_ranks(1)

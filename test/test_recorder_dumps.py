@@ -272,29 +272,19 @@ def test_a_message_that_never_comes_names_its_sender(recording, tmp_path):
 
 
 def hang_in_subgroup():
-    group, rank = short_group(ranks=[1, 2]), dist.get_rank()
-    dist.barrier()
-    if rank == 1:
+    """Rank 0 waits for rank 1. Rank 2 is not in their group, and has not used the world's."""
+    group, rank = short_group(ranks=[0, 1]), dist.get_rank()
+    if rank == 0:
         fails(dist.all_reduce, torch.ones(5), group=group)
-    return group.group_name if rank else None
+    return group.group_name if rank < 2 else None
 
 
-def test_a_hang_in_a_subgroup_names_its_rank(recording, tmp_path):
+def test_a_hang_in_a_subgroup_is_dumped_on_all_ranks_and_names_its_rank(recording, tmp_path):
     ranks = recording(3)
     name = ranks.run(hang_in_subgroup)[1]
-    dumped_ranks = [rank for rank in range(3) if os.path.exists(tmp_path / f"trace_{rank}")]
-    assert {1} <= set(dumped_ranks) <= {1, 2}  # rank 0 is not in the group
-    assert wait_for(lambda: os.path.exists(tmp_path / "trace_2"), SOON)
-    ranks.run(write_process_trace)
     text, collectives = analyse(tmp_path, 3)
-    assert f"group info: {name}\n" in text and "missing ranks: {2}" in text, text
-    assert [c.missing_ranks for c in collectives if c.missing_ranks] == [{2}]
-
-
-def write_process_trace():
-    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
-    if not os.path.exists(path):
-        torchcomms()._C.process_recorder().write(path, True)
+    assert f"group info: {name}\n" in text and "missing ranks: {1}" in text, text
+    assert [c.missing_ranks for c in collectives if c.missing_ranks] == [{1}]
 
 
 def timeout_of_torchcomm(args):
@@ -482,15 +472,43 @@ def no_pipe():
 
 def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):
     (tmp_path / "0.pipe").write_text("kept")
-    recording(1).run(refuse_the_pipe, str(tmp_path))
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path))
+    assert re.search("cannot make the pipe .*something else", ranks.output(0))
     assert (tmp_path / "0.pipe").read_text() == "kept"
 
 
-def refuse_the_pipe(folder):
+def test_a_pipe_in_a_folder_that_does_not_exist_is_a_warning(recording, tmp_path):
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path / "none"))
+    assert re.search("cannot make the pipe .*No such file", ranks.output(0))
+
+
+def use_a_group_without_a_pipe(folder, user=None):
     os.environ[PIPES[0]] = f"{folder}/"
-    with pytest.raises(RuntimeError, match="cannot make the pipe .*something else"):
-        dist.new_group()
-    del os.environ[PIPES[0]]
+    if user is not None:
+        os.seteuid(user)
+    try:
+        group = dist.new_group()
+    finally:
+        if user is not None:
+            os.seteuid(0)
+        del os.environ[PIPES[0]]
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user")
+def test_the_pipe_of_another_user_is_left_alone(recording, tmp_path):
+    folder = tmp_path / "for all"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    os.mkfifo(folder / "0.pipe")
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(folder), 65534)
+    assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
+    assert os.listdir(folder) == ["0.pipe"]
 
 
 # ---------------------------------------------------------------- the debug server

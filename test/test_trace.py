@@ -192,6 +192,80 @@ def test_a_message_without_its_other_side_names_who_has_not_posted_it(tmp_path):
     assert "rank 0 has not arrived at send 2->0 (8 x Float) #1 of group pair" in str(found)
 
 
+def pairs(size):
+    """Recorders whose messages are in groups of their two ranks, as torchcomms_pg has them."""
+    return recorders(size, **{"0:0-1": [0, 1]})
+
+
+@pytest.mark.parametrize("receives", ["recv 1<-0", "recv 1<-?"])
+def test_messages_that_do_not_meet_are_both_named(tmp_path, receives):
+    """Such as by their tags, which dumps do not have."""
+    ranks = pairs(2)
+    ranks[0].call("send 0->1", "0:0-1", done=False, collective_seq_id=1, line=41)
+    group, number = ("0", 0) if "?" in receives else ("0:0-1", 1)
+    ranks[1].call(receives, group, done=False, collective_seq_id=number, line=42)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unfinished", [])
+    source = "?" if "?" in receives else "0"
+    first = str(found).splitlines()[0]
+    assert first.startswith("send 0->1 (8 x Float) #1 of rank 0 and ")
+    assert f"and recv {source}->1 (8 x Float) #1 of rank 1, of group 0, have not met" in first
+    assert "at train.py:41" in str(found) and "at train.py:42" in str(found)
+
+
+def test_messages_of_different_sizes_are_both_named(tmp_path):
+    ranks = pairs(2)
+    ranks[0].call("send 0->1", "0:0-1", done=False, collective_seq_id=1)
+    ranks[1].call("recv 1<-0", "0:0-1", done=False, numel=5, collective_seq_id=1)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("mismatch", [0, 1])
+    assert "send 0->1 (8 x Float)" in str(found) and "recv 0->1 (5 x Float)" in str(found)
+
+
+def test_a_rank_whose_message_has_left_is_not_said_to_have_stayed_away(tmp_path):
+    """A send of little data ends at once, also where the receive is for another tag."""
+    ranks = pairs(2)
+    ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
+    ranks[1].call("recv 1<-0", "0:0-1", done=False, collective_seq_id=1)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unfinished", [])
+    assert "rank 0 did last with rank 1: send 0->1 (8 x Float) #1, finished" in str(found)
+
+
+def test_what_a_rank_has_sent_before_is_said_of_one_that_is_missed(tmp_path):
+    ranks = pairs(2)
+    ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
+    ranks[1].call("recv 1<-0", "0:0-1", collective_seq_id=1)
+    ranks[1].call("recv 1<-0", "0:0-1", done=False, collective_seq_id=3)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("message", [0])
+    assert "rank 0 has not arrived at recv 0->1 (8 x Float) #2" in str(found)
+    assert "rank 0 did last with rank 1: send 0->1 (8 x Float) #1, finished" in str(found)
+    assert "nothing" not in str(found)
+
+
+def test_nobody_is_said_to_have_missed_a_receive_from_any_rank(tmp_path):
+    ranks = pairs(3)
+    ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
+    ranks[1].call("recv 1<-0", "0:0-1", collective_seq_id=1).call("recv 1<-?", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("message", [0, 2])
+    assert str(found).startswith("no message is under way to rank 1, which waits in recv ?->1 (8")
+    assert "rank 0 did last with rank 1: send 0->1" in str(found)
+    assert "rank 2 has no send with rank 1 in its record" in str(found)
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_signal_that_is_waited_for_is_missed_on_its_sender(tmp_path, signalled):
+    ranks = recorders(2, **{"0:signal 0->1": [0], "0:wait_signal 1<-0": [1]})
+    if signalled:
+        ranks[0].call("coalesced", "0:signal 0->1")
+    ranks[1].call("coalesced", "0:wait_signal 1<-0", done=False)
+    found = verdict(tmp_path, ranks)
+    assert found.culprits == ([] if signalled else [0])
+    assert "wait_signal 0->1" in str(found).splitlines()[0]
+
+
 def test_a_rank_without_a_dump_is_said_to_be_unknown(tmp_path):
     ranks = recorders(2)
     ranks[0].call("all_reduce", done=False)
@@ -263,6 +337,28 @@ def test_the_command_prints_the_verdict_and_writes_page_and_trace(tmp_path, caps
     assert bars[0]["dur"] == pytest.approx(1000)
 
 
+def test_names_neither_blank_the_page_nor_move_the_cursor(tmp_path, capsys):
+    ranks = recorders(2, **{"<!--<script>\x1b[2J\u202e\ud800": [0, 1]})
+    for rank in ranks:
+        rank.call("all_reduce", "<!--<script>\x1b[2J\u202e\ud800", dtype="Ünïcode\r")
+    ranks[0].call("barrier", "<!--<script>\x1b[2J\u202e\ud800", done=False)
+    (tmp_path / "dumps").mkdir()
+    verdict(tmp_path / "dumps", ranks, "json")
+    page = tmp_path / "page.html"
+    assert main([str(tmp_path / "dumps"), "--html", str(page)]) == 1
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable() and "<!--<script>\\x1b[2J\\u202e\\ud800" in out
+    text = page.read_text(encoding="utf-8")
+    data = re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1]
+    assert "<" not in data and "Ünïcode\\r" in json.loads(data)["bars"][0][5]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    recorders(1)[0].call("barrier").write(tmp_path)
+    assert main([str(tmp_path), "--html", str(tmp_path / "none" / "page")]) == 2
+    assert re.search("No such file.*page'\n$", capsys.readouterr().err)
+
+
 def test_the_command_ends_with_zero_when_all_is_fine(tmp_path):
     recorders(1)[0].call("barrier").write(tmp_path)
     run = subprocess.run(
@@ -284,7 +380,7 @@ class Danger:
         (pickle.dumps([1, 2]), "no flight recorder's dump"),
         (pickle.dumps({"version": "3.0", "pg_config": {}}), "version 3.0, wanted 2.x"),
         (pickle.dumps({"version": "2.1", "pg_config": {}, "entries": [{}]}), "process_group"),
-        (pickle.dumps(Danger()), "print, which no dump does"),
+        (pickle.dumps(Danger()), "operation 0x93 at byte 30"),
     ],
     ids=["nonsense", "other data", "other version", "empty entry", "code"],
 )

@@ -66,6 +66,11 @@ class Group:
         else:
             self.comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=False)
 
+    def all_reduce_async(self, tensor):
+        if self.kind == "dist":
+            return dist.all_reduce(tensor, async_op=True)
+        return self.comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=True)
+
     def broadcast(self, tensor):
         if self.kind == "dist":
             dist.broadcast(tensor, 0)
@@ -276,8 +281,32 @@ def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
     with Ranks(2, init=False) as ranks:
         named, verdict = ranks.run(waits_for_a_message, kind, ranks.store_args(), 2)[0]
     assert named == [1]
-    assert "rank 1 has not arrived at recv #1 from rank 1" in verdict
+    assert "rank 1 has not arrived at recv #1 from rank 1 (3 x Float), issued" in verdict
     assert re.search(r"test_verdicts.py:\d+ in saves_a_checkpoint", verdict)
+
+
+def gives_up_soon(kind, args, world):
+    """The deadline is the group's, far away; the wait is short."""
+    group = Group(kind, args, world, limit=600)
+    if int(os.environ["RANK"]) == 1:
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
+    began = time.monotonic()
+    work = group.all_reduce_async(torch.ones(1024))
+    with pytest.raises(torchcomms_pg.CommError) as caught:
+        work.wait(datetime.timedelta(milliseconds=1))
+    took = time.monotonic() - began
+    group.meet("done", world - 1)
+    return caught.value.verdict, took
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_verdict_says_how_long_ago_the_operation_was_issued(kind):
+    with Ranks(2, init=False) as ranks:
+        verdict, took = ranks.run(gives_up_soon, kind, ranks.store_args(), 2)[0]
+    told = re.search(r", issued ([\d.]+) (s|ms) ago", verdict)
+    assert told, verdict
+    assert float(told[1]) * (1 if told[2] == "s" else 0.001) <= took
 
 
 def two_verdicts(args, world):

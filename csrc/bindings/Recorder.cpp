@@ -27,6 +27,7 @@ void bindRecorder(py::module_& module) {
       .def(py::init<size_t, bool>(), py::arg("max_entries"), py::arg("cpp_stacks"))
       .def_property_readonly("enabled", &Recorder::enabled)
       .def_property_readonly("size", &Recorder::size)
+      .def_property_readonly("rank", &Recorder::rank)
       .def("reset", &Recorder::reset, NoGil())
       .def(
           "json",

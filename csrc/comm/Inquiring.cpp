@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <fstream>
+#include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/Recording.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
+#include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
@@ -60,6 +64,48 @@ class StoreBoard final : public Board {
   c10::intrusive_ptr<c10d::Store> shared_;
   c10::intrusive_ptr<c10d::Store> own_;
 };
+
+// The communicators of this process that can inquire.
+class Registry {
+ public:
+  // Leaked on purpose: a group may fail while the process ends.
+  static Registry& get() {
+    static auto* const registry = new Registry();
+    return *registry;
+  }
+
+  void add(std::weak_ptr<Communicator> comm) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(comms_, [](const auto& known) { return known.expired(); });
+    comms_.push_back(std::move(comm));
+  }
+
+  std::vector<std::shared_ptr<Communicator>> alive() {
+    std::vector<std::shared_ptr<Communicator>> alive;
+    std::lock_guard lock(mutex_);
+    for (const auto& known : comms_) {
+      if (auto comm = known.lock()) {
+        alive.push_back(std::move(comm));
+      }
+    }
+    return alive;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Communicator>> comms_;
+};
+
+// The GIL may take its time, and whoever asks for the dump has none.
+void dumpApart(int rank) {
+  try {
+    std::thread([unfinished = Unfinished(), rank] {
+      process_recorder::dumpAfterFailure(rank);
+    }).detach();
+  } catch (const std::system_error& error) {
+    LOG(WARNING) << "torchcomms_pg: no thread can be started to write a dump: " << error.what();
+  }
+}
 
 // What a rank leaves for the case that it cannot answer: "<host> <pid>".
 std::string introduction() {
@@ -116,8 +162,14 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.size = comm_.size_;
   options.describeSilent = describeSilent;
   options.polls = comm_.api_.ring == nullptr;
+  const auto& global = comm_.group_.globalRanks;
+  const auto rank = static_cast<size_t>(comm_.rank_);
+  options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {
+    dumpApart(rank);
+  };
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&inquiry_, Inquiry::open(std::move(board), std::move(options)));
+  Registry::get().add(comm_.weak_from_this());
 }
 
 void Inquiring::openLike(const Inquiring& parent, const std::string& prefix) {
@@ -219,6 +271,24 @@ std::optional<Milliseconds> Inquiring::judge(const Operation& op, Milliseconds t
   return std::nullopt;
 }
 
+void Inquiring::askForDumps() {
+  std::shared_ptr<Communicator> largest;
+  for (auto& comm : Registry::get().alive()) {
+    if (comm->size_ > (largest ? largest : comm_.shared_from_this())->size_ && !comm->failure() &&
+        !comm->closed_.load(std::memory_order_acquire)) {
+      largest = std::move(comm);
+    }
+  }
+  if (!largest) {
+    return;
+  }
+  auto& inquiring = *largest->inquiring_;
+  if (const auto inquiry = inquiring.inquiry()) {
+    inquiry->askForDumps();
+    inquiring.ring(1);
+  }
+}
+
 std::optional<Verdict> Inquiring::onFailure(
     const Operation& op, ncclResult_t result, const std::string& why) {
   const auto inquiry = this->inquiry();
@@ -262,6 +332,7 @@ Question Inquiring::question(const Operation& op, Clock::time_point now) {
   question.peer = waitsForPeer(op.kind) ? op.peer : -1;
   question.seq = op.seq;
   question.timeoutMs = op.timeout.count();
+  question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   question.absent = comm_.absentRanks();
   return question;
 }

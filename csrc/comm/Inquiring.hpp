@@ -42,6 +42,10 @@ class Inquiring {
   std::optional<Verdict> onFailure(
       const Operation& op, ncclResult_t result, const std::string& why);
 
+  // Has all ranks of the process's largest group, where that is larger than this one, write their
+  // records: torch's analyser wants those of all ranks. Blocks for at most a second.
+  void askForDumps();
+
   void relax(Milliseconds time);
   // What is left of that.
   Milliseconds relaxed() const;

@@ -319,10 +319,14 @@ void Communicator::close() {
     auto before = std::make_shared<PreHookArgs>();
     before->name = OpName::finalize;
     before->opId = Hooks::nextOpId();
-    runHooked(std::move(before), [this] { closeNow(); });
-  } else {
-    closeNow();
+    try {
+      runHooked(std::move(before), [this] { closeNow(); });
+    } catch (const std::exception& error) {
+      TORCH_WARN(
+          "a hook raised when group '", group_.name, "' ended, which it does: ", error.what());
+    }
   }
+  closeNow();  // no hook can cancel it
   // A hook may hold on to what holds on to the communicator.
   hooks_->clear();
 }

@@ -103,8 +103,9 @@ std::string describe(const Operation& op) {
   if (!hasData(op.kind)) {
     return out.str();
   }
-  out << " (" << op.numelIn;
-  if (op.numelOut != op.numelIn) {
+  const bool takes = op.kind == OpKind::recv;
+  out << " (" << (takes ? op.numelOut : op.numelIn);
+  if (op.numelOut != op.numelIn && !isPointToPoint(op.kind)) {
     out << " -> " << op.numelOut;
   }
   out << " x " << c10::toString(op.dtype);

@@ -5,7 +5,9 @@
 
 #include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
 #include "comm/Recording.hpp"
+#include "nccl/Library.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -66,7 +68,7 @@ const char* Communicator::recordedName(const Call& call) {
     case OpKind::tensorDeregister: return kUnchecked;
     case OpKind::put:
     case OpKind::signal:
-    case OpKind::waitSignal: return nullptr;  // c10d's schema has no names for them
+    case OpKind::waitSignal: return name(call.op.kind);
     case OpKind::shrink:
     case OpKind::registerMemory:
     case OpKind::suspend:
@@ -99,6 +101,7 @@ bool Communicator::record(std::shared_ptr<Recorder> recorder) {
     ranks.push_back(rank);
   }
   auto* const group = recorder->addGroup(group_.name, group_.description, ranks, rank_);
+  recorder->setLibraryVersion(versionText(libraryVersion()));
   all->push_back({std::move(recorder), group});
   std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(all)));
   recorded_.store(true, std::memory_order_release);
@@ -121,10 +124,10 @@ void Communicator::stopRecording(const Recorder* recorder) {
 void Communicator::recordIssue(Call& call) {
   auto recorders = std::atomic_load(&recorders_);
   const auto& op = call.op;
-  const auto* const what = recordedName(call);
-  if (recorders->empty() || what == nullptr) {
-    return;  // removed just now, or nothing to be told of
+  if (recorders->empty()) {
+    return;  // removed just now
   }
+  const auto* const what = recordedName(call);
   auto* const source = StackSource::get();
   auto recording = std::make_shared<Recording>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
@@ -149,14 +152,17 @@ void Communicator::recordIssue(Call& call) {
       addMessage(call.parts[i], op.seq + i);
     }
   } else {
+    const bool oneSided = isPointToPoint(op.kind);
     recording->add(
         {.op = what,
          .seq = op.seq,
          .inputs = call.inputs,
          .outputs = call.outputs,
-         // The analyser looks at the first tensor alone.
-         .join = op.kind != OpKind::coalesced,
+         // The analyser looks at the first tensor alone, where it looks at sizes.
+         .join = op.kind != OpKind::coalesced && what != kUnchecked,
          .timeout = op.timeout,
+         .direction = oneSided ? Record::Direction::one : Record::Direction::none,
+         .peer = oneSided ? op.peer : -1,
          .started = started});
   }
   call.op.recording = std::move(recording);
@@ -172,7 +178,10 @@ void Communicator::dumpRecords() {
     return;
   }
   // Whoever comes second waits for the first, who is bounded.
-  std::call_once(dumped_, process_recorder::dumpAfterFailure);
+  std::call_once(dumped_, [this] {
+    inquiring_->askForDumps();
+    process_recorder::dumpAfterFailure();
+  });
 }
 
 }  // namespace torchcomms_pg

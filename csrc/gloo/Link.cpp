@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Where a rank writes why it has failed the group.
+// Where a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
 // Tags, by what they are of.
@@ -38,6 +39,28 @@ Envelope& open(const at::Tensor& tensor) {
 
 at::Tensor view(void* data, size_t bytes) {
   return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte);
+}
+
+std::string encode(const shm::Failure& failure) {
+  std::string text;
+  for (const int rank : failure.ranks) {
+    text += std::to_string(rank) + " ";
+  }
+  return text + "\n" + failure.what();
+}
+
+// None: nobody has written it.
+std::optional<shm::Failure> decode(const std::string& text) {
+  const auto end = text.find('\n');
+  if (end == std::string::npos) {
+    return std::nullopt;
+  }
+  std::vector<int> ranks;
+  std::istringstream in(text.substr(0, end));
+  for (int rank = 0; in >> rank;) {
+    ranks.push_back(rank);
+  }
+  return shm::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
 }
 
 std::string told(const shm::Signature& signature) {
@@ -224,26 +247,29 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   }
 }
 
-void Link::raiseBroken(int peer, const std::string& what) {
-  checkUsable();
-  std::string reason;
-  std::vector<int> ranks;
+std::optional<shm::Failure> Link::readReason() const {
   try {
     if (store_->check({kReasonKey})) {
       const auto text = store_->get(kReasonKey);
-      reason.assign(text.begin(), text.end());
+      return decode({text.begin(), text.end()});
     }
   } catch (const std::exception&) {
     // The store went with the rank that served it.
   }
-  if (reason.empty()) {
-    if (peer >= 0) {
-      ranks = {peer};
-    }
-    reason = (peer >= 0 ? "rank " + std::to_string(peer) : std::string("a rank")) +
-             " died or left: its connection is broken (" + what.substr(0, what.find(". ")) + ")";
+  return std::nullopt;
+}
+
+void Link::raiseBroken(int peer, const std::string& what) {
+  checkUsable();
+  if (const auto told = readReason()) {
+    fail(ncclRemoteError, told->what(), told->ranks);
+  } else {
+    const std::string who = peer >= 0 ? "rank " + std::to_string(peer) : "a rank";
+    fail(
+        ncclRemoteError,
+        who + " died or left: its connection is broken (" + what.substr(0, what.find(". ")) + ")",
+        peer >= 0 ? std::vector<int>{peer} : std::vector<int>{});
   }
-  fail(ncclRemoteError, reason, ranks);
   throw *failure();
 }
 
@@ -269,7 +295,7 @@ void Link::fail(ncclResult_t result, const std::string& reason, const std::vecto
 
 void Link::tellOthers() {
   try {
-    const std::string text = failure()->what();
+    const std::string text = encode(*failure());
     if (!store_->check({kReasonKey})) {
       store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
     }

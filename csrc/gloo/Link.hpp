@@ -90,6 +90,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void compare(const Parcel& parcel, const shm::Signature& theirs);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
   void tellOthers();
+  // What another rank has written; none: nobody has, or the store is gone.
+  std::optional<shm::Failure> readReason() const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;

@@ -164,11 +164,18 @@ std::optional<Verdict> Inquiry::awaitOthers() {
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
 
+void Inquiry::askForDumps() {
+  std::unique_lock lock(mutex_);
+  dumpsWanted_ = true;
+  wake();
+  changed_.wait_for(lock, kHanging, [&] { return !dumpsWanted_ || closed_ || !broken_.empty(); });
+}
+
 void Inquiry::run() {
   pthread_setname_np(pthread_self(), "tcpg_verdict");
   std::unique_lock lock(mutex_);
   while (!closed_ && broken_.empty()) {
-    const auto something = [&] { return asked_ || noticed_ || closed_; };
+    const auto something = [&] { return asked_ || noticed_ || dumpsWanted_ || closed_; };
     if (phase_ == Phase::idle && !something()) {
       if (!options_.polls) {
         break;
@@ -214,11 +221,14 @@ void Inquiry::step(Clock::time_point now) {
 // verdict is there too.
 void Inquiry::look(Clock::time_point now) {
   bool asked = false;
+  bool wanted = false;
   {
     std::lock_guard lock(mutex_);
     asked = asked_.has_value();
     noticed_ = false;
+    wanted = dumpsWanted_;
   }
+  lookForDumps(wanted);
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
   if (!asked && !board_->get(key("leader"))) {
     std::lock_guard lock(mutex_);
@@ -232,6 +242,21 @@ void Inquiry::look(Clock::time_point now) {
   phase_ = Phase::answering;
   wantsAnswer_.store(true, std::memory_order_release);
   ring_.store(leads, std::memory_order_release);
+}
+
+void Inquiry::lookForDumps(bool wanted) {
+  if (wanted) {
+    dumps_ = board_->add("dumps", 1);
+    std::lock_guard lock(mutex_);
+    dumpsWanted_ = false;
+    changed_.notify_all();
+  } else if (options_.dump && board_->get("dumps")) {
+    const auto asked = board_->add("dumps", 0);
+    if (asked > dumps_) {
+      dumps_ = asked;
+      options_.dump();
+    }
+  }
 }
 
 void Inquiry::publish(Clock::time_point now) {

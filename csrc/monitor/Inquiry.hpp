@@ -58,7 +58,8 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
     // What is to be said of a rank that does not answer; `introduction` is what
     // it wrote to the board under "who/<rank>" when the group was made.
     std::function<std::string(const std::string& introduction)> describeSilent;
-    bool polls = false;  // no library rings: look at the board now and then
+    bool polls = false;          // no library rings: look at the board now and then
+    std::function<void()> dump;  // another rank has asked for it; must not block, nor throw
   };
 
   static std::shared_ptr<Inquiry> open(std::unique_ptr<Board> board, Options options);
@@ -76,6 +77,10 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   // Whether the others have to be told, by ringing; true once.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 
+  // Has the other ranks, once they hear a ring, call Options::dump. Blocks until the board has it,
+  // at most a second. Not for the monitor's thread.
+  void askForDumps();
+
   // Blocks until there is a verdict, at most kPatience. Not for the monitor's thread.
   Verdict await(const Question& question);
   // The verdict of an inquiry that another rank has begun; none: nobody has.
@@ -90,6 +95,7 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   void run();
   void step(Clock::time_point now);
   void look(Clock::time_point now);
+  void lookForDumps(bool wanted);
   void publish(Clock::time_point now);
   void lead(Clock::time_point now);
   void follow(Clock::time_point now);
@@ -107,6 +113,7 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   bool running_ = false;
   bool closed_ = false;
   bool noticed_ = false;
+  bool dumpsWanted_ = false;
   std::optional<Clock::time_point> stepping_;  // since when its thread may be in the store
   uint64_t looked_ = 0;  // how often it was found out whether somebody has asked
   std::optional<Question> asked_;
@@ -125,6 +132,7 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
     std::optional<Verdict> verdict;
     Clock::time_point read;
   };
+  int64_t dumps_ = 0;  // how often somebody has asked for them, as far as is known
   Phase phase_ = Phase::idle;
   uint64_t rounds_ = 0;
   Round round_;

@@ -62,6 +62,9 @@ class Reader {
 };
 
 std::string seconds(int64_t milliseconds) {
+  if (milliseconds < 100) {
+    return std::to_string(milliseconds) + " ms";
+  }
   std::ostringstream out;
   out << static_cast<double>(milliseconds / 100) / 10 << " s";
   return out.str();
@@ -200,7 +203,7 @@ class Report {
     if (disagree_) {
       return "verdict on " + group + "its ranks call different operations";
     }
-    const auto what = question_.op + ", issued more than " + seconds(question_.timeoutMs) + " ago";
+    const auto what = question_.op + ", issued " + seconds(question_.waitedMs) + " ago";
     if (guilty.empty()) {
       return "verdict on " + group + "all ranks have arrived at " + what +
              ", and it has not finished";

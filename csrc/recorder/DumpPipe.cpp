@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "recorder/ProcessRecorder.hpp"
@@ -96,7 +97,12 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
   std::lock_guard lock(state.mutex);
   auto pipe = state.pid == getpid() ? state.pipe.lock() : nullptr;
   if (!pipe) {
-    pipe = std::make_shared<DumpPipe>(prefix, rank);
+    try {
+      pipe = std::make_shared<DumpPipe>(prefix, rank);
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what(), "; writing into it will not have this process dump its record");
+      return nullptr;
+    }
     state.pipe = pipe;
     state.latest = pipe.get();
     state.pid = getpid();
@@ -140,7 +146,12 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     unlink(path_.c_str());
     failToMake(path_, why);
   }
-  std::thread([reader = reader_] { reader->run(); }).detach();
+  try {
+    std::thread([reader = reader_] { reader->run(); }).detach();
+  } catch (const std::system_error& error) {
+    unlink(path_.c_str());
+    failToMake(path_, std::string("no thread can be started to read it: ") + error.what());
+  }
 }
 
 DumpPipe::~DumpPipe() {

@@ -12,15 +12,15 @@ class DumpPipe {
  public:
   // That of this process, at <prefix><rank>.pipe as torch's nccl backend has it,
   // until the last holder lets go of it. It is made where there is none, by
-  // the prefix that process_recorder::configure() was given; null without one.
-  // Raises std::runtime_error when it cannot be made.
+  // the prefix that process_recorder::configure() was given; null without one, and
+  // with a warning where it cannot be made: no group fails for want of it.
   static std::shared_ptr<DumpPipe> hold(int rank);
 
   // Takes it out of the file system before the process ends: with nobody to
   // read it, it would keep those waiting who write to it.
   static void removeAtExit() noexcept;
 
-  // Opens the pipe and starts the thread that reads it.
+  // Opens the pipe and starts the thread that reads it. Raises std::runtime_error.
   DumpPipe(const std::string& prefix, int rank);
   // Does not wait for a dump that is under way.
   ~DumpPipe();

@@ -76,9 +76,13 @@ void writeDump(const std::string& path, const std::string& content) {
   if (target.has_parent_path()) {
     fs::create_directories(target.parent_path(), error);
   }
-  const auto partial = target.parent_path() /
-                       (".flight-" + std::to_string(getpid()) + "-" + std::to_string(++count));
-  const int file = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  fs::path partial;
+  int file = -1;
+  do {  // a process of another container may have the same pid
+    partial = target.parent_path() /
+              (".flight-" + std::to_string(getpid()) + "-" + std::to_string(++count));
+    file = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  } while (file < 0 && errno == EEXIST);
   if (file < 0) {
     failToWrite(path, std::strerror(errno));
   }
@@ -140,10 +144,10 @@ std::string dump(int rank) {
   return path;
 }
 
-void dumpAfterFailure() noexcept {
+void dumpAfterFailure(int rank) noexcept {
   try {
     if (current().options.onFailure) {
-      dump();
+      dump(rank);
     }
   } catch (const std::exception& error) {
     TORCH_WARN(error.what());

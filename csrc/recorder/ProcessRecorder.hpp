@@ -33,7 +33,7 @@ std::shared_ptr<Recorder> get();
 std::string dump(int rank = 0);
 
 // The same, if dumps are wanted after failures. Raises nothing.
-void dumpAfterFailure() noexcept;
+void dumpAfterFailure(int rank = 0) noexcept;
 
 // See DumpPipe; "" where nothing is recorded.
 std::string pipePrefix();

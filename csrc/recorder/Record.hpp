@@ -24,7 +24,8 @@ namespace torchcomms_pg {
 // Shared by the recorders that the operation is in, so that it is described
 // once. What a recorder counts by itself is in its own entry.
 struct Record {
-  enum class Direction : uint8_t { none, send, receive };
+  // one: of an operation that has no other side, such as a put.
+  enum class Direction : uint8_t { none, send, receive, one };
 
   // An operation that is issued.
   struct Issue {
@@ -34,8 +35,8 @@ struct Record {
     const std::vector<at::Tensor>& outputs;
     bool join = false;  // several tensors are recorded as the one they are parts of
     std::chrono::milliseconds timeout{0};
-    Direction direction = Direction::none;  // of a message
-    int peer = -1;                          // of a message; -1: whoever sends first
+    Direction direction = Direction::none;  // of what is between two ranks
+    int peer = -1;                          // of the same; -1: whoever sends first
     bool started = false;
   };
 
@@ -52,7 +53,8 @@ struct Record {
   // By the thread that issues the operation. `cppStack`: C++'s is captured, too.
   Record(const Issue& issue, Stack stack, bool cppStack);
 
-  bool isMessage() const { return direction != Direction::none; }
+  bool isMessage() const { return direction == Direction::send || direction == Direction::receive; }
+  bool isCollective() const { return direction == Direction::none; }
 
   // False: it had been started before.
   bool start();

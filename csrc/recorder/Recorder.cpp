@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "comm/TorchCompat.hpp"
@@ -37,13 +38,16 @@ constexpr const char* kAnySource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1"
 using Name = std::tuple<std::string, std::string>;
 using Direction = Record::Direction;
 
-// The messages between this rank and another.
+// The messages between this rank and another, or what one calls of the other.
 struct Pair {
   Name name;
   bool first = false;  // whether this rank is the lower one
   size_t sent = 0;
   size_t received = 0;
 };
+
+// An operation that has no other side; "": messages.
+using PairKey = std::pair<std::string, int>;  // and the peer
 
 }  // namespace
 
@@ -53,7 +57,7 @@ struct Recorder::Group {
   std::vector<uint64_t> ranks;
   int rank = 0;
   size_t issued = 0;
-  std::map<int, Pair> pairs;  // by peer
+  std::map<PairKey, Pair> pairs;
   // The latest collective of each state.
   std::atomic<int64_t> enqueued{-1};
   std::atomic<int64_t> started{-1};
@@ -68,8 +72,10 @@ struct Slot {
   Recorder::Group* group = nullptr;
   size_t id = 0;
   size_t opId = 0;
-  int peer = -1;       // of a message; -1: not known yet
+  int peer = -1;       // -1: none, or not known yet
   size_t message = 0;  // counts those to, or from, the peer
+
+  PairKey pair() const { return {record->direction == Direction::one ? record->op : "", peer}; }
 };
 
 }  // namespace
@@ -85,14 +91,25 @@ struct Recorder::State {
   std::deque<Group> groups;  // which stay where they are
   decltype(Ring::pg_name_to_ranks_) ranks;
   int rank = -1;
+  std::string library;
 
-  Pair& pair(Group& group, int peer) {
-    const auto found = group.pairs.find(peer);
+  Pair& pair(Group& group, const PairKey& key) {
+    const auto found = group.pairs.find(key);
     if (found != group.pairs.end()) {
       return found->second;
     }
+    const auto& [op, peer] = key;
     const auto mine = group.ranks[group.rank];
     const auto other = group.ranks[peer];
+    if (!op.empty()) {
+      Pair made;
+      made.name = group.name;
+      const auto* const arrow = op == "wait_signal" ? "<-" : "->";
+      std::get<0>(made.name) +=
+          ":" + op + " " + std::to_string(mine) + arrow + std::to_string(other);
+      ranks[made.name] = {mine};
+      return group.pairs.emplace(key, std::move(made)).first->second;
+    }
     std::vector<uint64_t> both{std::min(mine, other), std::max(mine, other)};
     Pair made;
     made.first = mine <= other;
@@ -102,14 +119,14 @@ struct Recorder::State {
       both.pop_back();
     }
     ranks[made.name] = std::move(both);
-    return group.pairs.emplace(peer, std::move(made)).first->second;
+    return group.pairs.emplace(key, std::move(made)).first->second;
   }
 
   void count(Slot& slot, int peer) {
-    auto& messages = pair(*slot.group, peer);
     slot.peer = peer;
+    auto& messages = pair(*slot.group, slot.pair());
     slot.message =
-        slot.record->direction == Direction::send ? ++messages.sent : ++messages.received;
+        slot.record->direction == Direction::receive ? ++messages.received : ++messages.sent;
   }
 
   // The analyser reads a message's ranks as positions in its group, and finds
@@ -127,7 +144,7 @@ struct Recorder::State {
       name += "recv " + std::to_string(group.rank) + "<-" + kAnySource;
       return;
     }
-    const auto& messages = group.pairs.at(slot.peer);
+    const auto& messages = group.pairs.at(slot.pair());
     const bool upwards = sends == messages.first;
     const int mine = messages.first ? 0 : 1;
     const int other = slot.peer == group.rank ? mine : 1 - mine;
@@ -167,6 +184,11 @@ struct Recorder::State {
     entry.thread_name_ = record.thread->name;
     if (entry.isP2P_) {
       describeMessage(slot, entry);
+    } else if (record.direction == Direction::one) {
+      entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
+      entry.collective_seq_id_ = slot.message;
+      entry.p2p_seq_id_ = record.seq;
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // any name that has no rules
     } else {
       entry.pg_name_ = slot.group->name;
       entry.collective_seq_id_ = record.seq;
@@ -179,6 +201,7 @@ struct Recorder::State {
   struct Snapshot {
     Ring ring;
     std::vector<Stack> stacks;  // Python's, of the entries
+    std::unordered_map<std::string, std::unordered_map<std::string, std::string>> comms;
   };
   std::unique_ptr<Snapshot> snapshot() const {
     auto copy = std::make_unique<Snapshot>();
@@ -194,12 +217,15 @@ struct Recorder::State {
       }
     }
     to.pg_name_to_ranks_ = ranks;
+    to.comm_lib_version_ = library;
     for (const auto& group : groups) {
       auto status = std::make_shared<c10d::ProcessGroupStatus>();
       status->lastEnqueuedSeq = group.enqueued.load(std::memory_order_relaxed);
       status->lastStartedSeq = group.started.load(std::memory_order_relaxed);
       status->lastCompletedSeq = group.completed.load(std::memory_order_relaxed);
       to.all_pg_status_[group.id] = std::move(status);
+      copy->comms[std::get<0>(group.name)] = {
+          {"rank", std::to_string(group.rank)}, {"nRanks", std::to_string(group.ranks.size())}};
     }
     return copy;
   }
@@ -273,9 +299,14 @@ Recorder::Group* Recorder::addGroup(
   return &group;
 }
 
+void Recorder::setLibraryVersion(const std::string& version) {
+  std::lock_guard lock(state_->mutex);
+  state_->library = version;
+}
+
 size_t Recorder::add(Group& group, std::shared_ptr<const Record> record) {
   const auto& added = *record;
-  if (!added.isMessage()) {
+  if (added.isCollective()) {
     group.enqueued.store(static_cast<int64_t>(added.seq), std::memory_order_relaxed);
     if (added.started.load(std::memory_order_relaxed) != 0) {
       start(group, added);
@@ -299,13 +330,13 @@ size_t Recorder::add(Group& group, std::shared_ptr<const Record> record) {
 }
 
 void Recorder::start(Group& group, const Record& record) {
-  if (!record.isMessage()) {
+  if (record.isCollective()) {
     group.started.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
   }
 }
 
 void Recorder::complete(Group& group, const Record& record, size_t place, int source) {
-  if (!record.isMessage()) {
+  if (record.isCollective()) {
     group.completed.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
   } else if (record.peer < 0 && source >= 0) {
     std::lock_guard lock(state_->mutex);
@@ -345,7 +376,8 @@ int Recorder::rank() const {
 }
 
 std::string Recorder::json(What what) const {
-  auto text = state_->snapshot()->ring.dump_json(std::nullopt, what.entries, !what.completed);
+  const auto from = state_->snapshot();
+  auto text = from->ring.dump_json(from->comms, what.entries, !what.completed);
   const auto intervals = Compiling::intervals();
   const auto end = text.rfind('}');
   if (intervals.empty() || end == std::string::npos) {
@@ -375,6 +407,17 @@ std::string Recorder::pickle(What what) const {
       addFrames(entries, describeStacks(*from));
     }
     result.insert(c10d::entries_key, entries);
+  }
+  if (!from->comms.empty()) {
+    auto comms = c10d::new_dict();
+    for (const auto& [name, state] : from->comms) {
+      auto comm = c10d::new_dict();
+      for (const auto& [key, value] : state) {
+        comm.insert(key, value);
+      }
+      comms.insert(name, comm);
+    }
+    result.insert(c10d::nccl_comm_key, comms);
   }
   if (const auto intervals = Compiling::intervals(); !intervals.empty()) {
     auto compiling = c10d::new_list();

@@ -16,7 +16,9 @@ namespace torchcomms_pg {
 //
 // A message is recorded in a group of its own two ranks, "<group>:<rank>-<rank>",
 // as if it had a communicator of its own: torch's analyser expects every rank
-// of a group in each of its entries.
+// of a group in each of its entries. For the same reason, and since the schema
+// has no names for them, operations on the memory of a peer are in a group of the
+// rank that calls them, "<group>:put <rank>-><rank>".
 class Recorder {
  public:
   // 0 entries: records nothing.
@@ -34,6 +36,9 @@ class Recorder {
       const std::string& description,
       const std::vector<int64_t>& ranks,
       int rank);
+
+  // Of the library that the operations go through, for the head of dumps.
+  void setLibraryVersion(const std::string& version);
 
   // Returns the entry's place, which is its own until a later one takes it.
   size_t add(Group& group, std::shared_ptr<const Record> record);

@@ -64,13 +64,15 @@ class MemoryBoard : public Board {
 // Ranks of one group, with the thread that is their monitors.
 class Group {
  public:
-  explicit Group(int size, bool polls = false) : answers(size), answering(size, true) {
+  explicit Group(int size, bool polls = false)
+      : answers(size), answering(size, true), dumps(size) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
       Inquiry::Options options;
       options.rank = rank;
       options.size = size;
       options.polls = polls;
+      options.dump = [&count = dumps[rank]] { ++count; };
       options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
       MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
       ranks.push_back(Inquiry::open(std::make_unique<MemoryBoard>(memory), options));
@@ -107,6 +109,7 @@ class Group {
   std::shared_ptr<Memory> memory = std::make_shared<Memory>();
   std::vector<Answer> answers;
   std::vector<bool> answering;
+  std::vector<std::atomic<int>> dumps;  // how often each was asked for one
   std::vector<std::shared_ptr<Inquiry>> ranks;
 
  private:
@@ -207,6 +210,25 @@ TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
       group.memory->hangs = false;
     }
     group.memory->healed.notify_all();
+  }
+}
+
+TEST(dumpsAreAskedOfAllOtherRanksOnce) {
+  for (const bool polls : {false, true}) {
+    Group group(3, polls);
+    for (int turn = 1; turn <= 2; ++turn) {
+      group.ranks[1]->askForDumps();
+      for (const auto& rank : group.ranks) {
+        if (!polls) rank->notice();  // as they do upon a ring
+      }
+      const auto until = Clock::now() + milliseconds(20000);
+      while ((group.dumps[0] < turn || group.dumps[2] < turn) && Clock::now() < until) {
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      CHECK(group.dumps[0] == turn);
+      CHECK(group.dumps[2] == turn);
+    }
+    CHECK(group.dumps[1] == 0);
   }
 }
 

@@ -6,18 +6,25 @@
 communicator has failed. docs/api.md says what a hook may do.
 
 `FlightRecorderHook` records operations, `NanCheckHook` refuses those that would send NaN.
+`process_recorder` gives the ring in which all process groups of this process are recorded.
 """
 
 from torchcomms_pg._C import EndHookArgs, OpName, PostHookArgs, PreHookArgs, RemovableHandle
-from torchcomms_pg.hooks.flight_recorder import FlightRecorderHook
+from torchcomms_pg.hooks.flight_recorder import (
+    FlightRecorder,
+    FlightRecorderHook,
+    process_recorder,
+)
 from torchcomms_pg.hooks.nan_check import NanCheckHook
 
 __all__ = [
     "EndHookArgs",
+    "FlightRecorder",
     "FlightRecorderHook",
     "NanCheckHook",
     "OpName",
     "PostHookArgs",
     "PreHookArgs",
     "RemovableHandle",
+    "process_recorder",
 ]

@@ -10,12 +10,64 @@ if TYPE_CHECKING:
     from torchcomms_pg.comm import TorchComm
 
 
-class FlightRecorderHook:
-    """A ring of the latest operations of the communicators it is registered with.
+class FlightRecorder:
+    """A ring of the latest operations, which `FlightRecorderHook` and `process_recorder` make.
 
     An operation is recorded when it is issued, and its entry follows it: ``scheduled``,
     ``started``, ``completed``. The dumps have c10d's schema: JSON, and the pickle that
-    ``torchfrtrace`` reads. Process groups are recorded without this, in a ring of their own; see
+    ``torchfrtrace`` reads. Every method may be called while operations are under way, from any
+    thread.
+    """
+
+    def __init__(self, recorder: _C.Recorder) -> None:
+        self._recorder = recorder
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def is_enabled(self) -> bool:
+        """Returns whether it records anything: whether its ring has a place."""
+        return self._recorder.enabled
+
+    def size(self) -> int:
+        """Returns the number of entries, at most as many as the ring has places."""
+        return self._recorder.size
+
+    def reset(self) -> None:
+        """Forgets all entries. The groups that are recorded stay."""
+        self._recorder.reset()
+
+    def dump_json(self, include_completed: bool = True) -> str:
+        """Returns the record as a JSON document, without stacks.
+
+        Args:
+            include_completed: whether it has the operations that have completed.
+        """
+        return self._recorder.json(include_completed)
+
+    def dump_file(self, rank: int | None = None, include_completed: bool = True) -> str:
+        """Writes the record with stacks, as a pickle, and returns the path of the file.
+
+        The path is `rank` behind the value of TORCHCOMM_FR_DUMP_TEMP_FILE; where that is not set,
+        behind that of torch's variables, and without any ``~/.cache/torch/comm_lib_trace_rank_``.
+
+        Args:
+            rank: None: this process's global one in the first group that was recorded; 0 where
+                none was.
+            include_completed: whether it has the operations that have completed.
+
+        Raises:
+            RuntimeError: the file cannot be written.
+        """
+        path = f"{env.dump_prefix()}{max(self._recorder.rank, 0) if rank is None else rank}"
+        self._recorder.write(path, include_completed)
+        return path
+
+
+class FlightRecorderHook(FlightRecorder):
+    """A ring of the latest operations of the communicators it is registered with.
+
+    Process groups are recorded without this, in the ring of the process: `process_recorder`; see
     docs/recorder.md.
 
     Args:
@@ -28,11 +80,8 @@ class FlightRecorderHook:
     def __init__(self, max_entries: int = 2048) -> None:
         if max_entries < 0:
             raise ValueError(f"FlightRecorderHook: max_entries is {max_entries}, wanted 0 or more")
-        self._recorder = _C.Recorder(max_entries, env.recorder_cpp_stacks())
+        super().__init__(_C.Recorder(max_entries, env.recorder_cpp_stacks()))
         self._comms: list[tuple[_C.Communicator, _C.Recorder]] = []
-
-    def __len__(self) -> int:
-        return self.size()
 
     def register_with_comm(self, comm: TorchComm) -> None:
         """Records the operations of `comm` from the next one on. Has an effect once.
@@ -53,38 +102,15 @@ class FlightRecorderHook:
             comm, recorder = self._comms.pop()
             comm.stop_recording(recorder)
 
-    def is_enabled(self) -> bool:
-        """Returns whether it can record: whether `max_entries` is not 0."""
-        return self._recorder.enabled
 
-    def size(self) -> int:
-        """Returns the number of entries, at most `max_entries`."""
-        return self._recorder.size
+def process_recorder() -> FlightRecorder | None:
+    """Returns the ring of this process, in which all its process groups are recorded.
 
-    def reset(self) -> None:
-        """Forgets all entries."""
-        self._recorder.reset()
-
-    def dump_json(self, include_completed: bool = True) -> str:
-        """Returns the record as a JSON document, without stacks.
-
-        Args:
-            include_completed: whether it has the operations that have completed.
-        """
-        return self._recorder.json(include_completed)
-
-    def dump_file(self, rank: int, include_completed: bool = True) -> str:
-        """Writes the record with stacks, as a pickle, and returns the path of the file.
-
-        The path is `rank` behind the value of TORCHCOMM_FR_DUMP_TEMP_FILE; where that is not set,
-        behind that of torch's variables, and without any ``~/.cache/torch/comm_lib_trace_rank_``.
-
-        Raises:
-            RuntimeError: the file cannot be written.
-        """
-        path = f"{env.dump_prefix()}{rank}"
-        self._recorder.write(path, include_completed)
-        return path
+    None before the first process group, or registered `FlightRecorderHook`, and where
+    TORCH_FR_BUFFER_SIZE is 0. It is what a failure, the pipe and the debug server have written.
+    """
+    recorder = _C.process_recorder()
+    return None if recorder is None else FlightRecorder(recorder)
 
 
 def configure() -> None:

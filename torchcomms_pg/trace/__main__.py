@@ -1,18 +1,19 @@
 """``python -m torchcomms_pg.trace FOLDER``: what the ranks' dumps say.
 
 Ends with 0 when every recorded operation has finished, with 1 when not, and with 2 when the
-dumps cannot be read.
+dumps cannot be read, or a page not written.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
 from torchcomms_pg.trace import report
 from torchcomms_pg.trace.analysis import Analysis
-from torchcomms_pg.trace.dumps import DumpError, load
+from torchcomms_pg.trace.dumps import DumpError, load, printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,17 +31,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev"
     )
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that the locale lacks
     try:
         analysis = Analysis(load(options.folder, options.prefix))
+        verdict = analysis.verdict()
+        print(report.text(analysis, verdict))
+        if options.html:
+            options.html.write_text(report.html(analysis, verdict), encoding="utf-8")
+        if options.perfetto:
+            options.perfetto.write_text(report.perfetto(analysis, verdict), encoding="utf-8")
     except (DumpError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
-    verdict = analysis.verdict()
-    print(report.text(analysis, verdict))
-    if options.html:
-        options.html.write_text(report.html(analysis, verdict))
-    if options.perfetto:
-        options.perfetto.write_text(report.perfetto(analysis, verdict))
     return 0 if verdict.kind == "fine" else 1
 
 

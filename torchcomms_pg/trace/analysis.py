@@ -22,6 +22,19 @@ _UNEVEN = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather
 _UNEVEN |= {"reduce_scatter_v", "split", "coalesced", "barrier", "all_reduce_barrier"}
 
 
+# What ends an operation that waits for one other rank.
+_OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
+
+
+class Route(NamedTuple):
+    """Where the messages of one kind go that a rank sends to, or receives from, another."""
+
+    group: str
+    op: str
+    sender: int | None
+    receiver: int | None
+
+
 class Place(NamedTuple):
     """A collective of a group, the same on all of its ranks."""
 
@@ -87,8 +100,19 @@ class Analysis:
             self.groups.update(dump.groups)
         self.collectives: dict[Place, dict[int, list[Entry]]] = defaultdict(dict)
         self.last: dict[tuple[str, int], Entry] = {}  # of a group on a rank
+        # Of messages: the first that waits, the last of all, and the finished ones by number.
+        self.waiting: dict[Route, Entry] = {}
+        self.latest: dict[Route, Entry] = {}
+        self.passed: dict[tuple[Route, int], Entry] = {}
         for entry in self.entries():
-            if not entry.p2p:
+            if entry.p2p:
+                route = _route(entry)
+                self.latest[route] = entry
+                if not entry.finished:
+                    self.waiting.setdefault(route, entry)
+                elif entry.number is not None:
+                    self.passed[route, entry.number] = entry
+            else:
                 place = Place(entry.group, entry.seq)
                 self.collectives[place].setdefault(entry.rank, []).append(entry)
                 self.last[entry.group, entry.rank] = entry
@@ -115,24 +139,37 @@ class Analysis:
     def waits_for(self, entry: Entry) -> set[int]:
         """The ranks that an unfinished operation cannot end without, and that are not in it."""
         if entry.p2p:
-            mine = entry.sender if entry.op == "send" else entry.receiver
-            other = entry.receiver if mine == entry.sender else entry.sender
-            if other is None:  # from any rank
-                return set(self.members(entry.group)) - {entry.rank}
-            opposite = "recv" if entry.op == "send" else "send"
-            there = any(
-                candidate.op == opposite
-                and candidate.group == entry.group
-                and (candidate.sender, candidate.receiver) in ((entry.sender, entry.receiver),)
-                for candidate in self.unfinished.get(other, [])
-            )
-            return set() if there else {other}
+            return self._awaited_senders(entry)
         arrived = self.collectives[Place(entry.group, entry.seq)]
         return {
             rank
             for rank in self.members(entry.group)
             if rank not in arrived and self._has_not_passed(rank, entry)
         }
+
+    def _awaited_senders(self, entry: Entry) -> set[int]:
+        """Of a message: its other side, where that has not come."""
+        if entry.op not in _OTHER_SIDE or self.met(entry):
+            return set()
+        other = entry.receiver if entry.op == "send" else entry.sender
+        return set(self.members(entry.base)) - {entry.rank} if other is None else {other}
+
+    def met(self, entry: Entry) -> Entry | None:
+        """The other side of an unfinished message, if it is there.
+
+        One that has finished is there if it is as many messages from the first as ``entry``:
+        then it met another one, and ``entry`` is for another one, such as by its tag.
+        """
+        route = _route(entry)._replace(op=_OTHER_SIDE[entry.op])
+        routes = [route]
+        if entry.op == "send":
+            routes.append(route._replace(sender=None))
+        elif entry.sender is None:
+            routes = [route._replace(sender=rank) for rank in self.members(entry.base)]
+        for route in routes:
+            if route in self.waiting:
+                return self.waiting[route]
+        return None if entry.number is None else self.passed.get((routes[0], entry.number))
 
     def _has_not_passed(self, rank: int, entry: Entry) -> bool:
         # A recorder keeps the newest operations only.
@@ -160,9 +197,8 @@ class Analysis:
         if not stuck:
             return Verdict("fine", [], ["Every recorded operation has finished."])
         stuck.sort(key=lambda entry: entry.created)
-        for entry in stuck:
-            place = Place(entry.group, entry.seq)
-            if not entry.p2p and (calls := self.disagreement(place)):
+        for place in dict.fromkeys(Place(e.group, e.seq) for e in stuck if not e.p2p):
+            if calls := self.disagreement(place):
                 return self._mismatch(place, calls)
         waits = {rank: set() for rank in self.dumps}  # type: dict[int, set[int]]
         for entry in stuck:
@@ -186,7 +222,9 @@ class Analysis:
         place = None if entry.p2p else Place(entry.group, entry.seq)
         title = f"{entry.what} #{entry.seq} of {self.group_name(entry.group)}"
         lines = []
-        if len(unknown) == len(absent):
+        if entry.p2p and entry.sender is None:
+            lines.append(f"no message is under way to rank {entry.rank}, which waits in {title}")
+        elif len(unknown) == len(absent):
             lines.append(
                 f"{_ranks(absent)} left no dump, and {_has(absent)} probably not arrived at {title}"
             )
@@ -197,7 +235,7 @@ class Analysis:
         lines += [f"  {line}" for line in self._waiting(inside)]
         for rank in absent:
             if rank in self.dumps:
-                lines += [f"  {line}" for line in self._doing(rank, entry.group)]
+                lines += [f"  {line}" for line in self._doing(rank, entry)]
         kind = "unknown" if len(unknown) == len(absent) else "message" if entry.p2p else "missing"
         return Verdict(kind, absent, lines, place)
 
@@ -229,6 +267,8 @@ class Analysis:
 
     def _unfinished(self, stuck: list[Entry]) -> Verdict:
         entry = stuck[0]
+        if entry.op in _OTHER_SIDE and (side := self.met(entry)):
+            return self._unmet(entry, side)
         lines = [
             f"all ranks have arrived at {entry.what} #{entry.seq} of "
             f"{self.group_name(entry.group)}, and it has not finished",
@@ -237,6 +277,30 @@ class Analysis:
         place = None if entry.p2p else Place(entry.group, entry.seq)
         inside = [entry] if place is None else self._inside(place)
         return Verdict("unfinished", [], lines + [f"  {x}" for x in self._waiting(inside)], place)
+
+    def _unmet(self, entry: Entry, side: Entry) -> Verdict:
+        """Both sides of a message are there, and one at least has not finished."""
+        numel = {each.numel_in if each.op == "send" else each.numel_out for each in (entry, side)}
+        alike = len(numel) == 1 and entry.dtype == side.dtype
+        title = [
+            f"{each.what} #{each.seq} of rank {each.rank}"
+            for each in sorted((entry, side), key=lambda each: each.op, reverse=True)
+        ]
+        lines = [
+            f"{' and '.join(title)}, of {self.group_name(entry.base)}, "
+            + ("have not met:" if alike else "do not fit together:")
+        ]
+        if alike:
+            lines[0] += " are their tags the same, and their order?"
+        else:
+            lines[0] += " sizes or dtypes differ"
+        lines += [f"  {line}" for line in self._waiting([entry, side])]
+        if side.finished:
+            lines.append(f"  {self._did(side, f'with rank {entry.rank}')}")
+        if alike:
+            lines.append("  (or it was under way when the dumps were taken)")
+        culprits = [] if alike else sorted({entry.rank, side.rank})
+        return Verdict("unfinished" if alike else "mismatch", culprits, lines)
 
     def _inside(self, place: Place) -> list[Entry]:
         return [e for _, entries in sorted(self.collectives[place].items()) for e in entries]
@@ -250,17 +314,27 @@ class Analysis:
             if not entry.finished
         ]
 
-    def _doing(self, rank: int, group: str) -> list[str]:
-        last = self.last.get((group, rank))
-        if last is None:
-            lines = [f"rank {rank} has done nothing in this group"]
+    @staticmethod
+    def _did(entry: Entry, where: str) -> str:
+        when = f"finished {_clock(entry.completed)}" if entry.completed else entry.state
+        return f"rank {entry.rank} did last {where}: {entry.what} #{entry.seq}, {when}" + (
+            f"  at {entry.where}" if entry.where else ""
+        )
+
+    def _doing(self, rank: int, missed: Entry) -> list[str]:
+        """What a rank is about that ``missed`` waits for."""
+        if missed.p2p:
+            route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
+            route = route if missed.op == "send" else route._replace(sender=rank)
+            last, where = self.latest.get(route), f"with rank {missed.rank}"
+            nothing = f"has no {route.op} {where} in its record"
         else:
-            when = f"finished {_clock(last.completed)}" if last.completed else last.state
-            lines = [
-                f"rank {rank} did last in this group: {last.what} #{last.seq}, {when}"
-                + (f"  at {last.where}" if last.where else "")
-            ]
-        others = [entry for entry in self.unfinished[rank] if entry.group != group]
+            last, where = self.last.get((missed.group, rank)), "in this group"
+            nothing = f"has done nothing {where}"
+        lines = [f"rank {rank} {nothing}" if last is None else self._did(last, where)]
+        others = [
+            entry for entry in self.unfinished[rank] if missed.p2p or entry.group != missed.group
+        ]
         for entry in others:
             lines.append(
                 f"rank {rank} is in {entry.what} #{entry.seq} of {self.group_name(entry.group)}"
@@ -306,6 +380,10 @@ def duration_ms(entry: Entry) -> float | None:
     if entry.completed is None:
         return None
     return (entry.completed - (entry.started or entry.created)) / 1e6
+
+
+def _route(entry: Entry) -> Route:
+    return Route(entry.base, entry.op, entry.sender, entry.receiver)
 
 
 # What all ranks of a collective have in common, by operation.

@@ -52,8 +52,8 @@ def html(analysis: Analysis, verdict: Verdict) -> str:
         "costs": _costs(analysis.costs()),
     }
     page = importlib.resources.files("torchcomms_pg.trace").joinpath("timeline.html").read_text()
-    # "</" could end the script element that holds the data.
-    return page.replace("@DATA@", json.dumps(data).replace("</", "<\\/"))
+    # "</script" would end the element that holds the data, and "<!--<script" hide its end.
+    return page.replace("@DATA@", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
 
 
 def perfetto(analysis: Analysis, verdict: Verdict) -> str:
