@@ -1,11 +1,13 @@
 // Whatever happens to one rank, the others learn it and go on.
 #include <dirent.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
 #include <fstream>
 
 #include "Ranks.hpp"
+#include "shm/Process.hpp"
 
 using namespace test;
 using Clock = std::chrono::steady_clock;
@@ -37,7 +39,55 @@ int mappings() {
   return count;
 }
 
+// No descriptor can be had while it lives, so that nothing of /proc can be read.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    CHECK(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit none{0, before_.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
 }  // namespace
+
+TEST(onlyWhatHasCertainlyEndedIsDead) {
+  using namespace torchcomms_pg::shm;
+  Processes processes;
+  processes.start([] { pause(); });
+  const auto pid = static_cast<uint32_t>(processes.pid(0));
+  const uint64_t start = processStartTime(pid);
+  CHECK(start != 0);
+  CHECK(processAlive(pid, start));
+  CHECK(processAlive(pid, 0));
+  CHECK(!processAlive(pid, start + 1));  // another process, with its number
+  {
+    const NoDescriptors none;
+    CHECK_EQUAL(processStartTime(pid), uint64_t{0});
+    CHECK(processAlive(pid, start));
+    CHECK(processAlive(pid, 0));
+  }
+  CHECK(kill(processes.pid(0), SIGKILL) == 0);
+  while (processAlive(pid, start)) std::this_thread::yield();  // ends as a zombie
+  processes.kill(0);
+  CHECK(!processAlive(pid, start));
+  const NoDescriptors none;
+  CHECK(!processAlive(pid, start));
+}
+
+TEST(aLatePeerIsNotDeadForWantOfADescriptor) {
+  processRanks(2, [](ncclComm_t comm, int rank) {
+    std::vector<float> data(10);
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+    const NoDescriptors none;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));  // several looks
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+  });
+}
 
 TEST(killedRankIsNamedAndNothingIsLeft) {
   for (const bool oversubscribed : {false, true}) {
