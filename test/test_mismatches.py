@@ -1,12 +1,13 @@
 """Ranks whose calls do not match: an error with both calls tells each of them, and none crashes."""
 
 import os
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, init_default_group
-from test_torchcomm import torchcomms
+from ranks import Ranks, init_default_group, on_ranks
+from test_torchcomm import each_backend, make, torchcomms
 
 pytestmark = pytest.mark.beyond_gloo
 TIMEOUT = 20.0
@@ -39,3 +40,20 @@ def messages_that_do_not_fit(port, prefix, sent, received):
 def test_messages_that_do_not_fit_fail_the_group_and_end_once(sent, received):
     with Ranks(2, init=False) as ranks:
         ranks.run(messages_that_do_not_fit, *ranks.store_args(), sent, received)
+
+
+@each_backend
+@on_ranks(2)
+def test_a_barrier_is_called_one(world, backend):
+    comm = make("names", backend)
+    comm.barrier(False)
+    with pytest.raises(torchcomms().CommError) as caught:
+        if dist.get_rank() == 0:
+            comm.barrier(False)
+        else:
+            one = torch.ones(1, dtype=torch.uint8)
+            comm.all_reduce(one, torchcomms().ReduceOp.MAX, False)
+        comm.barrier(False)
+    assert re.search(r"rank 0 call(s|ed) barrier\b", str(caught.value))
+    assert re.search(r"rank 1 call(s|ed) all_reduce\(count=1, uint8, max\)", str(caught.value))
+    comm.finalize()

@@ -157,6 +157,9 @@ struct NcclApi {
   // Beyond NCCL: what a library in host memory can do and libnccl cannot.
   // Null in a table filled from libnccl.
 
+  // Blocks the stream until all ranks have come.
+  ncclResult_t (*barrier)(ncclComm_t comm, cudaStream_t stream) = nullptr;
+
   // Point-to-point with a tag. Messages of one pair and tag are matched in
   // issue order; different tags and different peers do not wait for each
   // other. With `done` the message is independent of every stream and group.

@@ -118,7 +118,8 @@ void Execution::run() {
     case CollectiveKind::gather: return gather();
     case CollectiveKind::scatter: return scatter();
     case CollectiveKind::split:
-    case CollectiveKind::window: break;
+    case CollectiveKind::window:
+    case CollectiveKind::barrier: break;
   }
   throw Failure(ncclInternalError, "not a collective that moves data");
 }

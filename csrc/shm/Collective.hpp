@@ -23,6 +23,7 @@ enum class CollectiveKind : uint8_t {
   scatter,
   split,
   window,
+  barrier,
 };
 
 // A reduction operator, resolved from an ncclRedOp_t when the operation is

@@ -277,6 +277,22 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
   }
 }
 
+TEST(aBarrierIsCalledOne) {
+  threadRanks(2, [](ncclComm_t comm, int rank) {
+    CHECK_NCCL(nccl().barrier(comm, nullptr));
+    unsigned char one = 1;
+    if (rank == 0) {
+      CHECK_EQUAL(nccl().barrier(comm, nullptr), ncclInvalidUsage);
+    } else {
+      CHECK_EQUAL(
+          nccl().allReduce(&one, &one, 1, ncclUint8, ncclMax, comm, nullptr), ncclInvalidUsage);
+    }
+    CHECK_CONTAINS(
+        nccl().getLastError(comm),
+        "rank 0 calls barrier, rank 1 calls all_reduce(count=1, uint8, max)");
+  });
+}
+
 TEST(mismatchIsDescribed) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
     float data[4] = {};
