@@ -502,11 +502,19 @@ void Backend::shutdown() {
   }
   closed_ = true;
   for (const auto& comm : communicators()) {
-    comm->close();
+    try {
+      comm->close();
+    } catch (...) {
+      first = first ? first : std::current_exception();
+    }
+  std::exception_ptr first;
   }
   dumpPipe_.store(nullptr);
 }
 
+  if (first) {
+    std::rethrow_exception(first);
+  }
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
 void Backend::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   std::lock_guard lock(hooksMutex_);

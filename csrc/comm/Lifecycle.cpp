@@ -315,16 +315,24 @@ void Communicator::close() {
   if (closed_.load(std::memory_order_acquire) || pid_ != getpid()) {
     return;
   }
-  if (hooks_->any()) {
-    auto before = std::make_shared<PreHookArgs>();
-    before->name = OpName::finalize;
-    before->opId = Hooks::nextOpId();
-    runHooked(std::move(before), [this] { closeNow(); });
-  } else {
-    closeNow();
+  std::exception_ptr error;
+  try {
+    if (hooks_->any()) {
+      auto before = std::make_shared<PreHookArgs>();
+      before->name = OpName::finalize;
+      before->opId = Hooks::nextOpId();
+      runHooked(std::move(before), [this] { closeNow(); });
+    } else {
+      closeNow();
+    }
+  } catch (...) {
+    error = std::current_exception();
   }
   // A hook may hold on to what holds on to the communicator.
   hooks_->clear();
+  if (error) {
+    std::rethrow_exception(error);
+  }
 }
 
 void Communicator::closeNow() {
@@ -334,7 +342,7 @@ void Communicator::closeNow() {
   drain();
   inquiring_->close();
   hooks_->drain();
-  const std::unique_lock failing(failMutex_, kReleasePatience);
+  std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
     return;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
@@ -347,17 +355,38 @@ void Communicator::closeNow() {
   if (comm == nullptr) {
     return;
   }
+  std::string mismatch;
   if (failure()) {
     registrations_.forget();
     api_.commAbort(comm);
   } else {
     registrations_.removeAll();
-    api_.commFinalize(comm);
+    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
+    if (api_.commFinalize(comm) == ncclInvalidUsage) {
+      mismatch = api_.getLastError(comm);
+    }
     api_.commDestroy(comm);
   }
-  decltype(droppedWindows_) dropped;  // freed after the lock is released
-  std::lock_guard lock(windowMutex_);
-  dropped.swap(droppedWindows_);
+  {
+    decltype(droppedWindows_) dropped;  // freed after the lock is released
+    std::lock_guard lock(windowMutex_);
+    dropped.swap(droppedWindows_);
+  }
+  failing.unlock();
+  if (!mismatch.empty()) {
+    tellMismatch(mismatch);
+  }
+}
+
+void Communicator::tellMismatch(const std::string& what) {
+  Failure failure;
+  failure.group = group_.name;
+  failure.message = "group '" + group_.name + "' on rank " + std::to_string(rank_) +
+                    " ends with operations that do not match: " + what;
+  if (setFailure(failure)) {
+    awaitFailureHook();
+    throw CommError(failure);
+  }
 }
 
 }  // namespace torchcomms_pg

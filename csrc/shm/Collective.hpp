@@ -45,6 +45,8 @@ struct Collective {
   int root = 0;
 };
 
+bool hasRoot(CollectiveKind kind);
+
 Signature signatureOf(const Collective& collective);
 
 // Such as "all_reduce(count=4, float32, sum)".

@@ -263,7 +263,7 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
       threads(2, [&](int rank) {
         const ncclComm_t comm = init(id, 2, rank);
         float data[8] = {};
-        // A root that only sends notices at one of its next operations.
+        // Who comes first to a broadcast notices at one of its next operations.
         ncclResult_t result = calls[rank == 0 ? first : second](comm, data);
         for (int i = 0; i < 3 && result == ncclSuccess; ++i) {
           result = nccl().allReduce(data, data, 4, ncclFloat32, ncclSum, comm, nullptr);
@@ -275,6 +275,61 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
       });
     }
   }
+}
+
+// Each rank names itself as the root.
+TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
+  const std::vector<std::function<ncclResult_t(ncclComm_t, float*, int)>> calls = {
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().broadcast(p, p, 4, ncclFloat32, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().reduce(p, p, 4, ncclFloat32, ncclSum, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().gather(p, p + 4, 4, ncclFloat32, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().scatter(p, p + 16, 4, ncclFloat32, root, c, nullptr);
+      },
+  };
+  for (const int ranks : {2, 3}) {
+    for (const auto& call : calls) {
+      const ncclUniqueId id = uniqueId();
+      std::atomic<int> called{0}, told{0};
+      threads(ranks, [&](int rank) {
+        const ncclComm_t comm = init(id, ranks, rank);
+        float data[20] = {};
+        ncclResult_t result = call(comm, data, rank);
+        told += result == ncclInvalidUsage;
+        ++called;
+        while (called != ranks) std::this_thread::yield();
+        CHECK(told > 0);
+        if (result == ncclSuccess) result = nccl().commFinalize(comm);
+        CHECK_EQUAL(result, ncclInvalidUsage);
+        CHECK_CONTAINS(nccl().getLastError(comm), "root=");
+        CHECK_NCCL(nccl().commDestroy(comm));
+      });
+    }
+  }
+}
+
+TEST(anotherRootIsToldToWhoComesLater) {
+  const ncclUniqueId id = uniqueId();
+  std::atomic<bool> gone{false};
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    float data[4] = {};
+    if (rank == 0) {
+      CHECK_NCCL(nccl().broadcast(data, data, 4, ncclFloat32, 0, comm, nullptr));
+      CHECK_NCCL(nccl().commDestroy(comm));
+      gone = true;
+      return;
+    }
+    while (!gone) std::this_thread::yield();
+    CHECK_EQUAL(nccl().broadcast(data, data, 4, ncclFloat32, 1, comm, nullptr), ncclInvalidUsage);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
 }
 
 TEST(aBarrierIsCalledOne) {
