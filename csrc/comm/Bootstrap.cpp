@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -35,7 +36,7 @@ class Rendezvous {
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
     // all agree on which group this is.
-    prefix_ = "torchcomms_pg/" + meeting.members + "/";
+    prefix_ = "torchcomms_pg/" + keyOf(meeting.members) + "/";
     const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(meeting.rank), 1);
     prefix_ += std::to_string(generation) + "/";
   }
@@ -217,6 +218,15 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
 }
 
 }  // namespace
+
+std::string keyOf(const std::string& name) {
+  constexpr size_t kLongest = 200;
+  if (name.size() <= kLongest) {
+    return name;
+  }
+  return name.substr(0, kLongest) + "..." + std::to_string(name.size()) + "/" +
+         std::to_string(shm::hashBytes(name.data(), name.size()));
+}
 
 Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config) {
   std::vector<ncclUniqueId> ids(1);
