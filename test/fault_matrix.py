@@ -62,6 +62,8 @@ FAULTS = {
     "another dtype": r"different operations|disagree",
     # Over Gloo the one that has sent its part is done, and waits for the others in the next.
     "another root": r"different operations|disagree|have not arrived at all_reduce #4",
+    "a root of its own": r"different operations|disagree",
+    "another message": r"receives 1000 float32 from rank 1, which sends 999|disagree",
     "another order of groups": r"rank 1 has not arrived at .*(\n.*)*in all_reduce",
     "raises in Python": r"rank 1\b.*(left|died|destroyed)",
     "sys.exit": r"rank 1\b.*(left|died|destroyed)",
@@ -86,7 +88,11 @@ APIS = {
 MODES = ("raise", "end")
 RECORDED = {"DDP", "direct, accelerator", "DDP, accelerator"}  # without being asked
 # These have no way to happen there.
-IMPOSSIBLE = {("DDP", "another root"), ("DDP, accelerator", "another root")}
+IMPOSSIBLE = {
+    (api, fault)
+    for api in ("DDP", "DDP, accelerator")
+    for fault in ("another root", "a root of its own", "another message")
+}
 
 CELLS = [
     (fault, api, mode)
@@ -159,7 +165,22 @@ class Group:
         if not self.is_process_group:
             self.comm.broadcast(tensor, root, async_op=False)
             return
-        work = dist.broadcast(tensor.to(self.device), root, async_op=True)
+        self._wait_for(dist.broadcast(tensor.to(self.device), root, async_op=True))
+
+    def send(self, tensor):
+        """From the culprit to rank 0."""
+        if self.is_process_group:
+            self._wait_for(dist.isend(tensor.to(self.device), 0))
+        else:
+            self.comm.send(tensor, 0, async_op=False)
+
+    def receive(self, tensor):
+        if self.is_process_group:
+            self._wait_for(dist.irecv(tensor.to(self.device), CULPRIT))
+        else:
+            self.comm.recv(tensor, CULPRIT, async_op=False)
+
+    def _wait_for(self, work):
         if self.device != "cpu":
             torch.accelerator.synchronize()
         work.wait()
@@ -236,6 +257,10 @@ def commit(fault, group, begin):
         group.all_reduce(torch.ones(1010 if group.ddp else 1000, dtype=torch.float64))
     elif fault == "another root":
         group.broadcast(torch.ones(1000), 2)
+    elif fault == "a root of its own":
+        group.broadcast(torch.ones(1000), CULPRIT)
+    elif fault == "another message":
+        group.send(torch.ones(999))
     elif fault == "another order of groups":
         group.operate_in_second()
     elif fault == "raises in Python":
@@ -297,8 +322,10 @@ def run(fault, api, mode, args, server, dumps):
             stays_away(group)
         elif fault == "abort during an operation":
             store.add("in the operation", 1)
-        if fault == "another root" and group.rank != CULPRIT:
+        if fault in ("another root", "a root of its own") and group.rank != CULPRIT:
             group.broadcast(torch.ones(1000), 0)
+        elif fault == "another message" and group.rank == 0:
+            group.receive(torch.ones(1000))
         group.operate()
         group.operate_in_second()
     except Exception as raised:

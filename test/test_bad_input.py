@@ -40,6 +40,12 @@ def sparse():
     return torch.eye(4).to_sparse()
 
 
+def freed(size=0, tensor=None):
+    tensor = ones(4) if tensor is None else tensor
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
 # name: (call, pattern of the operation, patterns that the message must also have)
 CASES = {
     # wrong device
@@ -59,6 +65,28 @@ CASES = {
         ["meta|device"],
     ),
     "send meta": (lambda: backend().send([ones(4, device="meta")], 1, 0), "send", ["meta|device"]),
+    # memory that is not there
+    "all_reduce freed": (
+        lambda: dist.all_reduce(freed()),
+        "all_reduce",
+        ["16 bytes of its storage", "resized to 0"],
+    ),
+    "all_reduce cut": (
+        lambda: dist.all_reduce(freed(15)),
+        "all_reduce",
+        ["16 bytes of its storage", "resized to 15"],
+    ),
+    "broadcast cut view": (
+        lambda: dist.broadcast(freed(56, ones(8, 2)[4:, 0]), 0),
+        "broadcast",
+        ["60 bytes of its storage", "resized to 56"],
+    ),
+    "send freed": (lambda: dist.send(freed(), 1), "send", ["resized to 0"]),
+    "all_gather freed in list": (
+        lambda: dist.all_gather([ones(4), freed()], ones(4)),
+        "all_gather",
+        [r"tensor_list\[1\]", "resized to 0"],
+    ),
     # wrong dtype
     "all_gather dtype": (
         lambda: dist.all_gather([ones(4), ones(4, dtype=torch.float64)], ones(4)),

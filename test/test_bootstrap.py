@@ -169,3 +169,45 @@ def test_file_store(world):
     dist.barrier()
     if rank == 0 and os.path.exists(path[0]):
         os.unlink(path[0])
+
+
+class StoreOfAnother(dist.Store):
+    """Says in place of rank 0 what it answers."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.said = answer
+
+    def add(self, key, value):
+        return value
+
+    def set(self, key, value):
+        pass
+
+    def wait(self, keys, timeout=None):
+        pass
+
+    def get(self, key):
+        return self.said
+
+
+@pytest.mark.parametrize("ids", [0, 2, 3, 0.5], ids=lambda n: f"{n} ids")
+def test_an_answer_that_is_not_one_unique_id_is_refused(bare, ids):
+    for answer in (b"=" + bytes(int(ids * 128)), b"" if ids == 0 else b"x" * 129):
+        with pytest.raises(torchcomms().CommError, match="is not a unique id as rank 1 wants"):
+            alone(rank=1, size=2, store=StoreOfAnother(answer))
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@on_ranks(2)
+def test_names_of_any_length(world, backend):
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    name = "n" * 5000
+    options = {"store": store, "rank": rank, "size": world}
+    comms = [torchcomms().new_comm(backend, "cpu", name + end, **options) for end in ("a", "b")]
+    comms.append(comms[0].split([0, 1], "s" * 5000))
+    for comm in comms:
+        got = [None] * world
+        comm.all_gather_object(got, rank)
+        assert got == [0, 1]
+        comm.finalize()

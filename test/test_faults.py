@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import textwrap
@@ -153,6 +154,25 @@ def test_a_rank_that_exits_without_a_word_is_named(code):
         for outcome in (outcomes[0], outcomes[2]):
             assert re.search(r"(?i)rank[^.]*\b1\b", outcome.value), outcome.value
     assert_nothing_left(before)
+
+
+def late_without_descriptors():
+    dist.barrier()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        if dist.get_rank() == 1:
+            time.sleep(2)  # the other one looks several times whether it lives
+        dist.all_reduce(tensor := torch.ones(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return tensor.item()
+
+
+@beyond_gloo
+def test_a_late_rank_is_not_dead_for_want_of_a_descriptor():
+    with Ranks(2) as ranks:
+        assert ranks.run(late_without_descriptors) == [2.0, 2.0]
 
 
 def hold_group():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
 
 import torch
@@ -53,6 +54,8 @@ def find_store(
             store = dist.HashStore()
         else:
             store = _launcher_store(rank, size, timeout)
+    if len(name) > 200:  # torch's store breaks the connection at a key of 8 KiB
+        name = f"{name[:100]}...{hashlib.sha256(name.encode()).hexdigest()}"
     return dist.PrefixStore(f"torchcomm/{name}", store)
 
 

@@ -193,6 +193,10 @@ class TorchComm(Operations):
         """Waits for what is in flight, then frees all resources. Idempotent.
 
         Hooks are removed. Later operations raise RuntimeError.
+
+        Raises:
+            CommError: the last operations of the ranks did not match, and nobody has said so yet.
+                All is freed nevertheless.
         """
         if not self._owned:
             raise RuntimeError(
@@ -201,11 +205,13 @@ class TorchComm(Operations):
             )
         if self._finalized:
             return
-        self._comm.close()
-        compiled.forget(self._key)
-        self._finalized = True
-        if self._forgotten is not None:
-            self._forgotten.detach()
+        try:
+            self._comm.close()
+        finally:
+            compiled.forget(self._key)
+            self._finalized = True
+            if self._forgotten is not None:
+                self._forgotten.detach()
 
     def split(
         self,

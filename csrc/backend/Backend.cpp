@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/Bootstrap.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -274,7 +275,8 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   // It calls split on them once for each device type of the group, but on members
   // once for each backend, and says of two calls neither that they are one split
   // nor that they are not. new_group leaves them out with use_local_synchronization.
-  auto meeting = c10::make_intrusive<c10d::PrefixStore>("split/" + options->group_name, store);
+  auto meeting =
+      c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
   return c10::make_intrusive<Backend>(
       meeting,
       static_cast<int>(position - ranks.begin()),
@@ -305,7 +307,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   const int size = children.front()->size();
   c10::intrusive_ptr<c10d::Store> store;  // none: as of this group
   if (store_ != nullptr) {
-    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + options->group_name, store_);
+    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
   }
   return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
       new Backend(std::move(store), children, rank, size, std::move(options)));
@@ -501,10 +503,18 @@ void Backend::shutdown() {
     return;
   }
   closed_ = true;
+  std::exception_ptr first;
   for (const auto& comm : communicators()) {
-    comm->close();
+    try {
+      comm->close();
+    } catch (...) {
+      first = first ? first : std::current_exception();
+    }
   }
   dumpPipe_.store(nullptr);
+  if (first) {
+    std::rethrow_exception(first);
+  }
 }
 
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -35,7 +36,7 @@ class Rendezvous {
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
     // all agree on which group this is.
-    prefix_ = "torchcomms_pg/" + meeting.members + "/";
+    prefix_ = "torchcomms_pg/" + keyOf(meeting.members) + "/";
     const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(meeting.rank), 1);
     prefix_ += std::to_string(generation) + "/";
   }
@@ -150,23 +151,33 @@ std::string newId(const NcclApi& api, int rank) {
   return kId + std::string(id.internal, sizeof(id.internal));
 }
 
-// All ranks get what rank 0 answers: unique ids, after kId; or why there are none, after kRefusal,
-// which is returned.
+// All ranks get what rank 0 answers: as many unique ids as `ids` has places, after kId; or why
+// there are none, after kRefusal, which is returned.
 std::string shareIds(
-    Rendezvous& rendezvous, int rank, std::string answer, std::vector<ncclUniqueId>& ids) {
-  if (rank == 0) {
+    Rendezvous& rendezvous,
+    const Meeting& meeting,
+    std::string answer,
+    std::vector<ncclUniqueId>& ids) {
+  if (meeting.rank == 0) {
     rendezvous.answer(answer);
   } else {
     answer = rendezvous.awaitAnswer();
   }
-  if (answer.front() == kRefusal) {
+  if (!answer.empty() && answer.front() == kRefusal) {
     return answer.substr(1);
   }
-  const size_t bytes = answer.size() - 1;
-  TORCH_CHECK(
-      bytes > 0 && bytes % sizeof(ncclUniqueId) == 0, "init: the store holds a damaged unique id");
-  ids.resize(bytes / sizeof(ncclUniqueId));
-  std::memcpy(ids.data(), answer.data() + 1, bytes);
+  const size_t wanted = ids.size() * sizeof(ncclUniqueId);
+  if (answer.empty() || answer.front() != kId || answer.size() - 1 != wanted) {
+    raise(
+        meeting.group.name,
+        "rank 0's answer in the store, of " + std::to_string(answer.size()) + " bytes, is not " +
+            (ids.size() == 1 ? std::string("a unique id")
+                             : std::to_string(ids.size()) + " unique ids") +
+            " as rank " + std::to_string(meeting.rank) +
+            " wants them: all ranks need the same torchcomms_pg and the same "
+            "TORCH_NCCL_RANKS_PER_ROOT, and a store that no other program writes to");
+  }
+  std::memcpy(ids.data(), answer.data() + 1, wanted);
   return "";
 }
 
@@ -208,6 +219,15 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
 
 }  // namespace
 
+std::string keyOf(const std::string& name) {
+  constexpr size_t kLongest = 200;
+  if (name.size() <= kLongest) {
+    return name;
+  }
+  return name.substr(0, kLongest) + "..." + std::to_string(name.size()) + "/" +
+         std::to_string(shm::hashBytes(name.data(), name.size()));
+}
+
 Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config) {
   std::vector<ncclUniqueId> ids(1);
   std::string prefix;
@@ -221,7 +241,7 @@ Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& 
       answer = differences(hosts, "on host");
       answer = answer.empty() ? newId(api, 0) : kRefusal + answer;
     }
-    const auto refusal = shareIds(rendezvous, meeting.rank, std::move(answer), ids);
+    const auto refusal = shareIds(rendezvous, meeting, std::move(answer), ids);
     if (!refusal.empty()) {
       return {nullptr, refusal, ""};
     }
@@ -248,7 +268,8 @@ MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ran
   Rendezvous rendezvous(meeting);
   const auto said = rendezvous.gather(mine);
   auto answer = meeting.rank == 0 ? gatherIds(said, roots) : "";
-  const auto refusal = shareIds(rendezvous, meeting.rank, std::move(answer), met.ids);
+  met.ids.resize(roots.size());
+  const auto refusal = shareIds(rendezvous, meeting, std::move(answer), met.ids);
   if (!refusal.empty()) {
     raise(meeting.group.name, refusal);
   }

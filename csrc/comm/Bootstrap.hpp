@@ -24,6 +24,10 @@ struct Meeting {
   Milliseconds timeout;
 };
 
+// `name` as a part of a store's key: all of it, or its beginning and a hash. Torch's store breaks
+// the connection at a key of 8 KiB.
+std::string keyOf(const std::string& name);
+
 struct Joined {
   ncclComm_t comm = nullptr;
   std::string unavailable;  // why there is no communicator

@@ -30,6 +30,25 @@ void checkTensor(
       "; move it with tensor.to('",
       device,
       "')");
+  if (tensor.numel() == 0) {
+    return;
+  }
+  size_t reach = static_cast<size_t>(tensor.storage_offset()) + 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    reach += static_cast<size_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  TORCH_CHECK_VALUE(
+      reach * tensor.element_size() <= tensor.storage().nbytes(),
+      what,
+      ": ",
+      argument,
+      " (shape ",
+      tensor.sizes(),
+      ") needs ",
+      reach * tensor.element_size(),
+      " bytes of its storage, which has been resized to ",
+      tensor.storage().nbytes(),
+      "; give it its memory back with untyped_storage().resize_() first");
 }
 
 void checkWritable(const char* what, const char* argument, const at::Tensor& tensor) {

@@ -8,7 +8,7 @@
 
 namespace torchcomms_pg {
 
-// `tensor` is defined, strided and on `device`.
+// `tensor` is defined, strided and on `device`, and its storage holds its elements.
 void checkTensor(
     const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
 

@@ -227,7 +227,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void drain();
 
   // Ends what is in flight, then gives the library's communicator back.
-  // Idempotent; later operations raise.
+  // Idempotent; later operations raise. Raises CommError, once all is freed, if
+  // the ranks' last operations do not match and nobody has said so yet.
   void close();
 
   void setTimeout(Milliseconds timeout);
@@ -410,6 +411,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // `requested`: by abort() here.
   std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
   void closeNow();
+  void tellMismatch(const std::string& what);
   std::string rankNames(const std::vector<int>& ranks) const;
 
   const NcclApi& api_;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -15,6 +14,7 @@
 #include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
 #include "recorder/ProcessRecorder.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -123,19 +123,17 @@ std::string describeSilent(const std::string& introduction) {
     return "did not answer (pid " + pid + " on " + host +
            "): it is dead or stopped, or the network is down";
   }
-  // "pid (name) state ...", and the name may hold anything.
-  std::string stat;
-  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
-  const auto behind = stat.rfind(')');
-  const char state = behind + 2 < stat.size() ? stat[behind + 2] : 'X';
+  const auto number = static_cast<uint32_t>(std::stoul(pid));
+  const char state = shm::processState(number);
   if (state == 'T' || state == 't') {
     return "its process is stopped (pid " + pid +
            "): by SIGSTOP, or by a debugger; SIGCONT has it go on";
   }
-  if (state == 'X' || state == 'Z') {
+  if (!shm::processAlive(number, 0)) {
     return "its process is dead (pid " + pid + ")";
   }
-  return "did not answer, though its process is there (pid " + pid + ", state " + state +
+  return "did not answer, though its process is there (pid " + pid + ", state " +
+         (state == '\0' ? std::string("unknown") : std::string(1, state)) +
          "): see py-spy dump --pid " + pid + ", or gdb";
 }
 

@@ -315,20 +315,37 @@ void Communicator::close() {
   if (closed_.load(std::memory_order_acquire) || pid_ != getpid()) {
     return;
   }
+  std::exception_ptr mismatch;  // what closeNow tells, and no hook
+  const auto end = [this, &mismatch] {
+    try {
+      closeNow();
+    } catch (...) {
+      mismatch = std::current_exception();
+      throw;
+    }
+  };
   if (hooks_->any()) {
     auto before = std::make_shared<PreHookArgs>();
     before->name = OpName::finalize;
     before->opId = Hooks::nextOpId();
     try {
-      runHooked(std::move(before), [this] { closeNow(); });
+      runHooked(std::move(before), end);
     } catch (const std::exception& error) {
-      TORCH_WARN(
-          "a hook raised when group '", group_.name, "' ended, which it does: ", error.what());
+      if (!mismatch) {
+        TORCH_WARN(
+            "a hook raised when group '", group_.name, "' ended, which it does: ", error.what());
+      }
     }
   }
-  closeNow();  // no hook can cancel it
+  try {
+    end();  // no hook can cancel it
+  } catch (...) {  // mismatch has it
+  }
   // A hook may hold on to what holds on to the communicator.
   hooks_->clear();
+  if (mismatch) {
+    std::rethrow_exception(mismatch);
+  }
 }
 
 void Communicator::closeNow() {
@@ -338,7 +355,7 @@ void Communicator::closeNow() {
   drain();
   inquiring_->close();
   hooks_->drain();
-  const std::unique_lock failing(failMutex_, kReleasePatience);
+  std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
     return;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
@@ -351,17 +368,38 @@ void Communicator::closeNow() {
   if (comm == nullptr) {
     return;
   }
+  std::string mismatch;
   if (failure()) {
     registrations_.forget();
     api_.commAbort(comm);
   } else {
     registrations_.removeAll();
-    api_.commFinalize(comm);
+    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
+    if (api_.commFinalize(comm) == ncclInvalidUsage) {
+      mismatch = api_.getLastError(comm);
+    }
     api_.commDestroy(comm);
   }
-  decltype(droppedWindows_) dropped;  // freed after the lock is released
-  std::lock_guard lock(windowMutex_);
-  dropped.swap(droppedWindows_);
+  {
+    decltype(droppedWindows_) dropped;  // freed after the lock is released
+    std::lock_guard lock(windowMutex_);
+    dropped.swap(droppedWindows_);
+  }
+  failing.unlock();
+  if (!mismatch.empty()) {
+    tellMismatch(mismatch);
+  }
+}
+
+void Communicator::tellMismatch(const std::string& what) {
+  Failure failure;
+  failure.group = group_.name;
+  failure.message = "group '" + group_.name + "' on rank " + std::to_string(rank_) +
+                    " ends with operations that do not match: " + what;
+  if (setFailure(failure)) {
+    awaitFailureHook();
+    throw CommError(failure);
+  }
 }
 
 }  // namespace torchcomms_pg

@@ -116,7 +116,7 @@ void Communicator::runMessages(Call& call, const WorkPtr& work) {
     std::shared_ptr<Pending> pending;
     std::function<void()> after;
 
-    static void done(void* context, ncclResult_t result, int peer) {
+    static void done(void* context, ncclResult_t result, int peer) noexcept {
       const std::unique_ptr<One> self(static_cast<One*>(context));
       auto& pending = *self->pending;
       std::exception_ptr error;

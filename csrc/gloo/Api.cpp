@@ -328,6 +328,10 @@ NcclApi fill() {
               int peer,
               ncclComm_t comm,
               cudaStream_t stream) {
+  t.barrier = [](ncclComm_t comm, cudaStream_t stream) {
+    return collective(
+        {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
+  };
     return message(false, {buffer, count, type, peer, 0, nullptr, nullptr}, comm, stream);
   };
   t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {

@@ -127,9 +127,10 @@ struct Message {
   ncclDataType_t type = ncclInt8;
   int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
   int tag = 0;
-  // Called once, from the call itself or from a thread of the library, when the
-  // message has been delivered or has failed. Null: the call orders the message on its stream.
-  void (*done)(void* context, ncclResult_t result, int peer) = nullptr;
+  // Called once if the call returns ncclSuccess, and never if it returns an error: from the call
+  // itself or from a thread of the library, when the message has been delivered or has failed.
+  // Null: the call orders the message on its stream.
+  void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
 };
 
@@ -156,9 +157,12 @@ struct NcclApi {
   // Beyond NCCL: what a library in host memory can do and libnccl cannot.
   // Null in a table filled from libnccl.
 
+  // Blocks the stream until all ranks have come.
+  ncclResult_t (*barrier)(ncclComm_t comm, cudaStream_t stream) = nullptr;
+
   // Point-to-point with a tag. Messages of one pair and tag are matched in
   // issue order; different tags and different peers do not wait for each
-  // other. With `done` the message is independent of every stream.
+  // other. With `done` the message is independent of every stream and group.
   ncclResult_t (*sendTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
   ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =

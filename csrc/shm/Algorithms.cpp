@@ -104,7 +104,7 @@ class Execution {
 
 void Execution::run() {
   if (ranks_ == 1) return alone();
-  exchange_.begin(signatureOf(c_));
+  exchange_.begin(signatureOf(c_), hasRoot(c_.kind));
   if (c_.count == 0) return empty();
   const bool small = bytes(c_.count) <= oneShotBytes(ranks_);
   switch (c_.kind) {
@@ -118,7 +118,8 @@ void Execution::run() {
     case CollectiveKind::gather: return gather();
     case CollectiveKind::scatter: return scatter();
     case CollectiveKind::split:
-    case CollectiveKind::window: break;
+    case CollectiveKind::window:
+    case CollectiveKind::barrier: break;
   }
   throw Failure(ncclInternalError, "not a collective that moves data");
 }

@@ -145,6 +145,11 @@ ncclResult_t scatter(
       {CollectiveKind::scatter, in, out, count, type, {}, root}, ncclSum, comm, stream);
 }
 
+ncclResult_t barrier(ncclComm_t comm, cudaStream_t stream) {
+  return collective(
+      {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
+}
+
 ncclResult_t send(
     const void* buffer,
     size_t count,
@@ -206,6 +211,7 @@ const NcclApi& api() {
     t.recv = recv;
     t.groupStart = startGroup;
     t.groupEnd = endGroup;
+    t.barrier = barrier;
     t.sendTagged = sendTagged;
     t.recvTagged = recvTagged;
     return t;

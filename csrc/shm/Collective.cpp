@@ -12,12 +12,17 @@ bool reduces(CollectiveKind kind) {
          kind == CollectiveKind::reduce;
 }
 
+bool movesData(CollectiveKind kind) {
+  return kind != CollectiveKind::split && kind != CollectiveKind::window &&
+         kind != CollectiveKind::barrier;
+}
+
+}  // namespace
+
 bool hasRoot(CollectiveKind kind) {
   return kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce ||
          kind == CollectiveKind::gather || kind == CollectiveKind::scatter;
 }
-
-}  // namespace
 
 Signature signatureOf(const Collective& collective) {
   uint8_t op = 0;
@@ -35,7 +40,7 @@ Signature signatureOf(const Collective& collective) {
 
 std::string describe(const Signature& signature) {
   const auto kind = static_cast<CollectiveKind>(signature.kind);
-  if (kind == CollectiveKind::split || kind == CollectiveKind::window) return kindName(kind);
+  if (!movesData(kind)) return kindName(kind);
   const uint64_t count = uint64_t{signature.countHigh} << 32 | signature.countLow;
   std::string text = std::string(kindName(kind)) + "(count=" + std::to_string(count) + ", " +
                      typeName(static_cast<ncclDataType_t>(signature.types & 15));

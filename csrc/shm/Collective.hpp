@@ -23,6 +23,7 @@ enum class CollectiveKind : uint8_t {
   scatter,
   split,
   window,
+  barrier,
 };
 
 // A reduction operator, resolved from an ncclRedOp_t when the operation is
@@ -43,6 +44,8 @@ struct Collective {
   Operator op;
   int root = 0;
 };
+
+bool hasRoot(CollectiveKind kind);
 
 Signature signatureOf(const Collective& collective);
 

@@ -199,6 +199,7 @@ void Comm::finalize() {
     throw Failure(ncclInvalidArgument, "commFinalize: the communicator is already finalized");
   }
   awaitPlans();
+  if (!segment_->failed() && allJoined()) exchange_.checkLastSteps();
   if (segment_->failed()) throw segment_->failure();
 }
 

@@ -14,8 +14,6 @@ std::byte* Exchange::open() {
       if (peer == self_) continue;
       const auto& departed = segment_.state(peer).progress.departed;
       waiter_.waitForPeer(peer, [&] { return departed.load(std::memory_order_acquire) > reused; });
-      // Not every collective makes every rank read from every other, so this
-      // is where the remaining mismatches show.
       check(peer, reused);
     }
   }
@@ -28,6 +26,17 @@ void Exchange::publish() {
   mine.arrived.store(++published_, std::memory_order_release);
   waiter_.noteCpu();
   segment_.ringAll(self_);
+  // Behind the fence in there, so that of two ranks one sees the other.
+  if (rooted_) checkArrived(published_ - 1);
+}
+
+void Exchange::checkArrived(uint64_t step) {
+  for (int peer = 0; peer < segment_.size(); ++peer) {
+    // A peer cannot be kDepth steps ahead of this rank, so what it has published
+    // of its last steps is still there.
+    const auto& arrived = segment_.state(peer).progress.arrived;
+    if (arrived.load(std::memory_order_acquire) > step) check(peer, step);
+  }
 }
 
 const std::byte* Exchange::read(int peer) {
@@ -74,12 +83,7 @@ std::vector<int> Exchange::absentRanks() const {
 void Exchange::checkLastSteps() {
   for (uint64_t step = published_ - std::min<uint64_t>(published_, kDepth); step < published_;
        ++step) {
-    for (int peer = 0; peer < segment_.size(); ++peer) {
-      // A peer cannot be kDepth steps ahead of this rank, so what it has
-      // published of these steps is still there.
-      const auto& arrived = segment_.state(peer).progress.arrived;
-      if (arrived.load(std::memory_order_acquire) > step) check(peer, step);
-    }
+    checkArrived(step);
   }
 }
 

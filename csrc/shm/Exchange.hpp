@@ -20,11 +20,17 @@ class Exchange {
   Exchange(Segment& segment, const Waiter& waiter, int self)
       : segment_(segment), waiter_(waiter), self_(self) {}
 
-  // The collective that the next steps belong to.
-  void begin(const Signature& signature) { signature_ = signature; }
+  // The collective that the next steps belong to. `rooted`: not every rank reads from
+  // every other, so that read() does not find all who call something else.
+  void begin(const Signature& signature, bool rooted = false) {
+    signature_ = signature;
+    rooted_ = rooted;
+  }
 
   // The buffer of the next step, once the peers have read what it held before.
   std::byte* open();
+  // Throws Failure if a peer has published something else than this rank: of two
+  // ranks the later one does, here or in read(), and the other finds the failure.
   void publish();
 
   // A peer's buffer of the oldest step that is not closed, once published.
@@ -44,11 +50,13 @@ class Exchange {
 
  private:
   void check(int peer, uint64_t step);
+  void checkArrived(uint64_t step);
 
   Segment& segment_;
   const Waiter& waiter_;
   const int self_;
   Signature signature_{};
+  bool rooted_ = false;
   uint64_t opened_ = 0;
   uint64_t published_ = 0;
   std::atomic<uint64_t> closed_{0};

@@ -94,6 +94,11 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
 }  // namespace
 
 void issue(Operation operation) {
+  if (const auto* transfer = std::get_if<std::shared_ptr<Transfer>>(&operation.what)) {
+    if ((*transfer)->done != nullptr) {
+      return operation.comm->pointToPoint().runIndependently(*transfer);
+    }
+  }
   if (group.depth != 0) {
     group.operations.push_back(std::move(operation));
     return;

@@ -20,7 +20,8 @@ struct Operation {
 };
 
 // Launches an operation, or, in a group, keeps it for the group's end. Throws
-// Failure; on the null stream outside a group it has then been executed.
+// Failure; on the null stream outside a group it has then been executed. A
+// transfer with `done` is launched at once, see PointToPoint::runIndependently.
 void issue(Operation operation);
 
 // Something that communicators do collectively while they are set up: jobs of

@@ -23,7 +23,12 @@ std::string amount(size_t count, ncclDataType_t type) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(Segment& segment, int rank) : segment_(segment), rank_(rank) {
+MessageEngine::MessageEngine(Segment& segment, int rank)
+    : segment_(segment),
+      rank_(rank),
+      noMemory_(
+          std::make_shared<const Failure>(
+              ncclSystemError, "rank " + std::to_string(rank) + ": no memory to handle messages")) {
   const int ranks = segment.size();
   matcher_.prepare(ranks);
   outgoing_.resize(ranks);
@@ -34,33 +39,50 @@ MessageEngine::MessageEngine(Segment& segment, int rank) : segment_(segment), ra
   }
 }
 
+template <class Body>
+void MessageEngine::whileMemoryLasts(const Body& body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    if (!problem_) problem_ = noMemory_;
+  }
+}
+
 void MessageEngine::add(const std::shared_ptr<Transfer>& transfer) {
   transfer->order = added_++;
   transfer->partner.store(transfer->peer, std::memory_order_relaxed);
-  if (!transfer->sending) {
-    if (const auto message = matcher_.post(transfer)) match(message, transfer);
-    return;
-  }
-  if (transfer->peer == rank_) {
-    auto message = std::make_shared<Incoming>();
-    message->source = rank_;
-    message->tag = transfer->tag;
-    message->count = transfer->count;
-    message->type = transfer->type;
-    message->bytes = bytesOf(*transfer);
-    message->sender = transfer;
-    if (const auto receive = matcher_.take(rank_, transfer->tag)) {
-      match(message, receive);
+  whileMemoryLasts([&] {
+    if (!transfer->sending) {
+      if (const auto message = matcher_.post(transfer)) match(message, transfer);
+    } else if (transfer->peer == rank_) {
+      sendToSelf(transfer);
     } else {
-      matcher_.hold(message);
+      sendTo(transfer->peer, transfer);
     }
-    return;
+  });
+}
+
+void MessageEngine::sendToSelf(const std::shared_ptr<Transfer>& transfer) {
+  auto message = std::make_shared<Incoming>();
+  message->source = rank_;
+  message->tag = transfer->tag;
+  message->count = transfer->count;
+  message->type = transfer->type;
+  message->bytes = bytesOf(*transfer);
+  message->sender = transfer;
+  if (const auto receive = matcher_.take(rank_, transfer->tag)) {
+    match(message, receive);
+  } else {
+    matcher_.hold(message);
   }
-  Outgoing& out = outgoing_[transfer->peer];
+}
+
+void MessageEngine::sendTo(int destination, const std::shared_ptr<Transfer>& transfer) {
+  Outgoing& out = outgoing_[destination];
   out.queue.push_back(transfer);
   if (!out.active) {
     out.active = true;
-    sendingTo_.push_back(transfer->peer);
+    sendingTo_.push_back(destination);
   }
 }
 
@@ -68,7 +90,7 @@ void MessageEngine::start(const std::shared_ptr<Transfer>& transfer) {
   transfer->started = true;
   if (transfer->sending) return;
   if (transfer->message) {
-    takeMessage(transfer);
+    whileMemoryLasts([&] { takeMessage(transfer); });
   } else if (!transfer->matched) {
     matcher_.noteStarted(*transfer);
   }
@@ -76,11 +98,7 @@ void MessageEngine::start(const std::shared_ptr<Transfer>& transfer) {
 
 bool MessageEngine::step() {
   moved_ = false;
-  try {
-    moveAll();
-  } catch (const std::bad_alloc&) {
-    report(ncclSystemError, ": no memory to handle messages");
-  }
+  whileMemoryLasts([this] { moveAll(); });
   return moved_;
 }
 

@@ -22,10 +22,10 @@ class MessageEngine {
  public:
   MessageEngine(Segment& segment, int rank);
 
-  // Fixes the transfer's place in the order of its peer and tag.
+  // Fixes the transfer's place in the order of its peer and tag. Throws nothing: see problem().
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Allows to touch the buffer.
+  // Allows to touch the buffer. Throws nothing, either.
   void start(const std::shared_ptr<Transfer>& transfer);
 
   // Moves what can be moved, up to a limit per message; whether anything moved.
@@ -57,6 +57,10 @@ class MessageEngine {
     uint64_t messages = 0;
   };
 
+  template <class Body>
+  void whileMemoryLasts(const Body& body);
+  void sendToSelf(const std::shared_ptr<Transfer>& transfer);
+  void sendTo(int destination, const std::shared_ptr<Transfer>& transfer);
   void moveAll();
   void pumpOut(int destination);
   bool chooseNext(Outgoing& out);
@@ -73,6 +77,7 @@ class MessageEngine {
   const int rank_;
   uint64_t added_ = 0;
   bool moved_ = false;
+  const std::shared_ptr<const Failure> noMemory_;
   std::shared_ptr<const Failure> problem_;
   Matcher matcher_;
   std::vector<Outgoing> outgoing_;

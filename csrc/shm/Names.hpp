@@ -19,6 +19,7 @@ constexpr const char* kindName(CollectiveKind kind) {
     case CollectiveKind::scatter: return "scatter";
     case CollectiveKind::split: return "commSplit";
     case CollectiveKind::window: return "commWindowRegister";
+    case CollectiveKind::barrier: return "barrier";
   }
   return "unknown";
 }

@@ -28,16 +28,7 @@ Plan Plan::again() const {
 }
 
 void Plan::launch() {
-  std::vector<std::shared_ptr<Transfer>> ordered;
-  for (auto& transfer : transfers_) {
-    comm_->pointToPoint().add(transfer);
-    if (transfer->done != nullptr) {
-      comm_->pointToPoint().runIndependently(transfer);
-    } else {
-      ordered.push_back(std::move(transfer));
-    }
-  }
-  transfers_ = std::move(ordered);
+  for (const auto& transfer : transfers_) comm_->pointToPoint().add(transfer);
   if (!collectives_.empty()) ticket_ = comm_->turnstile().take();
   comm_->planIssued();
 }

@@ -56,6 +56,11 @@ void PointToPoint::throwClosed() const {
   throw *closedBy_;
 }
 
+void PointToPoint::fail(const std::shared_ptr<const Failure>& problem) {
+  comm_.fail(*problem);
+  close(problem);
+}
+
 void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<const Failure> problem;
   {
@@ -65,8 +70,7 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
     problem = engine().problem();
   }
   if (problem) {
-    comm_.fail(*problem);
-    close(problem->result, problem->what());
+    fail(problem);
     throw *problem;
   }
 }
@@ -92,8 +96,7 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
     }
     if (wakeOthers) comm_.segment().ring(comm_.rank(), comm_.rank());
     if (problem) {
-      comm_.fail(*problem);
-      close(problem->result, problem->what());
+      fail(problem);
       return any;
     }
     // A mutex is not fair: whoever was woken for it would find it locked again.
@@ -107,8 +110,7 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
 void PointToPoint::handleEnded() {
   for (auto& transfer : engine().ended()) {
     if (transfer->done == nullptr) continue;
-    independent_.erase(transfer);
-    completed_.push_back({std::move(transfer), ncclSuccess});
+    completed_.splice(completed_.end(), independent_, transfer->place);
   }
   engine().ended().clear();
 }
@@ -178,7 +180,7 @@ void PointToPoint::run(Transfers transfers) {
   try {
     while (!ended() && !closed_) comm_.waiter().wait(ready, needed);
   } catch (const Failure& failure) {
-    close(failure.result, failure.what());
+    close(std::make_shared<const Failure>(failure));
     throw;
   }
   if (ended()) return;
@@ -187,14 +189,20 @@ void PointToPoint::run(Transfers transfers) {
 }
 
 void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
+  std::shared_ptr<const Failure> problem;
   {
     const auto guard = lock();
     if (closed_) throwClosed();
     startServer();
-    engine().start(transfer);
-    independent_.insert(transfer);
+    MessageEngine& moving = engine();
+    // From here on nothing throws: who finds a failure has `done` called with it.
+    transfer->place = independent_.insert(independent_.end(), transfer);
+    moving.add(transfer);
+    if (!moving.problem()) moving.start(transfer);
+    problem = moving.problem();
     handleEnded();
   }
+  if (problem) return fail(problem);
   if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
     progress([&] { return transfer->ended.load(std::memory_order_acquire); });
     completeHere(transfer);
@@ -209,22 +217,19 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
 
 // Calls `done` in this thread if it is due and no other thread has begun to.
 void PointToPoint::completeHere(const std::shared_ptr<Transfer>& transfer) {
-  Completion completion;
   {
     const auto guard = lock();
-    const auto found = std::ranges::find(completed_, transfer, &Completion::transfer);
+    const auto found = std::ranges::find(completed_, transfer);
     if (found == completed_.end()) return;
-    completion = std::move(*found);
     completed_.erase(found);
     ++callingBack_;
   }
-  callBack(completion);
+  callBack(*transfer);
 }
 
-void PointToPoint::callBack(const Completion& completion) {
-  const Transfer& transfer = *completion.transfer;
+void PointToPoint::callBack(const Transfer& transfer) {
   transfer.done(
-      transfer.context, completion.result, transfer.partner.load(std::memory_order_relaxed));
+      transfer.context, transfer.result, transfer.partner.load(std::memory_order_relaxed));
   const auto guard = lock();
   if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
 }
@@ -262,7 +267,7 @@ void PointToPoint::serve() {
           [&] { return progress(due) || due(); },
           [this](int rank) { return independentNeeds(rank); });
     } catch (const Failure& failure) {
-      close(failure.result, failure.what());
+      close(std::make_shared<const Failure>(failure));
     }
   }
 }
@@ -278,26 +283,26 @@ bool PointToPoint::independentNeeds(int rank) {
 
 void PointToPoint::callBackAll() {
   for (;;) {
-    Completion completion;
+    std::shared_ptr<Transfer> transfer;
     {
       const auto guard = lock();
       if (completed_.empty()) return;
-      completion = std::move(completed_.front());
+      transfer = std::move(completed_.front());
       completed_.pop_front();
       ++callingBack_;
     }
-    callBack(completion);
+    callBack(*transfer);
   }
 }
 
-void PointToPoint::close(ncclResult_t result, const std::string& why) {
+void PointToPoint::close(const std::shared_ptr<const Failure>& why) {
   {
     const auto guard = lock();
     if (closed_) return;
-    closedBy_.emplace(result, why);
+    closedBy_ = why;
     closed_ = true;
-    for (const auto& transfer : independent_) completed_.push_back({transfer, result});
-    independent_.clear();
+    for (const auto& transfer : independent_) transfer->result = why->result;
+    completed_.splice(completed_.end(), independent_);
     if (engine_) engine_->clear();
     work_.notify_all();
   }
@@ -305,17 +310,13 @@ void PointToPoint::close(ncclResult_t result, const std::string& why) {
 }
 
 void PointToPoint::shutdown(const std::string& why) {
-  if (comm_.segment().failed()) {
-    const Failure failure = comm_.segment().failure();
-    close(failure.result, failure.what());
-  } else {
-    close(ncclInvalidUsage, why);
-  }
+  close(
+      std::make_shared<const Failure>(
+          comm_.segment().failed() ? comm_.segment().failure() : Failure(ncclInvalidUsage, why)));
   auto guard = lock();
   if (server_ == std::this_thread::get_id()) return;
   quiet_.wait_for(
       guard, kCallbackLimit, [this] { return completed_.empty() && callingBack_ == 0; });
-  completed_.clear();
 }
 
 std::vector<int> PointToPoint::absentRanks() {

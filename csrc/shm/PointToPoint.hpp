@@ -3,14 +3,11 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "shm/MessageEngine.hpp"
@@ -30,18 +27,18 @@ class PointToPoint {
  public:
   explicit PointToPoint(Comm& comm) : comm_(comm) {}
 
-  // Fixes the transfer's place in the order of its peer and tag. Does not touch
-  // the buffer and does not block. Throws Failure after shutdown.
+  // Fixes the place of a transfer without `done` in the order of its peer and tag.
+  // Does not touch the buffer and does not block. Throws Failure after shutdown.
   void add(const std::shared_ptr<Transfer>& transfer);
 
   // Blocks until all of the given transfers, which have been added, have ended.
   // When it throws Failure, no buffer is touched any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // The added transfer proceeds by itself. `done` is called from this call, where
-  // a small message can be moved at once, or else from a thread of the
-  // communicator; never if this throws Failure. A thread moves no messages while
-  // it is in a callback.
+  // Adds the transfer, which proceeds by itself. Throws Failure, and then never
+  // calls `done`; or calls it once, whatever becomes of the communicator: from this
+  // call, where a small message can be moved at once, or else from a thread of the
+  // communicator. A thread moves no messages while it is in a callback.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Whom the oldest unfinished transfer waits for.
@@ -50,7 +47,7 @@ class PointToPoint {
   // Fails what is unfinished: with the communicator's failure if it has one, or
   // else with `why`. Returns once `done` has been called for all, but waits only
   // for so long: a stuck callback must not hang whoever destroys the
-  // communicator. The callbacks behind it are then never called.
+  // communicator. The callbacks behind it then come later.
   void shutdown(const std::string& why);
 
  private:
@@ -69,14 +66,11 @@ class PointToPoint {
   bool needs(const Transfer& transfer, int rank) const;
   template <class Involved>
   bool stillNeeds(int rank, const Involved& involved);
-  void close(ncclResult_t result, const std::string& why);
+  void close(const std::shared_ptr<const Failure>& why);
+  void fail(const std::shared_ptr<const Failure>& problem);
   void serve();
   void callBackAll();
-  struct Completion {
-    std::shared_ptr<Transfer> transfer;
-    ncclResult_t result;
-  };
-  void callBack(const Completion& completion);
+  void callBack(const Transfer& transfer);
   void completeHere(const std::shared_ptr<Transfer>& transfer);
   bool independentNeeds(int rank);
 
@@ -87,11 +81,12 @@ class PointToPoint {
 
   std::mutex mutex_;  // of what follows; held while content is copied
   std::unique_ptr<MessageEngine> engine_;
-  std::optional<Failure> closedBy_;
+  std::shared_ptr<const Failure> closedBy_;
 
-  // The thread that serves transfers with `done`.
-  std::unordered_set<std::shared_ptr<Transfer>> independent_;  // started, not ended
-  std::deque<Completion> completed_;                           // `done` is due
+  // Transfers with `done`, which whoever takes one off these lists calls; and the
+  // thread that serves them. Between the lists nothing is allocated.
+  TransferList independent_;  // not ended
+  TransferList completed_;    // `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
   bool serving_ = false;

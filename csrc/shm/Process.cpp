@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -39,6 +41,30 @@ size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
   return bytes > 0 ? static_cast<size_t>(bytes) : 0;
 }
 
+struct ProcessStatus {
+  char state = '\0';  // as in proc(5); '\0': unknown
+  uint64_t startTime = 0;
+};
+
+ProcessStatus readStatus(uint32_t pid) {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  char text[1024];
+  if (readSmallFile(path, text, sizeof text) == 0) return {};
+  // proc(5): pid (name) state ppid ... starttime is field 22; the name may
+  // itself contain blanks and parentheses.
+  const char* field = std::strrchr(text, ')');
+  if (field == nullptr || field[1] != ' ') return {};
+  field += 2;
+  const char state = *field;
+  for (int number = 3; number < 22; ++number) {
+    field = std::strchr(field, ' ');
+    if (field == nullptr) return {};
+    ++field;
+  }
+  return {state, std::strtoull(field, nullptr, 10)};
+}
+
 }  // namespace
 
 uint32_t processId() {
@@ -50,28 +76,19 @@ uint32_t forkGeneration() {
 }
 
 uint64_t processStartTime(uint32_t pid) {
-  char path[32];
-  std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
-  char text[1024];
-  if (readSmallFile(path, text, sizeof text) == 0) return 0;
-  // proc(5): pid (name) state ppid ... starttime is field 22; the name may
-  // itself contain blanks and parentheses.
-  const char* field = std::strrchr(text, ')');
-  if (field == nullptr || field[1] != ' ') return 0;
-  field += 2;
-  if (*field == 'Z' || *field == 'X' || *field == 'x') return 0;
-  for (int number = 3; number < 22; ++number) {
-    field = std::strchr(field, ' ');
-    if (field == nullptr) return 0;
-    ++field;
-  }
-  return std::strtoull(field, nullptr, 10);
+  return readStatus(pid).startTime;
+}
+
+char processState(uint32_t pid) {
+  return readStatus(pid).state;
 }
 
 bool processAlive(uint32_t pid, uint64_t startTime) {
   if (pid == processId()) return true;
-  const uint64_t now = processStartTime(pid);
-  return now != 0 && (startTime == 0 || now == startTime);
+  if (kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) return false;
+  const ProcessStatus now = readStatus(pid);
+  if (now.state == 'Z' || now.state == 'X' || now.state == 'x') return false;
+  return startTime == 0 || now.startTime == 0 || now.startTime == startTime;
 }
 
 std::string hostName() {

@@ -1,5 +1,6 @@
 #include "shm/Segment.hpp"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -106,8 +107,11 @@ Segment::Segment(int file, int ranks)
   const size_t channelsAt = stagingAt + n * kDepth * stagingBytes_;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
   bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
-  // Every rank sets the same size, so the order does not matter.
-  if (ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
+  // Every rank sets the same size, so the order does not matter; and seals it, so that
+  // nobody can take the pages away from under the others.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
+      (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
     throw Failure(
         ncclSystemError,
         "commInitRank: shared memory of " + std::to_string(bytes_) +

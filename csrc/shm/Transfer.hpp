@@ -6,11 +6,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 
 namespace torchcomms_pg::shm {
 
 struct Incoming;
+struct Transfer;
+
+using TransferList = std::list<std::shared_ptr<Transfer>>;
 
 struct Transfer {
   // As in Message, set before the transfer is added.
@@ -20,8 +24,12 @@ struct Transfer {
   ncclDataType_t type = ncclInt8;
   int peer = 0;
   int tag = 0;
-  void (*done)(void* context, ncclResult_t result, int peer) = nullptr;
+  void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
+
+  // With `done`, these belong to PointToPoint.
+  TransferList::iterator place;
+  ncclResult_t result = ncclSuccess;
 
   // What follows belongs to MessageEngine, the atomics excepted.
   uint64_t order = 0;    // of its being added
@@ -32,7 +40,7 @@ struct Transfer {
   std::atomic<int> partner{0};        // `peer`, or who is found to be the sender
   std::atomic<bool> ended{false};     // successfully
 
-  // The same message once more.
+  // The same message once more, of one without `done`.
   std::shared_ptr<Transfer> again() const {
     auto other = std::make_shared<Transfer>();
     other->sending = sending;
@@ -41,8 +49,6 @@ struct Transfer {
     other->type = type;
     other->peer = peer;
     other->tag = tag;
-    other->done = done;
-    other->context = context;
     return other;
   }
 };

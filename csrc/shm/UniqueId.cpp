@@ -83,7 +83,7 @@ ncclUniqueId makeUniqueId() {
   content.pidSpace = pidSpace();
   std::snprintf(content.host, sizeof content.host, "%s", hostName().c_str());
 
-  const int file = memfd_create(kFileName, MFD_CLOEXEC);
+  const int file = memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0) throw Failure(ncclSystemError, systemError("getUniqueId: memfd_create"));
   const uint64_t start[3] = {kMagic, content.token[0], content.token[1]};
   if (fchmod(file, 0600) != 0 || ftruncate(file, 4096) != 0 ||

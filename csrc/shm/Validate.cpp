@@ -81,7 +81,8 @@ void checkCollective(const Collective& c, const Comm& comm) {
     case CollectiveKind::gather: writesOutput = isRoot, outputs *= ranks; break;
     case CollectiveKind::scatter: readsInput = isRoot, inputs *= ranks; break;
     case CollectiveKind::split:
-    case CollectiveKind::window: break;
+    case CollectiveKind::window:
+    case CollectiveKind::barrier: rooted = false; break;
   }
   if (rooted) checkRank(operation, "root", c.root, comm.size());
   if (readsInput) checkBuffer(operation, "sendbuff", c.input, inputs);

@@ -55,7 +55,7 @@ class Completions {
   }
 
  private:
-  static void called(void* context, ncclResult_t result, int peer) {
+  static void called(void* context, ncclResult_t result, int peer) noexcept {
     One& one = *static_cast<One*>(context);
     Completions& owner = *one.owner;
     std::lock_guard lock(owner.mutex_);

@@ -1,11 +1,13 @@
 // Whatever happens to one rank, the others learn it and go on.
 #include <dirent.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
 #include <fstream>
 
 #include "Ranks.hpp"
+#include "shm/Process.hpp"
 
 using namespace test;
 using Clock = std::chrono::steady_clock;
@@ -37,7 +39,55 @@ int mappings() {
   return count;
 }
 
+// No descriptor can be had while it lives, so that nothing of /proc can be read.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    CHECK(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit none{0, before_.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
 }  // namespace
+
+TEST(onlyWhatHasCertainlyEndedIsDead) {
+  using namespace torchcomms_pg::shm;
+  Processes processes;
+  processes.start([] { pause(); });
+  const auto pid = static_cast<uint32_t>(processes.pid(0));
+  const uint64_t start = processStartTime(pid);
+  CHECK(start != 0);
+  CHECK(processAlive(pid, start));
+  CHECK(processAlive(pid, 0));
+  CHECK(!processAlive(pid, start + 1));  // another process, with its number
+  {
+    const NoDescriptors none;
+    CHECK_EQUAL(processStartTime(pid), uint64_t{0});
+    CHECK(processAlive(pid, start));
+    CHECK(processAlive(pid, 0));
+  }
+  CHECK(kill(processes.pid(0), SIGKILL) == 0);
+  while (processAlive(pid, start)) std::this_thread::yield();  // ends as a zombie
+  processes.kill(0);
+  CHECK(!processAlive(pid, start));
+  const NoDescriptors none;
+  CHECK(!processAlive(pid, start));
+}
+
+TEST(aLatePeerIsNotDeadForWantOfADescriptor) {
+  processRanks(2, [](ncclComm_t comm, int rank) {
+    std::vector<float> data(10);
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+    const NoDescriptors none;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));  // several looks
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+  });
+}
 
 TEST(killedRankIsNamedAndNothingIsLeft) {
   for (const bool oversubscribed : {false, true}) {
@@ -213,7 +263,7 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
       threads(2, [&](int rank) {
         const ncclComm_t comm = init(id, 2, rank);
         float data[8] = {};
-        // A root that only sends notices at one of its next operations.
+        // Who comes first to a broadcast notices at one of its next operations.
         ncclResult_t result = calls[rank == 0 ? first : second](comm, data);
         for (int i = 0; i < 3 && result == ncclSuccess; ++i) {
           result = nccl().allReduce(data, data, 4, ncclFloat32, ncclSum, comm, nullptr);
@@ -225,6 +275,77 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
       });
     }
   }
+}
+
+// Each rank names itself as the root.
+TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
+  const std::vector<std::function<ncclResult_t(ncclComm_t, float*, int)>> calls = {
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().broadcast(p, p, 4, ncclFloat32, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().reduce(p, p, 4, ncclFloat32, ncclSum, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().gather(p, p + 4, 4, ncclFloat32, root, c, nullptr);
+      },
+      [](ncclComm_t c, float* p, int root) {
+        return nccl().scatter(p, p + 16, 4, ncclFloat32, root, c, nullptr);
+      },
+  };
+  for (const int ranks : {2, 3}) {
+    for (const auto& call : calls) {
+      const ncclUniqueId id = uniqueId();
+      std::atomic<int> called{0}, told{0};
+      threads(ranks, [&](int rank) {
+        const ncclComm_t comm = init(id, ranks, rank);
+        float data[20] = {};
+        ncclResult_t result = call(comm, data, rank);
+        told += result == ncclInvalidUsage;
+        ++called;
+        while (called != ranks) std::this_thread::yield();
+        CHECK(told > 0);
+        if (result == ncclSuccess) result = nccl().commFinalize(comm);
+        CHECK_EQUAL(result, ncclInvalidUsage);
+        CHECK_CONTAINS(nccl().getLastError(comm), "root=");
+        CHECK_NCCL(nccl().commDestroy(comm));
+      });
+    }
+  }
+}
+
+TEST(anotherRootIsToldToWhoComesLater) {
+  const ncclUniqueId id = uniqueId();
+  std::atomic<bool> gone{false};
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    float data[4] = {};
+    if (rank == 0) {
+      CHECK_NCCL(nccl().broadcast(data, data, 4, ncclFloat32, 0, comm, nullptr));
+      CHECK_NCCL(nccl().commDestroy(comm));
+      gone = true;
+      return;
+    }
+    while (!gone) std::this_thread::yield();
+    CHECK_EQUAL(nccl().broadcast(data, data, 4, ncclFloat32, 1, comm, nullptr), ncclInvalidUsage);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(aBarrierIsCalledOne) {
+  threadRanks(2, [](ncclComm_t comm, int rank) {
+    CHECK_NCCL(nccl().barrier(comm, nullptr));
+    unsigned char one = 1;
+    if (rank == 0) {
+      CHECK_EQUAL(nccl().barrier(comm, nullptr), ncclInvalidUsage);
+    } else {
+      CHECK_EQUAL(
+          nccl().allReduce(&one, &one, 1, ncclUint8, ncclMax, comm, nullptr), ncclInvalidUsage);
+    }
+    CHECK_CONTAINS(
+        nccl().getLastError(comm),
+        "rank 0 calls barrier, rank 1 calls all_reduce(count=1, uint8, max)");
+  });
 }
 
 TEST(mismatchIsDescribed) {

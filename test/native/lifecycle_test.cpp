@@ -54,6 +54,24 @@ int mappings() {
 
 }  // namespace
 
+TEST(theMemoryOfACommunicatorCannotBeResized) {
+  ncclConfig_t config = nonBlocking();
+  ncclComm_t comm = nullptr;
+  CHECK_EQUAL(nccl().commInitRankConfig(&comm, 2, uniqueId(), 0, &config), ncclInProgress);
+  int found = 0;
+  for (int file = 0; file < 1024; ++file) {
+    char target[64] = {};
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    if (readlink(path.c_str(), target, sizeof target - 1) <= 0) continue;
+    if (std::string(target).find("memfd:torchcomms_pg") == std::string::npos) continue;
+    ++found;
+    CHECK(ftruncate(file, 0) != 0);
+    CHECK(ftruncate(file, off_t{1} << 40) != 0);
+  }
+  CHECK_EQUAL(found, 1);
+  CHECK_NCCL(nccl().commAbort(comm));
+}
+
 TEST(nonBlockingInitIsInProgressUntilAllHaveJoined) {
   const ncclUniqueId id = uniqueId();
   ncclConfig_t config = nonBlocking();

@@ -1,7 +1,9 @@
 // How sends and receives fail.
 #include <atomic>
 #include <chrono>
+#include <utility>
 
+#include "Allocations.hpp"
 #include "Messages.hpp"
 
 using namespace test;
@@ -27,6 +29,71 @@ void mismatch(ncclComm_t comm, int rank, bool otherType) {
   CHECK_CONTAINS(errorOf(comm), "1000000 int32");
   CHECK_CONTAINS(errorOf(comm), "from rank 0");
   CHECK_CONTAINS(errorOf(comm), otherType ? "float32" : "1000001");
+}
+
+// Messages with `done`, and what their calls returned.
+class Issued {
+ public:
+  ncclResult_t send(ncclComm_t comm, Buffer& buffer, int peer, int tag = 0) {
+    return issue(nccl().sendTagged, message(buffer, peer, tag), comm);
+  }
+  ncclResult_t receive(ncclComm_t comm, Buffer& buffer, int peer, int tag = 0) {
+    return issue(nccl().recvTagged, message(buffer, peer, tag), comm);
+  }
+  size_t failed() const { return failed_; }
+  // Once the communicator is gone: `done` has been called for each message that the library has
+  // accepted, and for none that it has refused.
+  void check() const {
+    for (const auto& one : all_) CHECK_EQUAL(one->calls.load(), one->accepted ? 1 : 0);
+  }
+
+ private:
+  struct One {
+    std::atomic<int> calls{0};
+    bool accepted = false;
+  };
+
+  template <class Operation>
+  ncclResult_t issue(Operation operation, Message message, ncclComm_t comm) {
+    const int allocations = std::exchange(allocationsLeft, -1);
+    all_.push_back(std::make_unique<One>());
+    message.context = all_.back().get();
+    message.done = [](void* context, ncclResult_t, int) noexcept {
+      ++static_cast<One*>(context)->calls;
+    };
+    allocationsLeft = allocations;
+    const ncclResult_t result = operation(message, comm, nullptr);
+    all_.back()->accepted = result == ncclSuccess;
+    failed_ += result != ncclSuccess;
+    return result;
+  }
+
+  std::vector<std::unique_ptr<One>> all_;
+  size_t failed_ = 0;
+};
+
+// One rank sends so much, the other expects so much, and then they meet until they learn it.
+void disagree(size_t sent, size_t expected) {
+  for (int round = 0; round < 20; ++round) {
+    const ncclUniqueId id = uniqueId();
+    threads(2, [&](int rank) {
+      const ncclComm_t comm = init(id, 2, rank);
+      Issued issued;
+      std::vector<Buffer> buffers(10, Buffer(rank == 0 ? sent : expected));
+      for (Buffer& buffer : buffers) {
+        rank == 0 ? issued.send(comm, buffer, 1) : issued.receive(comm, buffer, 0);
+      }
+      float one = 1;
+      ncclResult_t result = ncclSuccess;
+      while (result == ncclSuccess) {
+        result = nccl().allReduce(&one, &one, 1, ncclFloat32, ncclSum, comm, nullptr);
+      }
+      CHECK_EQUAL(result, ncclInvalidUsage);
+      CHECK_CONTAINS(errorOf(comm), std::to_string(expected) + " uint8 from rank 0");
+      CHECK_NCCL(nccl().commAbort(comm));
+      issued.check();
+    });
+  }
 }
 
 }  // namespace
@@ -68,6 +135,69 @@ TEST(abortReleasesBlockedTransfersAndFailsPendingOnesOnce) {
     }
     completions.checkAll(ncclRemoteError);
   });
+}
+
+TEST(aMessageThatFailsWhileItIsIssuedEndsOnce) {
+  disagree(4, 5);
+  disagree(5, 4);
+  disagree(0, 4);
+  disagree(4, 0);
+}
+
+TEST(aMessageThatIsIssuedWhileThePeerAbortsEndsOnce) {
+  for (int round = 0; round < 50; ++round) {
+    const ncclUniqueId id = uniqueId();
+    std::atomic<int> sent{0};
+    threads(2, [&](int rank) {
+      const ncclComm_t comm = init(id, 2, rank);
+      if (rank == 1) {
+        while (sent < 10 + round) std::this_thread::yield();
+        CHECK_NCCL(nccl().commAbort(comm));
+        return;
+      }
+      Issued issued;
+      Buffer small(8), in(8);
+      while (issued.failed() == 0) {
+        issued.send(comm, small, 1, sent % 3);
+        issued.receive(comm, in, 1, sent % 3);
+        ++sent;
+      }
+      CHECK_NCCL(nccl().commAbort(comm));
+      issued.check();
+    });
+  }
+}
+
+TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
+  bool failed = true;
+  for (int allocations = 0; failed; ++allocations) {
+    const ncclUniqueId id = uniqueId();
+    std::atomic<int> waiting{0};
+    threads(2, [&](int rank) {
+      const ncclComm_t comm = init(id, 2, rank);
+      Issued issued;
+      std::vector<Buffer> buffers(6, Buffer(8));
+      if (rank == 1) {
+        for (Buffer& buffer : buffers) issued.send(comm, buffer, 0, 1);
+        ++waiting;
+        while (waiting != 2) std::this_thread::yield();
+      } else {
+        while (waiting != 1) std::this_thread::yield();
+        allocationsLeft = allocations;
+        issued.receive(comm, buffers[0], 1, 2);  // finds messages that it has to keep
+        issued.receive(comm, buffers[1], 1, 1);
+        issued.receive(comm, buffers[2], kAnyPeer, 1);
+        issued.send(comm, buffers[3], 1);
+        issued.send(comm, buffers[4], 0, 3);
+        issued.receive(comm, buffers[5], 0, 3);
+        failed = std::exchange(allocationsLeft, -1) < 0;
+        ++waiting;
+      }
+      CHECK_NCCL(nccl().commAbort(comm));
+      issued.check();
+    });
+    CHECK(allocations < 1000);
+  }
 }
 
 TEST(destroyFailsPendingTransfersBeforeItReturns) {

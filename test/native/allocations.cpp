@@ -1,0 +1,24 @@
+#include "Allocations.hpp"
+
+#include <cstdlib>
+#include <new>
+
+namespace test {
+
+thread_local int allocationsLeft = -1;
+
+}  // namespace test
+
+void* operator new(size_t bytes) {
+  if (test::allocationsLeft >= 0 && test::allocationsLeft-- == 0) throw std::bad_alloc();
+  if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
