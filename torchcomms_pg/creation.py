@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchcomms_pg import _C, compiling, env, nccl, whereabouts
+from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
@@ -142,7 +143,7 @@ def get_comm(
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"get_comm: group is {group!r}, wanted a process group this rank is in")
-    backend = group._get_backend(device)
+    backend = unwrapped(group._get_backend(device))
     if not isinstance(backend, _C.Backend):
         raise ValueError(
             f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
