@@ -515,11 +515,11 @@ class Window:
         self,
         tensor: torch.Tensor,
         dst_rank: int,
-        target_offset_nelems: int,
+        offset: int,
         async_op: bool,
         timeout: timedelta | None,
     ) -> Work | None: ...
-    def signal(self, peer_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
+    def signal(self, dst_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
     def wait_signal(
         self, peer_rank: int, async_op: bool, timeout: timedelta | None
     ) -> Work | None: ...

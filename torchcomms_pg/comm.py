@@ -35,7 +35,7 @@ class TorchComm(Operations):
     All ranks call the same collectives in the same order. ``async_op=False`` returns when the
     operation has finished, ``async_op=True`` at once; both return a `TorchWork`. ``timeout`` of an
     operation is its own, from its issue to its end, and None the communicator's. ``hints`` are
-    listed in docs/api.md; an unknown one raises ValueError.
+    listed in docs/api.md; an unknown one has no effect, and a warning tells so.
 
     Tensors are dense, on the communicator's device, of any strides and of every dtype (operations
     that reduce: see `ReduceOp`); the tensors of one call share a dtype. A mistake raises
@@ -256,10 +256,22 @@ class TorchComm(Operations):
     # Python objects (objcol.py)
 
     def all_gather_object(
-        self, object_list: list[Any], obj: object, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        obj: object,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Fills `object_list`, one entry per rank, with the ranks' `obj`."""
-        objcol.all_gather_object(self, object_list, obj, timeout)
+        """Fills `object_list`, one entry per rank, with the ranks' `obj`.
+
+        Args:
+            object_list: keeps its length.
+            obj: what `torch.save` can save.
+            timeout: of each of the operations that this takes.
+            weights_only: whether objects of other classes than those of tensors, numbers, strings
+                and containers raise pickle.UnpicklingError; unpickling them runs what they say.
+        """
+        objcol.all_gather_object(self, object_list, obj, timeout, weights_only)
 
     def gather_object(
         self,
@@ -267,15 +279,20 @@ class TorchComm(Operations):
         root: int,
         object_gather_list: list[Any] | None = None,
         timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
-        objcol.gather_object(self, obj, root, object_gather_list, timeout)
+        """As `all_gather_object`, into `object_gather_list` on `root` only."""
+        objcol.gather_object(self, obj, root, object_gather_list, timeout, weights_only)
 
     def broadcast_object_list(
-        self, object_list: list[Any], root: int, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        root: int,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Replaces the entries of `object_list` by those of `root`."""
-        objcol.broadcast_object_list(self, object_list, root, timeout)
+        """Replaces the entries of `object_list` by those of `root`. See `all_gather_object`."""
+        objcol.broadcast_object_list(self, object_list, root, timeout, weights_only)
 
     def scatter_object_list(
         self,
@@ -283,10 +300,14 @@ class TorchComm(Operations):
         scatter_object_output_list: list[Any],
         scatter_object_input_list: list[Any] | None = None,
         timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Sets the first entry of the output list to this rank's of the root's input list."""
+        """Sets the first entry of the output list to this rank's of the root's input list.
+
+        See `all_gather_object`.
+        """
         objcol.scatter_object_list(
-            self, root, scatter_object_output_list, scatter_object_input_list, timeout
+            self, root, scatter_object_output_list, scatter_object_input_list, timeout, weights_only
         )
 
     def send_object_list(
@@ -296,10 +317,14 @@ class TorchComm(Operations):
         objcol.send_object_list(self, object_list, dst, timeout)
 
     def recv_object_list(
-        self, object_list: list[Any], src: int, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        src: int,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Replaces the entries of `object_list` by those that rank `src` sends."""
-        objcol.recv_object_list(self, object_list, src, timeout)
+        """Replaces the entries of `object_list` by those of rank `src`. See `all_gather_object`."""
+        objcol.recv_object_list(self, object_list, src, timeout, weights_only)
 
     # Windows
 

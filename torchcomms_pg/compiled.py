@@ -98,7 +98,7 @@ def _start(
         for tensor, peer in zip(results, peers[len(sources) :], strict=True):
             batch.recv(tensor, peer)
         return batch.issue(**keywords), results
-    reduce_op = ReduceOp(op, factor) if op == "PREMUL_SUM" else getattr(ReduceOp, op, None)
+    reduce_op = ReduceOp.PREMUL_SUM(factor) if op == "PREMUL_SUM" else getattr(ReduceOp, op, None)
     values: dict[str, list[Any]] = {
         "write": list(results) or [None],
         "writes": [results],

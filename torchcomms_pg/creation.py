@@ -27,7 +27,7 @@ _ACCELERATED = ("nccl", "ncclx")
 def new_comm(
     backend: str,
     device: torch.device | str,
-    name: str | None = None,
+    name: str | CommOptions | None = None,
     *,
     store: dist.Store | None = None,
     timeout: timedelta | None = None,
@@ -44,8 +44,9 @@ def new_comm(
             hosts), ``"nccl"`` (CUDA tensors), ``"ncclx"`` (the same, over the library that
             TORCHCOMM_NCCLX_LIBRARY names) or ``"auto"``, the right one for `device`.
         device: whose tensors it communicates.
-        name: tells communicators apart, in the store and in messages. Communicators of one name
-            on one store are told apart by the order of their creation.
+        name: tells communicators apart, in the store, in messages and, from NCCL 2.27.3 on, for
+            NCCL. Communicators of one name on one store are told apart by the order of their
+            creation. A `CommOptions` in this place is `options`.
         store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
             and other launchers set them.
         timeout: how long an operation may take, and how long to wait for the other ranks here.
@@ -72,6 +73,12 @@ def new_comm(
         if device.type != "cpu":
             wanted = f"CPU tensors, got device {device}; pass 'cpu'"
         raise ValueError(f"new_comm: backend {backend!r} communicates {wanted}")
+    if isinstance(name, CommOptions):
+        if options is not None:
+            raise TypeError("new_comm: options are given twice, third and as options=; pass one")
+        name, options = None, name
+    _check_type("name", name, str)
+    _check_type("options", options, CommOptions)
     library = _library(backend)
     check_timeout("new_comm", timeout)
     chosen = options or CommOptions()
@@ -110,6 +117,11 @@ def new_comm(
         )
     whereabouts.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)
+
+
+def _check_type(argument: str, value: object, wanted: type) -> None:
+    if value is not None and not isinstance(value, wanted):
+        raise TypeError(f"new_comm: {argument} is {value!r}, wanted a {wanted.__name__} or None")
 
 
 def _library(backend: str) -> str:
