@@ -206,6 +206,36 @@ def test_tensors_numbers_strings_and_containers_are_taken_from_anybody(world):
     comm.finalize()
 
 
+# ---------------------------------------------------------------- split
+
+
+@each_backend
+@on_ranks(3)
+def test_a_wrong_split_is_told_to_all_that_it_concerns(world, backend):
+    comm, rank = make("splitting", backend), dist.get_rank()
+
+    def told(mine, *says):
+        """`says`: for each rank what its error says, None: it has none."""
+        if says[rank] is None:
+            child = comm.split(mine[rank])
+            assert (child is None) == (not mine[rank])
+            return child and child.finalize()
+        with pytest.raises(ValueError, match=says[rank]):
+            comm.split(mine[rank])
+
+    twice = r"split: ranks \[0, 0, 1\] name 0 twice"
+    others = "came to a group of 1 .* others have passed another list, or a wrong one"
+    told([[0, 0, 1], [0, 0, 1], []], twice, twice, None)
+    told([[0, 0, 1], [0, 1], [2]], twice, others, None)
+    told([[0, 1], [0, 1, 2], [2]], None, "came to a group of 2", None)
+    told([[0, 1, 2], [0, 2, 1], [0, 1, 2]], None, "a group of 3 in which this rank is 1", None)
+    told([[1], [1], [2, 7]], "do not include this rank, 0", None, "name 7, wanted ranks of 0 to 2")
+    tensor = torch.ones(1)
+    comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, False)  # as before
+    assert_same(tensor, torch.full((1,), 3.0))
+    comm.finalize()
+
+
 # ---------------------------------------------------------------- windows
 
 

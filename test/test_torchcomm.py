@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import warnings
 
 import pytest
@@ -434,18 +435,25 @@ def test_missing_backends_say_what_is_missing():
 
 def test_ncclx_is_the_library_that_the_environment_names(monkeypatch):
     paths = []
+    library = types.SimpleNamespace(version=22500)
 
     def connect(*arguments):
         paths.append(arguments[7])
         raise RuntimeError("far enough")
 
     monkeypatch.setattr(torchcomms()._C, "new_accelerator_communicator", connect)
+    monkeypatch.setattr(torchcomms()._C, "load_nccl", lambda path, folder: library)
     monkeypatch.setenv("TORCHCOMM_NCCLX_LIBRARY", "/somewhere/libncclx.so")
     monkeypatch.setenv("TORCHCOMM_NCCL_LIBRARY", "/somewhere/libnccl.so")
     for backend in ("ncclx", "nccl"):
         with pytest.raises(RuntimeError, match="far enough"):
             torchcomms().new_comm(backend, "cuda:0", store=dist.HashStore(), rank=0, size=1)
     assert paths == ["/somewhere/libncclx.so", "/somewhere/libnccl.so"]
+    library.version = 22499
+    with pytest.raises(
+        RuntimeError, match=r"needs NCCLX 2\.25\.0 or later, and /somewhere.* 2.24.99"
+    ):
+        torchcomms().new_comm("ncclx", "cuda:0", store=dist.HashStore(), rank=0, size=1)
 
 
 PROCESS = """

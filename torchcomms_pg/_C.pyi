@@ -99,11 +99,13 @@ def new_accelerator_communicator(
     nccl_folder: str,
     high_priority: bool,
     config: NcclConfig,
+    named: bool,
     ranks_per_root: int,
 ) -> Communicator:
     """A communicator for tensors of the device; collective over its ranks.
 
     `nccl_library` is a path, `nccl_folder` the folder of the installed package; empty: none.
+    `named`: NCCL is told the name, where it takes one.
     """
 
 def use_host_streams(device_type: str, library: str) -> None:
@@ -377,6 +379,7 @@ class Communicator:
         name: str,
         timeout: timedelta | None,
         config: NcclConfig | None,
+        named: bool,
     ) -> Communicator | None: ...
     def comm_ptr(self) -> int:
         """The library's communicator, once all ranks have joined."""

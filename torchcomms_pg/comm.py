@@ -219,7 +219,7 @@ class TorchComm(Operations):
         Args:
             ranks: those that this rank will be together with, in their new order; empty: this
                 rank takes no part.
-            name: of the new communicator. None: made from this one's.
+            name: of the new communicator, also for NCCL. None: made from this one's.
             hints: as for `new_comm`. None: this communicator's.
             timeout: for splitting, and of the new communicator. None: this communicator's.
 
@@ -227,7 +227,9 @@ class TorchComm(Operations):
             None on ranks that passed an empty list. Options are inherited.
 
         Raises:
-            ValueError: this rank is not in its own, non-empty list, or a rank does not exist.
+            ValueError: this rank's list is not empty and lacks it, or has a rank twice or one that
+                does not exist; or that of another rank of the group is another one. Such a rank
+                has taken part, so that no other waits for it.
         """
         comm = self._native("split", timeout)
         config = None
@@ -235,13 +237,10 @@ class TorchComm(Operations):
             check_hints("split", hints, COMMUNICATOR_HINTS)
             config = config_of("split", hints)
         ranks = list(ranks)
-        if ranks and self.get_rank() not in ranks:
-            raise ValueError(
-                f"split: ranks {ranks} do not include this rank, {self.get_rank()}; "
-                "pass the group that this rank is to be in, or an empty list"
-            )
+        named = bool(name) and (config is None or config.comm_name is None)
         self._splits += 1
-        child = comm.split(ranks, name or f"{self.get_name()}/{self._splits}", timeout, config)
+        name = name or f"{self.get_name()}/{self._splits}"
+        child = comm.split(ranks, name, timeout, config, named)
         if child is None:
             return None
         options = self.get_options()

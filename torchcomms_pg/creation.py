@@ -22,6 +22,7 @@ from torchcomms_pg.options import (
 )
 
 _ACCELERATED = ("nccl", "ncclx")
+_OLDEST_NCCLX = 22500
 
 
 def new_comm(
@@ -90,6 +91,8 @@ def new_comm(
         dict(chosen.hints if hints is None else hints),
     ).resolved()
     check_hints("new_comm", chosen.hints, COMMUNICATOR_HINTS)
+    config = config_of("new_comm", chosen.hints)
+    named = bool(name) and config.comm_name is None
     name = name or "torchcomm"
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
@@ -101,6 +104,7 @@ def new_comm(
     elif backend == "gloo":
         comm = _C.new_gloo_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
     else:
+        nccl.stay_deterministic()
         comm = _C.new_accelerator_communicator(
             meeting,
             rank,
@@ -112,7 +116,8 @@ def new_comm(
             library,
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
-            config_of("new_comm", chosen.hints),
+            config,
+            named,
             env.ranks_per_root(),
         )
     whereabouts.watch_over_monitor()
@@ -129,6 +134,13 @@ def _library(backend: str) -> str:
     if backend != "ncclx":
         return env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     if path := env.read("TORCHCOMM_NCCLX_LIBRARY"):
+        library = _C.load_nccl(path, "")
+        if library.version < _OLDEST_NCCLX:
+            raise RuntimeError(
+                f"new_comm: backend 'ncclx' needs NCCLX 2.25.0 or later, and {path} says that it "
+                f"is {nccl.version_text(library.version)}; set TORCHCOMM_NCCLX_LIBRARY to a newer "
+                "one, or use backend 'nccl'"
+            )
         return path
     raise RuntimeError(
         "new_comm: backend 'ncclx' takes NCCLX, which is built from "

@@ -175,13 +175,16 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // "suspended" is 1 after it. Also while suspended.
   std::unordered_map<std::string, uint64_t> memoryStats();
 
-  // A communicator of the listed ranks (of this one), in that order; null on
-  // ranks that are not listed. Collective over all ranks. No `config`: this one's.
+  // A communicator of the listed ranks (of this one), in that order; null where the list is empty.
+  // Collective over all ranks, with a wrong list, too, which then raises ValueError here and on the
+  // ranks that would have been together with this one. No `config`: this one's. `named`: NCCL is
+  // told the group's name.
   std::shared_ptr<Communicator> split(
       const std::vector<int>& ranks,
       Group group,
       Milliseconds timeout,
-      const std::optional<NcclConfig>& config = std::nullopt);
+      const std::optional<NcclConfig>& config = std::nullopt,
+      bool named = false);
   // A communicator without the excluded ranks, which do not call this and may
   // be dead, with this one's configuration. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
@@ -369,6 +372,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::exception_ptr asyncError(const Operation& op);
   ncclResult_t settle(ncclComm_t comm, ncclResult_t result);
   bool awaitEnd(Work& work, std::optional<Clock::time_point> deadline);
+  std::string splitMistake(const std::vector<int>& ranks) const;  // empty: none
+  void checkSplit(ncclComm_t child, const std::vector<int>& ranks, int key) const;
   Call merge(std::vector<Call> calls);
   Batch* openBatch();
   WorkPtr newWork(const Call& call);

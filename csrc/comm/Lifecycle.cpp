@@ -67,30 +67,74 @@ ncclComm_t Communicator::handle() {
   return usable();
 }
 
+std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
+  std::string wrong;
+  std::vector<bool> seen(size_, false);
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size_) {
+      wrong = std::to_string(rank) + ", wanted ranks of 0 to " + std::to_string(size_ - 1);
+      break;
+    }
+    if (seen[rank]) {
+      wrong = std::to_string(rank) + " twice, wanted each rank once";
+      break;
+    }
+    seen[rank] = true;
+  }
+  if (!wrong.empty()) {
+    return "split: ranks [" + joinRanks(ranks) + "] name " + wrong;
+  }
+  if (ranks.empty() || seen[rank_]) {
+    return "";
+  }
+  return "split: ranks [" + joinRanks(ranks) + "] do not include this rank, " +
+         std::to_string(rank_) + "; pass the group that this rank is to be in, or an empty list";
+}
+
+void Communicator::checkSplit(ncclComm_t child, const std::vector<int>& ranks, int key) const {
+  ncclResult_t state = ncclSuccess;
+  if (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess) {
+    return;  // still on its way, and does not say
+  }
+  int count = static_cast<int>(ranks.size());
+  int position = key;
+  api_.commCount(child, &count);
+  api_.commUserRank(child, &position);
+  if (count == static_cast<int>(ranks.size()) && position == key) {
+    return;
+  }
+  api_.commAbort(child);  // others may have it, too, and are told so
+  TORCH_CHECK_VALUE(
+      false,
+      "split: ranks [",
+      joinRanks(ranks),
+      "] came to a group of ",
+      count,
+      " in which this rank is ",
+      position,
+      ": others have passed another list, or a wrong one; pass the same on all ranks of a group");
+}
+
 std::shared_ptr<Communicator> Communicator::split(
     const std::vector<int>& ranks,
     Group group,
     Milliseconds timeout,
-    const std::optional<NcclConfig>& config) {
-  std::vector<bool> seen(size_, false);
-  for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(
-        rank >= 0 && rank < size_ && !seen[rank],
-        "split: ranks must be distinct and in 0 .. ",
-        size_ - 1,
-        ", got [",
-        joinRanks(ranks),
-        "]");
-    seen[rank] = true;
-  }
+    const std::optional<NcclConfig>& config,
+    bool named) {
+  // A rank with a wrong list takes part all the same, as one of no group: else those with a good
+  // one would wait for it.
+  const auto wrong = splitMistake(ranks);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
-  const bool member = position != ranks.end();
+  const bool member = position != ranks.end() && wrong.empty();
   // Groups of one split are disjoint, so their first ranks tell them apart.
   const int color = member ? ranks.front() : NCCL_SPLIT_NOCOLOR;
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 
-  const auto chosen = config.value_or(config_);
+  auto chosen = config.value_or(config_);
   chosen.check(api_);
+  if (named) {
+    chosen = chosen.named(api_, group.name);
+  }
   // NCCL writes the child from a thread of its own, also when nobody waits for it any more.
   auto child = std::make_unique<ncclComm_t>(nullptr);
   auto call = newCall(OpKind::split, {.async = false, .timeout = timeout});
@@ -106,10 +150,12 @@ std::shared_ptr<Communicator> Communicator::split(
     child.release();
     throw;
   }
+  TORCH_CHECK_VALUE(wrong.empty(), wrong);
   const auto seq = sequenceNumber();
   if (*child == nullptr) {
     return nullptr;
   }
+  checkSplit(*child, ranks, key);
   auto made = std::make_shared<Communicator>(
       api_,
       *child,
