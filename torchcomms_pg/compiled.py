@@ -179,6 +179,10 @@ class TracedWork(TorchWork):
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
 
+    def wait_blocking(self, timeout: timedelta | None = None) -> None:
+        """As `wait`, in a stream where that does."""
+        self.wait(timeout)
+
 
 def _data(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors]

@@ -6,6 +6,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/Hooks.hpp"
+#include "comm/NanCheck.hpp"
 
 namespace torchcomms_pg {
 
@@ -155,6 +156,13 @@ void bindHooks(py::module_& module) {
   bindArgs(module);
   module.def(
       "set_work_type", [](py::object type) { workClass() = std::move(type); }, py::arg("type"));
+
+  module.def(
+      "refuse_nan",
+      &refuseNan,
+      py::arg("args"),
+      py::arg("rank"),
+      py::call_guard<py::gil_scoped_release>());
 
   py::class_<Handle>(module, "RemovableHandle").def("remove", &Handle::remove);
 

@@ -211,7 +211,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
 
   // Waits for the end of `work`, see Work::wait.
-  void await(Work& work, Milliseconds timeout);
+  // `onHost`: on an accelerator, too, the calling thread waits.
+  void await(Work& work, Milliseconds timeout, bool onHost = false);
   // Of an accelerator: has the current stream wait for the end of `work`.
   void awaitInStream(Work& work);
   // Null: a host device.
@@ -277,6 +278,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
   bool endsProcess() const { return endsProcess_.load(std::memory_order_relaxed); }
+
+  // Whether waiting for a Work stops the calling thread on an accelerator, too.
+  void setBlockingWait(bool blocking) { blockingWait_.store(blocking, std::memory_order_relaxed); }
 
   // Has the ranks find out together, through the store, who holds up an
   // operation (Verdicts.cpp). `prefix` is this communicator's alone, and the
@@ -366,7 +370,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void runOnAccelerator(Call& call, const WorkPtr& work);
   void runInGraph(Call& call, const WorkPtr& work);
   void queue(Call& call, cudaStream_t stream);
-  void awaitOnAccelerator(Work& work, Milliseconds timeout);
+  void awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost);
   void collectFinished();
   void conclude(const WorkPtr& work, InFlightList::iterator entry);
   std::exception_ptr asyncError(const Operation& op);
@@ -402,7 +406,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void leave(InFlightList::iterator entry, bool completed = true);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
   void awaitInitialization();
-  void awaitFinish(Work& work, Milliseconds timeout);
+  void awaitFinish(Work& work, Milliseconds timeout, bool onHost);
   ncclComm_t usable() const;
 
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
@@ -441,6 +445,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
 
   std::atomic<bool> endsProcess_{false};
+  std::atomic<bool> blockingWait_{false};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
   std::mutex hookMutex_;
