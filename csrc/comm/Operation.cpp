@@ -103,8 +103,9 @@ std::string describe(const Operation& op) {
   if (!hasData(op.kind)) {
     return out.str();
   }
-  out << " (" << op.numelIn;
-  if (op.numelOut != op.numelIn) {
+  const bool message = isPointToPoint(op.kind);  // which has one tensor
+  out << " (" << (message ? std::max(op.numelIn, op.numelOut) : op.numelIn);
+  if (!message && op.numelOut != op.numelIn) {
     out << " -> " << op.numelOut;
   }
   out << " x " << c10::toString(op.dtype);
