@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, check, on_ranks, report, time_limit
+from ranks import Ranks, check, on_ranks, report, time_limit, wait_for
 
 import torchcomms_pg
 
@@ -20,6 +20,7 @@ except ImportError:
 
 pytestmark = pytest.mark.beyond_gloo
 DEVICE = "sim:0"
+WAIT = 20.0
 
 on_sim = lambda *worlds: on_ranks(*worlds, init=start)  # noqa: E731
 
@@ -86,6 +87,30 @@ def test_a_blocking_wait_raises_when_the_deadline_has_passed():
         outcomes = ranks.wait(ranks=[0])
         check(outcomes)
     assert "timed out after 1 s" in outcomes[0].value
+
+
+@on_sim(2)
+def test_a_post_hook_is_told_when_the_stream_is_past_the_operation(world):
+    group, posts = dist.new_group(), []
+    comm = torchcomms_pg.get_comm(group, DEVICE)
+    dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
+    torch.accelerator.synchronize()
+    handle = comm.register_post_hook(
+        lambda args: posts.append((args.name.name, args.work.is_completed()))
+    )
+    tensor = torch.ones(1000, device=DEVICE)
+    torch.accelerator.synchronize()
+    with hold():
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        work.wait()  # orders the stream, and nothing more
+        time.sleep(0.2)  # the monitor has looked meanwhile
+        assert not posts
+    assert wait_for(lambda: posts, WAIT)
+    assert posts == [("all_reduce", True)]
+    dist.all_reduce(tensor, group=group)  # a synchronous one: when it is in the stream
+    assert len(posts) == 2
+    handle.remove()
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.skipif(not hasattr(torch.Stream, "is_capturing"), reason="torch has it from 2.12 on")

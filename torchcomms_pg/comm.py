@@ -364,9 +364,12 @@ class TorchComm(Operations):
         return self._comm.register_pre_hook(hook)
 
     def register_post_hook(self, hook: Callable[[_C.PostHookArgs], object]) -> _C.RemovableHandle:
-        """Has `hook` called after every operation was launched, cancelled or has failed to be.
+        """Has `hook` called when an operation is over for its caller, whatever became of it.
 
-        What it raises goes to the caller when all post hooks have run; the operation goes on.
+        That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
+        what the hook raises then goes to the caller when all post hooks have run. Of an
+        asynchronous operation it is called when that has completed or failed, in a thread of its
+        own, which `finalize` waits for; what it raises is written to stderr.
         """
         return self._comm.register_post_hook(hook)
 

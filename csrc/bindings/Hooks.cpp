@@ -178,7 +178,17 @@ void bindHooks(py::module_& module) {
           "register_post_hook",
           [](Comm& self, py::function hook) {
             const auto& hooks = self->hooks();
-            return Handle(hooks, hooks->add(Hooks::Post(Function(std::move(hook)))));
+            return Handle(
+                hooks,
+                hooks->add(
+                    Hooks::Post([function = Function(std::move(hook))](
+                                    const std::shared_ptr<PostHookArgs>& args) {
+                      if (args->apart) {
+                        function.callUnraisable("a post hook of torchcomms_pg", args);
+                      } else {
+                        function(args);
+                      }
+                    })));
           },
           py::arg("hook"))
       .def(

@@ -82,7 +82,7 @@ void Communicator::runInGraph(Call& call, const WorkPtr& work) {
     work->finish(error);
     work->announce();
   }
-  tellEnd(call.op, error, call.op.issued, call.op.issued);
+  tellEnd(call.op, work, error, call.op.issued, call.op.issued);
   if (error) {
     std::rethrow_exception(error);
   }

@@ -214,7 +214,7 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
   if (const auto hook = std::atomic_load(&endHook_)) {
     (*hook)(call.op, nullptr, call.op.issued, ended);
   }
-  tellEnd(call.op, error, call.op.issued, ended);
+  tellEnd(call.op, work, error, call.op.issued, ended);
   if (error) {
     awaitFailureHook();
     std::rethrow_exception(error);
@@ -283,7 +283,7 @@ void Communicator::finish(
     auto* const told = held->operation().async ? held.get() : nullptr;
     (*hook)(held->operation(), told, held->started(), held->finished());
   }
-  tellEnd(held->operation(), error, held->started(), held->finished());
+  tellEnd(held->operation(), held, error, held->started(), held->finished());
   if (!held->hasFuture()) {
     return;
   }

@@ -391,6 +391,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   WorkPtr launchHooked(Call& call, WorkPtr work);
   void tellEnd(
       const Operation& op,
+      const WorkPtr& work,
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);

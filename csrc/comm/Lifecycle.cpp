@@ -250,7 +250,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
           late ? "timed out after " + inSeconds(timeout) + ": not all ranks that stay have come"
                : api_.getLastError(comm))));
     }
-    tellEnd(call.op, error, call.op.issued, Clock::now());
+    tellEnd(call.op, nullptr, error, call.op.issued, Clock::now());
     if (error) {
       std::rethrow_exception(error);
     }
@@ -262,9 +262,9 @@ std::shared_ptr<Communicator> Communicator::shrink(
       }
     }
     call.newName = group.name;
-    call.op.hookName = OpName::shrink;
-    call.op.hookId = Hooks::nextOpId();
-    runHooked(hookArgs(call, call.op.hookId), shrinkNow);
+    const auto id = Hooks::nextOpId();
+    call.op.hooked = std::make_shared<HookedOperation>(OpName::shrink, id, hooks_->table());
+    runHooked(hookArgs(call, id), shrinkNow);
   } else {
     shrinkNow();
   }
