@@ -1,5 +1,6 @@
 #include "comm/Operation.hpp"
 
+#include <algorithm>
 #include <iterator>
 #include <sstream>
 
