@@ -93,8 +93,9 @@ std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
 
 void Communicator::checkSplit(ncclComm_t child, const std::vector<int>& ranks, int key) const {
   ncclResult_t state = ncclSuccess;
-  if (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess) {
-    return;  // still on its way, and does not say
+  if (accelerator_ != nullptr &&
+      (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess)) {
+    return;  // NCCL does not say of one that is still on its way
   }
   int count = static_cast<int>(ranks.size());
   int position = key;
