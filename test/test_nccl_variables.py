@@ -78,7 +78,9 @@ def test_nan_check_refuses_what_this_rank_would_send(world):
     backend, rank = group._get_backend(CPU), dist.get_rank()
     nan = torch.tensor([1.0, NAN])
     for dtype in (torch.float32, torch.float16, torch.complex64, torch.float8_e4m3fn):
-        with pytest.raises(RuntimeError, match=f"on rank {rank}: input 0 of .* holds 1 NaN in [24]"):
+        with pytest.raises(
+            RuntimeError, match=f"on rank {rank}: input 0 of .* holds 1 NaN in [24]"
+        ):
             dist.all_gather_into_tensor(torch.empty(4, dtype=dtype), nan.to(dtype), group=group)
     tensor = torch.full((2,), float(rank)) if rank == 0 else nan.clone()
     dist.broadcast(tensor, 0, group=group)  # of which only the root sends

@@ -377,7 +377,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   ncclResult_t settle(ncclComm_t comm, ncclResult_t result);
   bool awaitEnd(Work& work, std::optional<Clock::time_point> deadline);
   std::string splitMistake(const std::vector<int>& ranks) const;  // empty: none
-  void checkSplit(ncclComm_t child, const std::vector<int>& ranks, int key) const;
+  std::string splitDifference(ncclComm_t child, const std::vector<int>& ranks, int key) const;
   Call merge(std::vector<Call> calls);
   Batch* openBatch();
   WorkPtr newWork(const Call& call);
@@ -481,6 +481,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::mutex batchMutex_;
   std::atomic<int> openBatches_{0};
   std::unordered_map<std::thread::id, Batch> batches_;
+  // What a split has made of lists that differ: other ranks may be connecting to it still.
+  std::vector<std::shared_ptr<Communicator>> refused_;
 };
 
 }  // namespace torchcomms_pg

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -91,29 +92,22 @@ std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
          std::to_string(rank_) + "; pass the group that this rank is to be in, or an empty list";
 }
 
-void Communicator::checkSplit(ncclComm_t child, const std::vector<int>& ranks, int key) const {
+std::string Communicator::splitDifference(
+    ncclComm_t child, const std::vector<int>& ranks, int key) const {
   ncclResult_t state = ncclSuccess;
   if (accelerator_ != nullptr &&
       (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess)) {
-    return;  // NCCL does not say of one that is still on its way
+    return "";  // NCCL does not say of one that is still on its way
   }
   int count = static_cast<int>(ranks.size());
   int position = key;
   api_.commCount(child, &count);
   api_.commUserRank(child, &position);
   if (count == static_cast<int>(ranks.size()) && position == key) {
-    return;
+    return "";
   }
-  api_.commAbort(child);  // others may have it, too, and are told so
-  TORCH_CHECK_VALUE(
-      false,
-      "split: ranks [",
-      joinRanks(ranks),
-      "] came to a group of ",
-      count,
-      " in which this rank is ",
-      position,
-      ": others have passed another list, or a wrong one; pass the same on all ranks of a group");
+  return "split: of the ranks [" + joinRanks(ranks) + "] only " + std::to_string(count) +
+         " have passed this list; pass the same on all ranks of a group";
 }
 
 std::shared_ptr<Communicator> Communicator::split(
@@ -127,8 +121,11 @@ std::shared_ptr<Communicator> Communicator::split(
   const auto wrong = splitMistake(ranks);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = position != ranks.end() && wrong.empty();
-  // Groups of one split are disjoint, so their first ranks tell them apart.
-  const int color = member ? ranks.front() : NCCL_SPLIT_NOCOLOR;
+  // Groups of one split are disjoint, so their first ranks tell them apart; different lists with
+  // the same first rank make different groups, all of whose ranks see that some are missing.
+  const auto lists = static_cast<uint32_t>(std::numeric_limits<int>::max() / size_);
+  const auto list = static_cast<uint32_t>(std::hash<std::string>{}(joinRanks(ranks))) % lists;
+  const int color = member ? ranks.front() + static_cast<int>(list) * size_ : NCCL_SPLIT_NOCOLOR;
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 
   auto chosen = config.value_or(config_);
@@ -156,7 +153,7 @@ std::shared_ptr<Communicator> Communicator::split(
   if (*child == nullptr) {
     return nullptr;
   }
-  checkSplit(*child, ranks, key);
+  const auto difference = splitDifference(*child, ranks, key);
   auto made = std::make_shared<Communicator>(
       api_,
       *child,
@@ -166,6 +163,11 @@ std::shared_ptr<Communicator> Communicator::split(
       timeout,
       device_->another(),
       chosen);
+  if (!difference.empty()) {
+    const std::lock_guard lock(commMutex_);
+    refused_.push_back(std::move(made));
+    TORCH_CHECK_VALUE(false, difference);
+  }
   made->inquiring_->openLike(
       *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
   return made;
@@ -386,9 +388,11 @@ void Communicator::closeNow() {
     return;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
   ncclComm_t comm = nullptr;
+  decltype(refused_) refused;  // freed after the lock is released
   {
     std::lock_guard lock(commMutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
+    refused.swap(refused_);
   }
   awaitFailureHook();
   if (comm == nullptr) {
