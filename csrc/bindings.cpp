@@ -1,5 +1,6 @@
 // The extension module that Python knows as torchcomms_pg._C. Its file is named by torch's minor,
 // so that one wheel can hold one for each: setup.py.
+#include <c10/util/Logging.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -86,6 +87,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
       },
       NoGil()));
 
+  module.def("log_info", [](const std::string& text) { LOG(INFO) << text; }, py::arg("text"));
   registerControlPlane();
   bindErrors(module);
   bindHooks(module);
@@ -132,6 +134,8 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
           [](const GroupOptions& self) { return self.accelerator.ranksPerRoot; },
           [](GroupOptions& self, int ranks) { self.accelerator.ranksPerRoot = ranks; })
       .def_readwrite("ends_process", &GroupOptions::endsProcess)
+      .def_readwrite("blocking_wait", &GroupOptions::blockingWait)
+      .def_readwrite("nan_check", &GroupOptions::nanCheck)
       .def(
           "__copy__",
           [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })
@@ -178,6 +182,17 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
 #if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
 #endif
+      .def("_enable_collectives_timing", &Backend::enableCollectivesTiming, NoGil())
+      .def("_set_enable_nan_check", &Backend::enableNanCheck, py::arg("enable_nan_check"), NoGil())
+      .def("_group_start", &Backend::startCoalescing, NoGil())
+      .def(
+          "_group_end", [](Backend& self) { self.endCoalescing(); }, NoGil())
+      .def_static(
+          "get_build_nccl_version",
+          [] { return std::make_tuple(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH); })
+      .def_static(
+          "get_runtime_nccl_version",
+          [] { return py::module_::import("torchcomms_pg.nccl").attr("version")(); })
       .def("comm_split_count", &Backend::splitCount)
       .def("_comm_ptr", &Backend::commPtr, NoGil())
       .def_property_readonly("comm_ptr", py::cpp_function(&Backend::commPtr, NoGil()))
@@ -185,5 +200,8 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
       .def("_is_initialized", &Backend::isInitialized, NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("perform_nocolor_split", [](Backend&, const at::Device&) {}, py::arg("device"));
+  backend.attr("NCCL_CTA_POLICY_DEFAULT") = NCCL_CTA_POLICY_DEFAULT;
+  backend.attr("NCCL_CTA_POLICY_EFFICIENCY") = NCCL_CTA_POLICY_EFFICIENCY;
+  backend.attr("NCCL_CTA_POLICY_ZERO") = NCCL_CTA_POLICY_ZERO;
   bindMemory(module);
 }

@@ -23,6 +23,7 @@ struct ncclComm {
 
 namespace {
 
+constexpr int kUnknown = -1;  // the size of a split communicator: ranks do not talk to each other
 thread_local int caller = -1;
 int delay = 0;    // the polls of what goes on in the background
 int refusal = 0;  // the result of what it refuses; 0: nothing
@@ -163,7 +164,7 @@ ncclResult_t ncclCommInitRankScalable(
 
 ncclResult_t ncclCommSplit(
     ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
-  auto* const child = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm{key, comm->size};
+  auto* const child = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm{key, kUnknown};
   return divide("split", comm, child, made, *config);
 }
 
@@ -295,6 +296,9 @@ ncclResult_t ncclGroupEnd() {
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  if (comm->size == kUnknown) {
+    return ncclInternalError;
+  }
   *count = comm->size;
   return ncclSuccess;
 }

@@ -273,7 +273,7 @@ def test_mistakes_raise_at_once_and_leave_the_window_usable(world):
         comm.new_window(zeros(5))
     with pytest.raises(TypeError, match="has dtype Int, rank 0 has registered Float"):
         window.put(zeros(1, dtype=torch.int32), 0, 0, False)
-    with pytest.raises(ValueError, match="3 elements at target_offset_nelems 3 do not fit"):
+    with pytest.raises(ValueError, match="3 elements at offset 3 do not fit"):
         window.put(zeros(3), 0, 3, False)
     with pytest.raises(ValueError, match="put: tensor is on cpu"):
         window.put(torch.zeros(3), 0, 0, False)

@@ -100,13 +100,15 @@ def test_only_up_to_the_limit(seconds):
     assert "it has been compiling for" in verdict
 
 
-def compiles_really(args, world):
+def compiles_really(args, world, reset):
     def slow(graph, inputs):
         store.set("compiling", "")
         time.sleep(LATE)
         return graph.forward
 
     comm, store = join(args, world)
+    if reset:
+        torch._dynamo.reset()  # clears torch's list of whom to call
     if comm.get_rank() == 1:
         double = torch.compile(lambda x: x + x, backend=slow)
         assert double(torch.ones(3))[0] == 2
@@ -122,9 +124,10 @@ def compiles_really(args, world):
     return json.loads(recorder.json(True)).get("compiling"), dump.get("compiling")
 
 
-def test_a_real_compilation_is_waited_for_and_recorded():
+@pytest.mark.parametrize("reset", [False, True], ids=["", "after torch._dynamo.reset()"])
+def test_a_real_compilation_is_waited_for_and_recorded(reset):
     with Ranks(2, init=False) as ranks:
-        values = ranks.run(compiles_really, ranks.store_args(), 2)
+        values = ranks.run(compiles_really, ranks.store_args(), 2, reset)
     assert values[0] == (None, None)
     for intervals in values[1]:
         longest = max(i["time_end_ns"] - i["time_begin_ns"] for i in intervals)
@@ -198,13 +201,33 @@ compiling.configure()
 assert "torch._dynamo" not in sys.modules, "torchcomms_pg imports torch._dynamo"
 assert "compiling" not in _C.Recorder(1, False).json(True)
 from torch._dynamo.callback import CallbackTrigger, callback_handler
-assert len(callback_handler.start_callbacks) == len(callback_handler.end_callbacks) == 1
+both = callback_handler.start_callbacks, callback_handler.end_callbacks
+assert [len(callbacks) for callbacks in both] == [1, 1]
 with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
     pass
 assert '"trigger": "DYNAMO"' in _C.Recorder(1, False).json(True)
 """
+RESET = """
+compiling.configure()
+callback_handler.register_start_callback(print)
+torch._dynamo.reset()
+compiling.configure()
+torch._dynamo.reset()
+assert [len(callbacks) for callbacks in both] == [1, 1]  # print is not called any more
+before = _C.Recorder(1, False).json(True).count("time_end_ns")
+with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+    try:
+        torch._dynamo.reset()
+    except AssertionError:  # from torch: something compiles
+        pass
+    else:
+        raise AssertionError("torch has changed")
+assert _C.Recorder(1, False).json(True).count("time_end_ns") == before + 1
+assert [len(callbacks) for callbacks in both] == [1, 1]
+"""
 
 
-def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before():
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT + RESET], ids=["", "reset"])
+def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before(script):
     env = dict(os.environ, PYTHONPATH=str(HERE.parent))
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=env, timeout=50)
+    subprocess.run([sys.executable, "-c", script], check=True, env=env, timeout=50)

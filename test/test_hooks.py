@@ -2,13 +2,14 @@
 
 import datetime
 import gc
+import sys
 import threading
 import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks, time_limit
+from ranks import on_ranks, time_limit, wait_for
 from test_torchcomm import each_backend, make, torchcomms
 from values import assert_same, data
 
@@ -30,8 +31,10 @@ class Log:
     def remove(self):
         [handle.remove() for handle in self.handles]
 
-    def take(self, kind):
+    def take(self, kind, least=0):
+        """Those of an asynchronous operation come from another thread, in their time."""
         entries = getattr(self, kind)
+        assert wait_for(lambda: len(entries) >= least, WAIT), f"{len(entries)} of {kind}"
         taken, entries[:] = list(entries), []
         return taken
 
@@ -75,7 +78,7 @@ def test_every_operation_is_told_with_its_arguments(world, backend):
         for async_op in (False, True):
             work = call(async_op)
             work.wait()
-            (pre,), (post,) = log.take("pre"), log.take("post")
+            (pre,), (post,) = log.take("pre"), log.take("post", 1)
             assert pre.name == getattr(torchcomms().OpName, name), name
             assert pre.async_op == async_op and pre.peer is None, name
             assert post.name == pre.name and post.op_id == pre.op_id and post.error is None, name
@@ -116,8 +119,9 @@ def test_batches_are_one_operation_with_members(world, backend):
         batch.send(data(rank, 4), other)
         batch.recv(got, other)
         batch.issue(async_op).wait()
-        (pre,), (post,) = log.take("pre"), log.take("post")
+        (pre,), (post,) = log.take("pre"), log.take("post", 1)
         assert pre.name.name == post.name.name == "batch_op_issue" and pre.num_ops == 2
+        assert post.work.is_completed()
         members = [(m.name.name, m.peer, m.op_id == pre.op_id) for m in pre.ops]
         assert members == [("send", other, True), ("recv", other, True)]
     with comm.group():
@@ -219,6 +223,50 @@ def test_post_hook_exception_reaches_the_caller_after_the_operation(world):
 
 @each_backend
 @on_ranks(2)
+def test_post_hooks_of_asynchronous_operations_run_when_these_have_completed(world, backend):
+    comm, op, posts, late = make("late", backend), torchcomms().ReduceOp, [], []
+    comm.register_post_hook(lambda args: posts.append((args, threading.current_thread().name)))
+    removed = comm.register_post_hook(late.append)
+    tensor = torch.ones(1)
+    if dist.get_rank() == 1:
+        dist.barrier()  # rank 0 has looked
+    work = comm.all_reduce(tensor, op.SUM, True)
+    if dist.get_rank() == 0:
+        assert not posts and not work.is_completed()
+        removed.remove()
+        dist.barrier()
+    work.wait()
+    assert wait_for(lambda: posts, WAIT)
+    ((args, thread),) = posts
+    assert args.work.is_completed() and args.error is None and thread != "MainThread"
+    assert args.work.result()[0] is tensor
+    comm.finalize()
+    assert [args.name.name for args, _ in posts] == ["all_reduce", "finalize"]
+    assert len(late) == (0 if dist.get_rank() == 0 else 2)  # rank 0 has removed it
+
+
+@on_ranks(2)
+def test_what_a_post_hook_of_an_asynchronous_operation_raises_is_written_to_stderr(world):
+    comm, calls, raised = make("unraisable"), [], []
+
+    def fail(args):
+        raise KeyError("post")
+
+    handle = comm.register_post_hook(fail)
+    comm.register_post_hook(lambda args: calls.append(args.name.name))
+    before, sys.unraisablehook = sys.unraisablehook, lambda info: raised.append(info.exc_value)
+    try:
+        comm.barrier(True).wait()
+        assert wait_for(lambda: calls == ["barrier"], WAIT)
+    finally:
+        sys.unraisablehook = before
+    assert [type(error) for error in raised] == [KeyError]
+    handle.remove()
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
 def test_failure_is_told_by_end_post_and_abort_hooks(world, backend):
     comm, posts, ends, ended, aborted = make("failure", backend), [], [], threading.Event(), []
     comm.barrier(False)
@@ -278,12 +326,16 @@ def test_operations_torn_down_by_abort_end(world, backend):
     comm.barrier(False)
     dist.barrier()  # all have left that one
     comm.register_end_hook(lambda args: (ends.append(args), ended.set()))
+    posts = []
+    comm.register_post_hook(posts.append)
     if dist.get_rank() == 0:
         work = comm.recv(torch.empty(1), 1, True)
         comm.abort()
         with pytest.raises(torchcomms().CommError, match="abort"):
             work.wait()
         assert ended.wait(WAIT) and ends[0].status == "failed" and ends[0].name.name == "recv"
+        assert wait_for(lambda: posts, WAIT) and posts[0].op_id == ends[0].op_id
+        assert isinstance(posts[0].error, torchcomms().CommError) and posts[0].work.is_completed()
     dist.barrier()
     comm.finalize()
 

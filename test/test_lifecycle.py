@@ -14,6 +14,8 @@ from ranks import HERE, Ranks, init_default_group, wait_for
 from test_registration import run_python
 from values import data
 
+import torchcomms_pg
+
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 DEBUG = dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")
@@ -80,6 +82,44 @@ def test_debug_detail_is_the_same_as_over_gloo():
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
         assert got[2:] == want[2:]
         assert got[3] == [["RuntimeError"], ["RuntimeError"]]
+
+
+def attached_in_detail(store, world):
+    """What reaches the communicator of a group that torch has wrapped."""
+    init_default_group(*store, int(os.environ["RANK"]), world, 30, "torchcomms")
+    comm = torchcomms_pg.get_comm()
+    told = []
+    comm.register_pre_hook(lambda args: told.append(args.name.name))
+    recorder = torchcomms_pg.hooks.FlightRecorderHook()
+    recorder.register_with_comm(comm)
+    nan_check = torchcomms_pg.hooks.NanCheckHook()
+    nan_check.register_with_comm(comm)
+    with comm.relaxed_timeout(60):
+        dist.all_reduce(torch.ones(2))
+    everyone = comm.split(range(world))
+    group = torchcomms_pg.get_process_group(everyone)
+    dist.all_reduce(tensor := torch.ones(3), group=group)
+    mesh = torchcomms_pg.device_mesh.init_device_mesh((everyone,), ("dp",))
+    dist.all_reduce(tensor, group=mesh.get_group())
+    behind = torchcomms_pg.get_comm(group).get_name() == everyone.get_name()
+    dist.barrier()
+    nan = raised(dist.all_reduce, torch.full((2,), float("nan")))
+    entries = recorder.size()
+    dist.destroy_process_group()
+    everyone.finalize()
+    return told, entries, tensor.tolist(), behind, nan
+
+
+def test_get_comm_sees_through_debug_detail():
+    with Ranks(2, init=False, env=DEBUG) as ranks:
+        for told, entries, tensor, behind, nan in ranks.run(
+            attached_in_detail, ranks.store_args(), 2
+        ):
+            assert told == ["all_reduce", "split", "barrier", "all_reduce", "finalize"]
+            assert entries >= 2
+            assert tensor == [4.0] * 3
+            assert behind
+            assert nan == ["RuntimeError"]
 
 
 class Samples(torch.utils.data.Dataset):

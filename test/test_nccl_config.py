@@ -7,6 +7,7 @@ writes down what it is called with.
 import copy
 import ctypes
 import datetime
+import os
 
 import pytest
 import torch
@@ -245,7 +246,6 @@ def test_a_field_that_the_header_lacks_is_refused_by_name():
         ({"minCTAs": "two"}, "hint minCTAs is 'two': invalid literal"),
         ({"torchcomm::nccl::splitShare": "2"}, "splitShare is '2': config.split_share is 2"),
         ({"blocking": "1"}, "hint blocking is '1': .* never block"),
-        ({"minctas": "1"}, "unknown hint 'minctas'"),
         ({"maxCTAs": "1", "max_ctas": "2"}, "hints maxCTAs and max_ctas are the same"),
     ],
 )
@@ -277,9 +277,48 @@ def test_what_an_older_library_would_ignore_is_refused_by_name(tmp_path):
         (error,) = new_comms(1, hints={"comm_name": "x"})
     finally:
         serve_host_device("sim")
-    with pytest.raises(ValueError, match=r"comm_name came with NCCL 2\.27\.3.* is 2\.26\.5"):
+    with pytest.raises(RuntimeError, match=r"comm_name came with NCCL 2\.27\.3.* is 2\.26\.5"):
         raise error
     assert library.calls("init") == []
+
+
+@pytest.mark.parametrize("version, told", [(22809, {"commName": "tensor parallel"}), (22605, {})])
+def test_a_communicators_name_reaches_a_library_that_takes_it(tmp_path, version, told):
+    library = Library(tmp_path, version)
+    serve_host_device("sim", library.path)
+    try:
+        comms = new_comms(2, name="tensor parallel")
+        assert library.configs("init") == [told, told]
+        assert [comm.get_name() for comm in comms] == ["tensor parallel"] * 2
+        children = on_threads(2, lambda rank: comms[rank].split([0, 1]))
+        children += on_threads(2, lambda rank: comms[rank].split([0, 1], "half"))
+        own = {"commName": "half"} if told else {}
+        assert library.configs("split") == [told, told, own, own]
+        for comm in (*children, *comms):
+            comm.finalize()
+    finally:
+        serve_host_device("sim")
+
+
+def test_a_hint_goes_before_the_communicators_name(library):
+    for comm in new_comms(1, name="mine", hints={"commName": "NCCL's"}):
+        (child,) = on_threads(1, lambda rank: comm.split([0], "half", {"comm_name": "other"}))
+        child.finalize()
+        comm.finalize()
+    assert library.configs("init") == [{"commName": "NCCL's"}]
+    assert library.configs("split") == [{"commName": "other"}]
+
+
+@pytest.mark.parametrize("algorithms, told", [(None, "^NVLS"), ("Ring", "Ring")])
+def test_deterministic_algorithms_exclude_nvls(library, monkeypatch, algorithms, told):
+    monkeypatch.setenv("NCCL_ALGO", algorithms or "")
+    for comm in new_comms(1):
+        assert os.environ["NCCL_ALGO"] == (algorithms or "")
+        comm.finalize()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    for comm in new_comms(1):
+        assert os.environ["NCCL_ALGO"] == told
+        comm.finalize()
 
 
 # ---------------------------------------------------------------- several unique ids

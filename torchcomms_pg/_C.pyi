@@ -43,6 +43,15 @@ def work_state(work: Work) -> str:
 def work_error(work: Work) -> BaseException | None:
     """What the work failed with; None while it runs and when it succeeded."""
 
+def work_wait_blocking(work: Work, timeout: timedelta | None) -> None:
+    """As ``work.wait``, and on an accelerator, too, the calling thread waits."""
+
+def refuse_nan(args: PreHookArgs, rank: int) -> None:
+    """Raises RuntimeError, naming operation and tensor, where `rank` would send NaN."""
+
+def log_info(text: str) -> None:
+    """Writes a line to torch's log, where TORCH_CPP_LOG_LEVEL is INFO."""
+
 def new_shm_communicator(
     store: Store, rank: int, size: int, name: str, timeout: timedelta, ends_process: bool
 ) -> Communicator:
@@ -102,11 +111,13 @@ def new_accelerator_communicator(
     nccl_folder: str,
     high_priority: bool,
     config: NcclConfig,
+    named: bool,
     ranks_per_root: int,
 ) -> Communicator:
     """A communicator for tensors of the device; collective over its ranks.
 
     `nccl_library` is a path, `nccl_folder` the folder of the installed package; empty: none.
+    `named`: NCCL is told the name, where it takes one.
     """
 
 def use_host_streams(device_type: str, library: str) -> None:
@@ -380,6 +391,7 @@ class Communicator:
         name: str,
         timeout: timedelta | None,
         config: NcclConfig | None,
+        named: bool,
     ) -> Communicator | None: ...
     def comm_ptr(self) -> int:
         """The library's communicator, once all ranks have joined."""
@@ -518,11 +530,11 @@ class Window:
         self,
         tensor: torch.Tensor,
         dst_rank: int,
-        target_offset_nelems: int,
+        offset: int,
         async_op: bool,
         timeout: timedelta | None,
     ) -> Work | None: ...
-    def signal(self, peer_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
+    def signal(self, dst_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
     def wait_signal(
         self, peer_rank: int, async_op: bool, timeout: timedelta | None
     ) -> Work | None: ...
@@ -570,6 +582,9 @@ class Backend(_C10dBackend):
                 one have it too, unless they get options of their own.
             ranks_per_root: for how many ranks NCCL starts from one unique id; set by the
                 backend's creator.
+            blocking_wait: whether ``work.wait()`` stops the host on an accelerator, too; set by the
+                backend's creator.
+            nan_check: whether operations that would send NaN raise; set by the backend's creator.
         """
 
         nccl_library: str
@@ -579,6 +594,8 @@ class Backend(_C10dBackend):
         ranks_per_root: int
 
         def __init__(self, timeout: timedelta = ...) -> None: ...
+        blocking_wait: bool
+        nan_check: bool
         @property
         def ends_process(self) -> bool:
             """Whether a failure ends the process, after the abort hooks."""
@@ -673,6 +690,28 @@ class Backend(_C10dBackend):
 
     def _is_initialized(self) -> bool: ...
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def _enable_collectives_timing(self) -> None:
+        """Has works know how long they took: ``work._get_duration()``."""
+
+    def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
+        """Whether operations that would send NaN raise RuntimeError, with nothing sent."""
+
+    def _group_start(self) -> None:
+        """Collects what this thread issues from now on, to be launched together."""
+
+    def _group_end(self) -> None:
+        """Launches what was collected; the works of its asynchronous operations stand for all."""
+
+    @staticmethod
+    def get_build_nccl_version() -> tuple[int, int, int]:
+        """The version of the header that torchcomms_pg was built with."""
+
+    @staticmethod
+    def get_runtime_nccl_version() -> tuple[int, int, int]:
+        """The version of the loaded library; loads it. See `torchcomms_pg.nccl.version`."""
+    NCCL_CTA_POLICY_DEFAULT: int
+    NCCL_CTA_POLICY_EFFICIENCY: int
+    NCCL_CTA_POLICY_ZERO: int
     def comm_split_count(self) -> int:
         """How many groups have been split from this one."""
 

@@ -20,7 +20,7 @@ from torchcomms_pg.creation import get_comm, new_comm  # noqa: E402
 from torchcomms_pg.errors import CommError  # noqa: E402
 from torchcomms_pg.options import CommOptions  # noqa: E402
 from torchcomms_pg.process_group import get_process_group  # noqa: E402
-from torchcomms_pg.reduce_op import ReduceOp  # noqa: E402
+from torchcomms_pg.reduce_op import RedOpType, ReduceOp  # noqa: E402
 from torchcomms_pg.registration import register  # noqa: E402
 from torchcomms_pg.window import (  # noqa: E402
     TorchCommWinAccessType,
@@ -36,6 +36,7 @@ __all__ = [
     "CommOptions",
     "NcclConfig",
     "OpName",
+    "RedOpType",
     "ReduceOp",
     "RemovableHandle",
     "TorchComm",

@@ -5,7 +5,7 @@ from torchcomms_pg.batch import BatchSendRecv
 from torchcomms_pg.comm import TorchComm
 from torchcomms_pg.creation import new_comm
 from torchcomms_pg.options import CommOptions
-from torchcomms_pg.reduce_op import ReduceOp
+from torchcomms_pg.reduce_op import RedOpType, ReduceOp
 from torchcomms_pg.window import TorchCommWinAccessType, TorchCommWindow, TorchCommWindowAttr
 from torchcomms_pg.work import TorchWork, WorkStatus
 
@@ -16,6 +16,7 @@ __all__ = [
     "OpName",
     "PostHookArgs",
     "PreHookArgs",
+    "RedOpType",
     "ReduceOp",
     "RemovableHandle",
     "TorchComm",

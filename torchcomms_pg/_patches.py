@@ -30,6 +30,11 @@ def apply(minor: int) -> None:
             patch()
 
 
+def unwrapped(backend: Any) -> Any:
+    """Returns the backend itself where TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap it."""
+    return getattr(backend, "wrapped_pg", backend)
+
+
 def backends_of(group: Any) -> list[Any]:
     """Returns the backends of `group` (None: the default group) that are torchcomms_pg's."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -37,8 +42,7 @@ def backends_of(group: Any) -> list[Any]:
     group = group or c10d._get_default_group()
     found: list[Any] = []
     for device in group._device_types:
-        backend = group._get_backend(device)
-        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        backend = unwrapped(group._get_backend(device))
         if isinstance(backend, Backend) and backend not in found:
             found.append(backend)
     return found

@@ -35,7 +35,7 @@ class TorchComm(Operations):
     All ranks call the same collectives in the same order. ``async_op=False`` returns when the
     operation has finished, ``async_op=True`` at once; both return a `TorchWork`. ``timeout`` of an
     operation is its own, from its issue to its end, and None the communicator's. ``hints`` are
-    listed in docs/api.md; an unknown one raises ValueError.
+    listed in docs/api.md; an unknown one has no effect, and a warning tells so.
 
     Tensors are dense, on the communicator's device, of any strides and of every dtype (operations
     that reduce: see `ReduceOp`); the tensors of one call share a dtype. A mistake raises
@@ -225,7 +225,7 @@ class TorchComm(Operations):
         Args:
             ranks: those that this rank will be together with, in their new order; empty: this
                 rank takes no part.
-            name: of the new communicator. None: made from this one's.
+            name: of the new communicator, also for NCCL. None: made from this one's.
             hints: as for `new_comm`. None: this communicator's.
             timeout: for splitting, and of the new communicator. None: this communicator's.
 
@@ -233,7 +233,9 @@ class TorchComm(Operations):
             None on ranks that passed an empty list. Options are inherited.
 
         Raises:
-            ValueError: this rank is not in its own, non-empty list, or a rank does not exist.
+            ValueError: this rank's list is not empty and lacks it, or has a rank twice or one that
+                does not exist; or that of another rank of the group is another one. Such a rank
+                has taken part, so that no other waits for it.
         """
         comm = self._native("split", timeout)
         config = None
@@ -241,13 +243,10 @@ class TorchComm(Operations):
             check_hints("split", hints, COMMUNICATOR_HINTS)
             config = config_of("split", hints)
         ranks = list(ranks)
-        if ranks and self.get_rank() not in ranks:
-            raise ValueError(
-                f"split: ranks {ranks} do not include this rank, {self.get_rank()}; "
-                "pass the group that this rank is to be in, or an empty list"
-            )
+        named = bool(name) and (config is None or config.comm_name is None)
         self._splits += 1
-        child = comm.split(ranks, name or f"{self.get_name()}/{self._splits}", timeout, config)
+        name = name or f"{self.get_name()}/{self._splits}"
+        child = comm.split(ranks, name, timeout, config, named)
         if child is None:
             return None
         options = self.get_options()
@@ -262,10 +261,22 @@ class TorchComm(Operations):
     # Python objects (objcol.py)
 
     def all_gather_object(
-        self, object_list: list[Any], obj: object, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        obj: object,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Fills `object_list`, one entry per rank, with the ranks' `obj`."""
-        objcol.all_gather_object(self, object_list, obj, timeout)
+        """Fills `object_list`, one entry per rank, with the ranks' `obj`.
+
+        Args:
+            object_list: keeps its length.
+            obj: what `torch.save` can save.
+            timeout: of each of the operations that this takes.
+            weights_only: whether objects of other classes than those of tensors, numbers, strings
+                and containers raise pickle.UnpicklingError; unpickling them runs what they say.
+        """
+        objcol.all_gather_object(self, object_list, obj, timeout, weights_only)
 
     def gather_object(
         self,
@@ -273,15 +284,20 @@ class TorchComm(Operations):
         root: int,
         object_gather_list: list[Any] | None = None,
         timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
-        objcol.gather_object(self, obj, root, object_gather_list, timeout)
+        """As `all_gather_object`, into `object_gather_list` on `root` only."""
+        objcol.gather_object(self, obj, root, object_gather_list, timeout, weights_only)
 
     def broadcast_object_list(
-        self, object_list: list[Any], root: int, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        root: int,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Replaces the entries of `object_list` by those of `root`."""
-        objcol.broadcast_object_list(self, object_list, root, timeout)
+        """Replaces the entries of `object_list` by those of `root`. See `all_gather_object`."""
+        objcol.broadcast_object_list(self, object_list, root, timeout, weights_only)
 
     def scatter_object_list(
         self,
@@ -289,10 +305,14 @@ class TorchComm(Operations):
         scatter_object_output_list: list[Any],
         scatter_object_input_list: list[Any] | None = None,
         timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Sets the first entry of the output list to this rank's of the root's input list."""
+        """Sets the first entry of the output list to this rank's of the root's input list.
+
+        See `all_gather_object`.
+        """
         objcol.scatter_object_list(
-            self, root, scatter_object_output_list, scatter_object_input_list, timeout
+            self, root, scatter_object_output_list, scatter_object_input_list, timeout, weights_only
         )
 
     def send_object_list(
@@ -302,10 +322,14 @@ class TorchComm(Operations):
         objcol.send_object_list(self, object_list, dst, timeout)
 
     def recv_object_list(
-        self, object_list: list[Any], src: int, timeout: timedelta | None = None
+        self,
+        object_list: list[Any],
+        src: int,
+        timeout: timedelta | None = None,
+        weights_only: bool = True,
     ) -> None:
-        """Replaces the entries of `object_list` by those that rank `src` sends."""
-        objcol.recv_object_list(self, object_list, src, timeout)
+        """Replaces the entries of `object_list` by those of rank `src`. See `all_gather_object`."""
+        objcol.recv_object_list(self, object_list, src, timeout, weights_only)
 
     # Windows
 
@@ -346,9 +370,12 @@ class TorchComm(Operations):
         return self._comm.register_pre_hook(hook)
 
     def register_post_hook(self, hook: Callable[[_C.PostHookArgs], object]) -> _C.RemovableHandle:
-        """Has `hook` called after every operation was launched, cancelled or has failed to be.
+        """Has `hook` called when an operation is over for its caller, whatever became of it.
 
-        What it raises goes to the caller when all post hooks have run; the operation goes on.
+        That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
+        what the hook raises then goes to the caller when all post hooks have run. Of an
+        asynchronous operation it is called when that has completed or failed, in a thread of its
+        own, which `finalize` waits for; what it raises is written to stderr.
         """
         return self._comm.register_post_hook(hook)
 

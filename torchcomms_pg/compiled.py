@@ -98,7 +98,7 @@ def _start(
         for tensor, peer in zip(results, peers[len(sources) :], strict=True):
             batch.recv(tensor, peer)
         return batch.issue(**keywords), results
-    reduce_op = ReduceOp(op, factor) if op == "PREMUL_SUM" else getattr(ReduceOp, op, None)
+    reduce_op = ReduceOp.PREMUL_SUM(factor) if op == "PREMUL_SUM" else getattr(ReduceOp, op, None)
     values: dict[str, list[Any]] = {
         "write": list(results) or [None],
         "writes": [results],
@@ -178,6 +178,10 @@ class TracedWork(TorchWork):
             self._waited = True
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
+
+    def wait_blocking(self, timeout: timedelta | None = None) -> None:
+        """As `wait`, in a stream where that does."""
+        self.wait(timeout)
 
 
 def _data(tensors: Sequence[Tensor]) -> list[Tensor]:

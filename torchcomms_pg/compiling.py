@@ -54,9 +54,24 @@ class _Watch:
 
 def _register(module: Any) -> None:
     handler = module.callback_handler
-    if _began not in handler.start_callbacks:
-        handler.register_start_callback(_began)
-        handler.register_end_callback(_ended)
+    if _began in handler.start_callbacks:
+        return
+    _listen(handler)
+    clear = handler.clear
+
+    def clear_others() -> None:
+        """Clears the callbacks of all others: `torch._dynamo.reset` is not meant for these."""
+        try:
+            clear()
+        finally:  # it raises while something compiles, the end of which has to be heard, too
+            _listen(handler)
+
+    handler.clear = clear_others
+
+
+def _listen(handler: Any) -> None:
+    handler.register_start_callback(_began)
+    handler.register_end_callback(_ended)
 
 
 def _began(args: Any = None) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchcomms_pg import _C, compiling, env, nccl, whereabouts
+from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
 from torchcomms_pg.options import (
@@ -21,12 +22,13 @@ from torchcomms_pg.options import (
 )
 
 _ACCELERATED = ("nccl", "ncclx")
+_OLDEST_NCCLX = 22500
 
 
 def new_comm(
     backend: str,
     device: torch.device | str,
-    name: str | None = None,
+    name: str | CommOptions | None = None,
     *,
     store: dist.Store | None = None,
     timeout: timedelta | None = None,
@@ -43,8 +45,9 @@ def new_comm(
             hosts), ``"nccl"`` (CUDA tensors), ``"ncclx"`` (the same, over the library that
             TORCHCOMM_NCCLX_LIBRARY names) or ``"auto"``, the right one for `device`.
         device: whose tensors it communicates.
-        name: tells communicators apart, in the store and in messages. Communicators of one name
-            on one store are told apart by the order of their creation.
+        name: tells communicators apart, in the store, in messages and, from NCCL 2.27.3 on, for
+            NCCL. Communicators of one name on one store are told apart by the order of their
+            creation. A `CommOptions` in this place is `options`.
         store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
             and other launchers set them.
         timeout: how long an operation may take, and how long to wait for the other ranks here.
@@ -71,6 +74,12 @@ def new_comm(
         if device.type != "cpu":
             wanted = f"CPU tensors, got device {device}; pass 'cpu'"
         raise ValueError(f"new_comm: backend {backend!r} communicates {wanted}")
+    if isinstance(name, CommOptions):
+        if options is not None:
+            raise TypeError("new_comm: options are given twice, third and as options=; pass one")
+        name, options = None, name
+    _check_type("name", name, str)
+    _check_type("options", options, CommOptions)
     library = _library(backend)
     check_timeout("new_comm", timeout)
     chosen = options or CommOptions()
@@ -82,6 +91,8 @@ def new_comm(
         dict(chosen.hints if hints is None else hints),
     ).resolved()
     check_hints("new_comm", chosen.hints, COMMUNICATOR_HINTS)
+    config = config_of("new_comm", chosen.hints)
+    named = bool(name) and config.comm_name is None
     name = name or "torchcomm"
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
@@ -93,6 +104,7 @@ def new_comm(
     elif backend == "gloo":
         comm = _C.new_gloo_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
     else:
+        nccl.stay_deterministic()
         comm = _C.new_accelerator_communicator(
             meeting,
             rank,
@@ -104,11 +116,17 @@ def new_comm(
             library,
             nccl.package_folder(),
             "true" in (chosen.hints.get(hint) for hint in HIGH_PRIORITY),
-            config_of("new_comm", chosen.hints),
+            config,
+            named,
             env.ranks_per_root(),
         )
     whereabouts.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)
+
+
+def _check_type(argument: str, value: object, wanted: type) -> None:
+    if value is not None and not isinstance(value, wanted):
+        raise TypeError(f"new_comm: {argument} is {value!r}, wanted a {wanted.__name__} or None")
 
 
 def _library(backend: str) -> str:
@@ -116,6 +134,13 @@ def _library(backend: str) -> str:
     if backend != "ncclx":
         return env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     if path := env.read("TORCHCOMM_NCCLX_LIBRARY"):
+        library = _C.load_nccl(path, "")
+        if library.version < _OLDEST_NCCLX:
+            raise RuntimeError(
+                f"new_comm: backend 'ncclx' needs NCCLX 2.25.0 or later, and {path} says that it "
+                f"is {nccl.version_text(library.version)}; set TORCHCOMM_NCCLX_LIBRARY to a newer "
+                "one, or use backend 'nccl'"
+            )
         return path
     raise RuntimeError(
         "new_comm: backend 'ncclx' takes NCCLX, which is built from "
@@ -142,7 +167,7 @@ def get_comm(
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"get_comm: group is {group!r}, wanted a process group this rank is in")
-    backend = group._get_backend(device)
+    backend = unwrapped(group._get_backend(device))
     if not isinstance(backend, _C.Backend):
         raise ValueError(
             f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"

@@ -1,7 +1,7 @@
 """Every environment variable that torchcomms_pg reads; ``python -m torchcomms_pg.env`` lists them.
 
-Nothing else in the package reads the environment. A variable is read when it is needed, so that
-changing it takes effect for communicators created afterwards.
+Nothing else in the package reads the environment, or changes it. A variable is read when it is
+needed, so that changing it takes effect for communicators created afterwards.
 """
 
 from __future__ import annotations
@@ -59,6 +59,22 @@ VARIABLES = (
         "none",
         "1, 3: a timeout or error of a process group ends the process; 0, 2: it raises CommError",
     ),
+    Variable(
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "false",
+        "whether waiting for an operation of a process group on an accelerator stops the host",
+    ),
+    Variable(
+        "TORCH_NCCL_NAN_CHECK",
+        "false",
+        "whether an operation of a process group that would send NaN raises",
+    ),
+    Variable(
+        "TORCH_NCCL_ENABLE_TIMING",
+        "false",
+        "whether works of a process group know how long they took",
+    ),
+    Variable("NCCL_ALGO", "none", "NCCL's; ^NVLS where torch is told to be deterministic"),
     Variable(
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         "480",
@@ -236,6 +252,36 @@ def groups_end_process() -> bool:
     if value is not None and value > 3:
         raise ValueError(f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value}: wanted 0, 1, 2 or 3")
     return value in (1, 3)
+
+
+def blocking_wait() -> bool:
+    """Returns whether waiting for an operation on an accelerator stops the host."""
+    return read_bool("TORCH_NCCL_BLOCKING_WAIT", default=False)
+
+
+def nan_check() -> bool:
+    """Returns whether operations of process groups that would send NaN raise."""
+    return read_bool("TORCH_NCCL_NAN_CHECK", default=False)
+
+
+def enable_timing() -> bool:
+    """Returns whether works of process groups know how long they took."""
+    return read_bool("TORCH_NCCL_ENABLE_TIMING", default=False)
+
+
+def exclude_nvls() -> None:
+    """Has NCCL not use NVLS, whose sums may differ from run to run, unless NCCL_ALGO is set.
+
+    For the rest of the process, and the processes that it starts.
+    """
+    if read("NCCL_ALGO") is None:
+        os.environ["NCCL_ALGO"] = "^NVLS"
+
+
+def described() -> str:
+    """Returns the variables that are set, as ``NAME=value, NAME=value``."""
+    found = [(variable.name, os.environ.get(variable.name)) for variable in VARIABLES]
+    return ", ".join(f"{name}={value}" for name, value in found if value is not None) or "none"
 
 
 def ranks_per_root() -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 
+import torch
+
 from torchcomms_pg import _C, env
 
 
@@ -31,8 +33,22 @@ def version() -> tuple[int, int, int]:
     Raises:
         RuntimeError: as `load`.
     """
-    code = load().version
+    return _parts(load().version)
+
+
+def version_text(code: int) -> str:
+    """Returns e.g. ``"2.30.7"`` of NCCL's number 23007."""
+    return ".".join(map(str, _parts(code)))
+
+
+def _parts(code: int) -> tuple[int, int, int]:
     return code // 10000, code // 100 % 100, code % 100
+
+
+def stay_deterministic() -> None:
+    """Excludes NVLS where torch is told to use deterministic algorithms. Before a group is made."""
+    if torch.are_deterministic_algorithms_enabled():
+        env.exclude_nvls()
 
 
 @functools.cache
@@ -49,9 +65,8 @@ def package_folder() -> str:
 def main() -> None:
     """Prints which library it is."""
     library = load()
-    print(f"NCCL {'.'.join(map(str, version()))} at {library.path}, {library.origin}")
-    header = _C.nccl_header_version
-    print(f"built with the header of {header // 10000}.{header // 100 % 100}.{header % 100}")
+    print(f"NCCL {version_text(library.version)} at {library.path}, {library.origin}")
+    print(f"built with the header of {version_text(_C.nccl_header_version)}")
     if library.missing:
         print(f"it lacks {', '.join(library.missing)}")
 

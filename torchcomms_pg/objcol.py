@@ -1,12 +1,19 @@
-"""Collectives of Python objects, as bytes of their pickles.
+"""Collectives of Python objects, as what `torch.save` makes of them.
 
-Unpickling runs what the bytes say: use them among ranks that trust each other. All of them
-return when they are done. Objects may differ in size from rank to rank.
+All of them return when they are done. Objects may differ in size from rank to rank.
+
+A rank takes tensors, numbers, strings and containers of these (what ``torch.load`` takes with
+``weights_only=True``, and what `torch.serialization.add_safe_globals` adds). Of other classes it
+takes objects with ``weights_only=False`` only: to unpickle them is to run what their bytes say, so
+that is for ranks that trust each other. What it does not take raises pickle.UnpicklingError on the
+rank that receives it, when the communication has been done; its list stays as it was.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,12 +25,24 @@ if TYPE_CHECKING:
 
 
 def _pack(value: object) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(value, file)
     # A bytearray: torch warns of memory that must not be written to.
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
-def _unpack(data: torch.Tensor) -> Any:
-    return pickle.loads(data.numpy().tobytes())
+def _unpack(what: str, data: torch.Tensor, rank: int, weights_only: bool) -> Any:
+    try:
+        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        if not weights_only:
+            raise
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise pickle.UnpicklingError(
+            f"{what}: rank {rank} sent {found[1] if found else 'an object'}, which is not taken "
+            "with weights_only=True; pass weights_only=False where all ranks can be trusted, or "
+            "allow its class by torch.serialization.add_safe_globals"
+        ) from error
 
 
 def _check_length(what: str, argument: str, got: object, wanted: int) -> None:
@@ -38,7 +57,11 @@ def _check_nonempty(what: str, argument: str, got: Sequence[object]) -> None:
 
 
 def all_gather_object(
-    comm: TorchComm, object_list: list[Any], obj: object, timeout: timedelta | None = None
+    comm: TorchComm,
+    object_list: list[Any],
+    obj: object,
+    timeout: timedelta | None = None,
+    weights_only: bool = True,
 ) -> None:
     """Fills `object_list`, which has one entry per rank, with the ranks' `obj`."""
     _check_length("all_gather_object", "object_list", object_list, comm.get_size())
@@ -47,7 +70,9 @@ def all_gather_object(
     comm.all_gather_single(sizes, torch.tensor([mine.numel()]), False, timeout=timeout)
     parts = [torch.empty(size, dtype=torch.uint8) for size in sizes.tolist()]
     comm.all_gather_v(parts, mine, False, timeout=timeout)
-    object_list[:] = [_unpack(part) for part in parts]
+    object_list[:] = [
+        _unpack("all_gather_object", part, rank, weights_only) for rank, part in enumerate(parts)
+    ]
 
 
 def gather_object(
@@ -56,6 +81,7 @@ def gather_object(
     root: int,
     object_gather_list: list[Any] | None = None,
     timeout: timedelta | None = None,
+    weights_only: bool = True,
 ) -> None:
     """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
     rank, size = comm.get_rank(), comm.get_size()
@@ -75,11 +101,17 @@ def gather_object(
         if peer != root:
             batch.recv(parts[peer], peer)
     batch.issue(False, timeout=timeout)
-    object_gather_list[:] = [_unpack(part) for part in parts]
+    object_gather_list[:] = [
+        _unpack("gather_object", part, peer, weights_only) for peer, part in enumerate(parts)
+    ]
 
 
 def broadcast_object_list(
-    comm: TorchComm, object_list: list[Any], root: int, timeout: timedelta | None = None
+    comm: TorchComm,
+    object_list: list[Any],
+    root: int,
+    timeout: timedelta | None = None,
+    weights_only: bool = True,
 ) -> None:
     """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`."""
     comm._check_rank("broadcast_object_list", "root", root)
@@ -91,7 +123,10 @@ def broadcast_object_list(
     data = torch.cat(packed) if is_root else torch.empty(int(sizes.sum()), dtype=torch.uint8)
     comm.broadcast(data, root, False, timeout=timeout)
     if not is_root:
-        object_list[:] = [_unpack(part) for part in data.split(sizes.tolist())]
+        object_list[:] = [
+            _unpack("broadcast_object_list", part, root, weights_only)
+            for part in data.split(sizes.tolist())
+        ]
 
 
 def scatter_object_list(
@@ -100,6 +135,7 @@ def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     timeout: timedelta | None = None,
+    weights_only: bool = True,
 ) -> None:
     """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list."""
     rank, size = comm.get_rank(), comm.get_size()
@@ -110,7 +146,7 @@ def scatter_object_list(
         comm.scatter(length, [], root, False, timeout=timeout)
         data = torch.empty(int(length), dtype=torch.uint8)
         comm.recv(data, root, False, timeout=timeout)
-        scatter_object_output_list[0] = _unpack(data)
+        scatter_object_output_list[0] = _unpack("scatter_object_list", data, root, weights_only)
         return
     _check_length(
         "scatter_object_list", "scatter_object_input_list", scatter_object_input_list, size
@@ -123,7 +159,7 @@ def scatter_object_list(
         if peer != root:
             batch.send(packed[peer], peer)
     batch.issue(False, timeout=timeout)
-    scatter_object_output_list[0] = _unpack(packed[root])
+    scatter_object_output_list[0] = _unpack("scatter_object_list", packed[root], root, weights_only)
 
 
 def send_object_list(
@@ -137,7 +173,11 @@ def send_object_list(
 
 
 def recv_object_list(
-    comm: TorchComm, object_list: list[Any], src: int, timeout: timedelta | None = None
+    comm: TorchComm,
+    object_list: list[Any],
+    src: int,
+    timeout: timedelta | None = None,
+    weights_only: bool = True,
 ) -> None:
     """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`."""
     _check_nonempty("recv_object_list", "object_list", object_list)
@@ -145,4 +185,6 @@ def recv_object_list(
     comm.recv(sizes, src, False, timeout=timeout)
     data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
     comm.recv(data, src, False, timeout=timeout)
-    object_list[:] = [_unpack(part) for part in data.split(sizes.tolist())]
+    object_list[:] = [
+        _unpack("recv_object_list", part, src, weights_only) for part in data.split(sizes.tolist())
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,6 +33,8 @@ _CONFIG_FIELDS = {
 COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY, *_CONFIG_FIELDS}
 MESSAGE_HINTS = {TAG, *HIGH_PRIORITY}
 OPERATION_HINTS = set(HIGH_PRIORITY)
+
+_ignored: set[str] = set()  # unknown hints that have been told of
 
 
 @dataclass
@@ -107,18 +111,30 @@ def check_timeout(what: str, timeout: timedelta | None) -> None:
 
 
 def check_hints(what: str, hints: Hints, known: set[str]) -> None:
-    """Raises TypeError or ValueError unless `hints` holds known names and good values."""
-    if not isinstance(hints, Mapping):
+    """Warns of an unknown name, once in a process, and goes on: it may be for another backend.
+
+    Raises:
+        TypeError: `hints` is no dict of strings.
+        ValueError: a known hint has a value that it cannot have.
+    """
+    if not isinstance(hints, Mapping) or not all(isinstance(name, str) for name in hints):
         raise TypeError(f"{what}: hints is {hints!r}, wanted a dict of strings or None")
     for name, value in hints.items():
         if name not in known:
-            raise ValueError(
-                f"{what}: unknown hint {name!r}; known here: {', '.join(sorted(known))}"
-            )
-        if name in _CONFIG_FIELDS:
+            _warn_ignored(what, name, known)
+        elif name in _CONFIG_FIELDS:
             _set(what, _C.NcclConfig(), name, value)
         elif name == TAG:
             if not str(value).isdecimal():
                 raise ValueError(f"{what}: hint {name} is {value!r}, wanted a number, 0 or more")
         elif value not in ("true", "false"):
             raise ValueError(f"{what}: hint {name} is {value!r}, wanted 'true' or 'false'")
+
+
+def _warn_ignored(what: str, name: str, known: set[str]) -> None:
+    if name in _ignored:
+        return
+    _ignored.add(name)
+    close = difflib.get_close_matches(name, sorted(known), 1, 0.8)
+    meant = f"; did you mean {close[0]!r}?" if close else "; docs/api.md lists those that have one"
+    warnings.warn(f"{what}: hint {name!r} has no effect here{meant}", stacklevel=2)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
+
+
+class RedOpType(enum.Enum):
+    """What a `ReduceOp` does, without the factor."""
+
+    SUM = enum.auto()
+    PRODUCT = enum.auto()
+    MIN = enum.auto()
+    MAX = enum.auto()
+    BAND = enum.auto()
+    BOR = enum.auto()
+    BXOR = enum.auto()
+    PREMUL_SUM = enum.auto()
+    AVG = enum.auto()
 
 
 class ReduceOp:
@@ -18,6 +33,13 @@ class ReduceOp:
     one element, before it adds; for float16, bfloat16, float32 and float64.
 
     An operation also takes torch.distributed's own ``ReduceOp``.
+
+    Args:
+        type: which of them.
+        factor: of PREMUL_SUM, which needs one; the others take none.
+
+    Raises:
+        TypeError, ValueError: `type` is none, or `factor` is not what it needs.
     """
 
     SUM: ClassVar[ReduceOp]
@@ -31,11 +53,13 @@ class ReduceOp:
 
     __slots__ = ("factor", "native", "type")
 
-    def __init__(self, type: str, factor: float | torch.Tensor | None = None) -> None:
+    def __init__(self, type: RedOpType, factor: float | torch.Tensor | None = None) -> None:
+        if not isinstance(type, RedOpType):
+            raise TypeError(f"ReduceOp: type is {type!r}, wanted a RedOpType such as RedOpType.SUM")
         self.type = type
         self.factor = factor
         self.native: dist.ReduceOp | None = None  # c10d's form, made on first use
-        if type == "PREMUL_SUM":
+        if type is RedOpType.PREMUL_SUM:
             if not isinstance(factor, (int, float, torch.Tensor)) or isinstance(factor, bool):
                 raise TypeError(
                     f"ReduceOp.PREMUL_SUM: factor is {factor!r}, wanted a number or a tensor of "
@@ -45,29 +69,31 @@ class ReduceOp:
                 raise ValueError(
                     f"ReduceOp.PREMUL_SUM: factor has {factor.numel()} elements, wanted 1"
                 )
+        elif factor is not None:
+            raise TypeError(f"ReduceOp: {type.name} takes no factor, got {factor!r}")
 
     @staticmethod
     def PREMUL_SUM(factor: float | torch.Tensor) -> ReduceOp:  # noqa: N802
         """Returns the sum of the ranks' tensors, each multiplied by its `factor`."""
-        return ReduceOp("PREMUL_SUM", factor)
+        return ReduceOp(RedOpType.PREMUL_SUM, factor)
 
     def make_native(self) -> dist.ReduceOp:
         """Sets `native` and returns it."""
-        if self.type == "PREMUL_SUM":
+        if self.type is RedOpType.PREMUL_SUM:
             assert self.factor is not None  # see __init__
             factor = float(self.factor) if isinstance(self.factor, int) else self.factor
             self.native = _make_nccl_premul_sum(factor)
         else:
-            self.native = dist.ReduceOp(getattr(dist.ReduceOp, self.type))
+            self.native = dist.ReduceOp(getattr(dist.ReduceOp, self.type.name))
         return self.native
 
     def __repr__(self) -> str:
-        return f"ReduceOp.{self.type}" + ("" if self.factor is None else f"({self.factor!r})")
+        return f"ReduceOp.{self.type.name}" + ("" if self.factor is None else f"({self.factor!r})")
 
 
 _PLAIN = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
 for _type in _PLAIN:
-    setattr(ReduceOp, _type, ReduceOp(_type))
+    setattr(ReduceOp, _type, ReduceOp(RedOpType[_type]))
 
 
 def native_op(what: str, op: object) -> dist.ReduceOp:
@@ -86,12 +112,12 @@ def op_name(what: str, op: object) -> tuple[str, float]:
     """Returns name and factor of a reduce op, for ``torch.compile``; factor 1 where it has none."""
     if isinstance(op, ReduceOp):
         if op.factor is None:
-            return op.type, 1.0
+            return op.type.name, 1.0
         if isinstance(op.factor, torch.Tensor):
             raise TypeError(
                 f"{what}: inside torch.compile the factor of PREMUL_SUM has to be a number"
             )
-        return op.type, float(op.factor)
+        return op.type.name, float(op.factor)
     for name in _PLAIN:
         if op is getattr(dist.ReduceOp, name):  # torch 2.11's Dynamo knows no == of them
             return name, 1.0

@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchcomms_pg import _C, _patches, compiling, env, nccl, whereabouts
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
+from torchcomms_pg._version import __version__
 from torchcomms_pg.hooks import flight_recorder
 
 BACKEND_NAME = "torchcomms"
@@ -78,6 +79,9 @@ def create_backend(
     own.nccl_library = own.nccl_library or env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     own.nccl_folder = own.nccl_folder or nccl.package_folder()
     own.ranks_per_root = env.ranks_per_root()
+    own.blocking_wait = env.blocking_wait()
+    own.nan_check = env.nan_check()
+    timing = env.enable_timing()
     own._timeout = options.timeout
     own.ends_process = env.groups_end_process()
     own.group_name = options.group_id
@@ -86,11 +90,28 @@ def create_backend(
         own.enable_reconfigure = True
     flight_recorder.configure()
     compiling.configure()
+    nccl.stay_deterministic()
     if isinstance(group_options, SharedOptions):
-        return Backend(group_options.communicator, own)
-    backend = Backend(options.store, options.group_rank, options.group_size, own)
-    whereabouts.watch_over_monitor()
+        backend = Backend(group_options.communicator, own)
+    else:
+        backend = Backend(options.store, options.group_rank, options.group_size, own)
+        whereabouts.watch_over_monitor()
+    if timing:
+        backend._enable_collectives_timing()
+    _log(options, own)
     return backend
+
+
+def _log(options: _DistributedBackendOptions, own: Backend.Options) -> None:
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    _C.log_info(
+        f"torchcomms_pg {__version__}, group {options.group_id!r}: rank {options.group_rank} of "
+        f"{options.group_size}, global ranks {ranks}, timeout "
+        f"{options.timeout.total_seconds():g} s, a failure "
+        f"{'ends the process' if own.ends_process else 'raises'}; built with torch "
+        f"{_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
+        f"environment: {env.described()}"
+    )
 
 
 def serve_host_device(device_type: str, library: str = "") -> None:

@@ -94,7 +94,7 @@ class TorchCommWindow:
         self,
         tensor: torch.Tensor,
         dst_rank: int,
-        target_offset_nelems: int,
+        offset: int,
         async_op: bool,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
@@ -104,7 +104,7 @@ class TorchCommWindow:
         Args:
             tensor: of any strides, of the dtype registered there.
             dst_rank: may be this rank.
-            target_offset_nelems: the first element written, counted from the registered tensor's.
+            offset: the first element written, counted from the registered tensor's.
             async_op: whether to return at once.
             hints: see docs/api.md.
             timeout: from issue to end. None: the communicator's.
@@ -115,20 +115,18 @@ class TorchCommWindow:
             RuntimeError: nothing is registered.
         """
         self._check("put", hints, timeout)
-        return TorchWork(
-            self._window.put(tensor, dst_rank, target_offset_nelems, async_op, timeout)
-        )
+        return TorchWork(self._window.put(tensor, dst_rank, offset, async_op, timeout))
 
     def signal(
         self,
-        peer_rank: int,
+        dst_rank: int,
         async_op: bool,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Adds one to the signals that rank `peer_rank` has from this rank. See `put`."""
+        """Adds one to the signals that rank `dst_rank` has from this rank. See `put`."""
         self._check("signal", hints, timeout)
-        return TorchWork(self._window.signal(peer_rank, async_op, timeout))
+        return TorchWork(self._window.signal(dst_rank, async_op, timeout))
 
     def wait_signal(
         self,

@@ -63,7 +63,10 @@ class TorchWork:
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
         """As `wait`, and on every device the calling thread itself waits, not only its stream."""
-        self.wait(timeout)
+        if timeout is not None:
+            check_timeout("wait_blocking", timeout)
+        if self._work is not None:
+            _C.work_wait_blocking(self._work, timeout)
 
     def status(self) -> WorkStatus:
         """Returns how far the operation has come."""

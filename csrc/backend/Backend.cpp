@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/Bootstrap.hpp"
+#include "comm/NanCheck.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -58,6 +59,7 @@ Backend::Backend(
       members_(members()) {
   for (const auto& comm : comms) {
     comm->setEndsProcess(options_->endsProcess);
+    comm->setBlockingWait(options_->blockingWait);
     if (comm->device().is_cpu()) {
       cpu_ = comm;
     } else {
@@ -95,6 +97,7 @@ void Backend::detach() {
 }
 
 void Backend::start() {
+  enableNanCheck(options_->nanCheck);
   setGroupUid(options_->group_name);
   init();
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
@@ -199,6 +202,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
   comm->setEndsProcess(options_->endsProcess);
+  comm->setBlockingWait(options_->blockingWait);
   {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;
@@ -395,6 +399,37 @@ void Backend::enableCollectivesTiming() {
   }
 }
 
+void Backend::enableNanCheck(bool enable) {
+  std::lock_guard lock(hooksMutex_);
+  nanCheck_ = enable;
+  if (enable) {
+    for (const auto& comm : communicators()) {
+      installNanCheck(*comm);
+    }
+    return;
+  }
+  for (const auto& [hooks, id] : std::exchange(nanChecks_, {})) {
+    if (const auto there = hooks.lock()) {
+      there->remove(id);
+    }
+  }
+}
+
+void Backend::installNanCheck(Communicator& comm) {
+  const auto& hooks = comm.hooks();
+  std::erase_if(nanChecks_, [&](const auto& known) {
+    if (known.first.lock() != hooks) {
+      return false;
+    }
+    hooks->remove(
+        known.second);  // of the communicator that this one succeeds, maybe as another rank
+    return true;
+  });
+  const auto id =
+      hooks->add(Hooks::Pre([rank = comm.rank()](const auto& args) { refuseNan(*args, rank); }));
+  nanChecks_.emplace_back(hooks, id);
+}
+
 void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   std::lock_guard lock(hooksMutex_);
@@ -422,6 +457,9 @@ void Backend::adopt(Communicator& comm) {
 void Backend::installHooks(Communicator& comm) {
   std::lock_guard lock(hooksMutex_);
   installEndHook(comm);
+  if (nanCheck_) {
+    installNanCheck(comm);
+  }
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   installAbortHooks(comm);
 #endif

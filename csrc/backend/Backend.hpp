@@ -130,6 +130,8 @@ class Backend final : public c10d::Backend {
   bool isInitialized() TORCHCOMMS_PG_OVERRIDE_FROM_15;
   void eagerConnectSingleDevice(at::Device device) override;
   void enableCollectivesTiming() override;
+  // Whether operations that would send NaN are refused.
+  void enableNanCheck(bool enable);
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
@@ -208,6 +210,7 @@ class Backend final : public c10d::Backend {
   void installAbortHooks(Communicator& comm) const;
 #endif
   void installEndHook(Communicator& comm) const;
+  void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
   // Those that there are.
@@ -256,6 +259,8 @@ class Backend final : public c10d::Backend {
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
   std::shared_ptr<CallbackThread> completionHooks_;
+  bool nanCheck_ = false;
+  std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   std::map<int64_t, c10d::AbortHook> abortHooks_;
   std::mutex reconfigureMutex_;  // held during a call

@@ -16,6 +16,8 @@ struct GroupOptions : c10d::Backend::Options {
   AcceleratorOptions accelerator;
   gloo::Connect connectGloo;  // for CPU tensors of ranks on several hosts; null: an error
   bool endsProcess = false;   // upon a failure, see Communicator::setEndsProcess
+  bool blockingWait = false;  // on an accelerator, see Communicator::setBlockingWait
+  bool nanCheck = false;      // as enableNanCheck() sets it
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
     return c10::make_intrusive<GroupOptions>(*this);

@@ -28,7 +28,8 @@ std::unique_ptr<Comm> split(
     const std::vector<int>& ranks,
     const std::string& name,
     Timeout timeout,
-    const std::optional<NcclConfig>& config) {
+    const std::optional<NcclConfig>& config,
+    bool named) {
   Group group;
   group.name = name;
   group.description = self->group().description;
@@ -38,7 +39,8 @@ std::unique_ptr<Comm> split(
     const bool known = rank >= 0 && static_cast<size_t>(rank) < global.size();
     group.globalRanks.push_back(known ? global[rank] : rank);
   }
-  auto child = self->split(ranks, std::move(group), timeout.value_or(self->timeout()), config);
+  auto child =
+      self->split(ranks, std::move(group), timeout.value_or(self->timeout()), config, named);
   if (child == nullptr) {
     return nullptr;
   }
@@ -75,6 +77,7 @@ void bindLife(py::class_<Comm>& comm) {
           py::arg("name"),
           py::arg("timeout"),
           py::arg("config"),
+          py::arg("named"),
           NoGil())
       .def(
           "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())

@@ -69,12 +69,14 @@ std::unique_ptr<Comm> newAccelerator(
     const std::string& folder,
     bool highPriority,
     const NcclConfig& config,
+    bool named,
     int ranksPerRoot) {
   const auto meeting = meetingOf(store, rank, size, name, "nccl", timeout);
   const AcceleratorOptions options{
       .library = {.path = path, .folder = folder},
       .highPriority = highPriority,
       .config = config,
+      .named = named,
       .ranksPerRoot = ranksPerRoot};
   return own(connect(meeting, device, options), endsProcess);
 }
@@ -126,6 +128,7 @@ void bindCreation(py::module_& module) {
       py::arg("nccl_folder"),
       py::arg("high_priority"),
       py::arg("config"),
+      py::arg("named"),
       py::arg("ranks_per_root"),
       NoGil());
   module.def(

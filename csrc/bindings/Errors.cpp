@@ -84,6 +84,16 @@ void bindErrors(py::module_& module) {
   module.def(
       "work_state", [](c10d::Work& work) { return std::string(state(work)); }, py::arg("work"));
   module.def(
+      "work_wait_blocking",
+      [](c10d::Work& work, std::optional<Milliseconds> timeout) {
+        auto* const ours = dynamic_cast<Work*>(&work);
+        TORCH_CHECK_TYPE(ours != nullptr, "wait_blocking: this work is of another backend");
+        ours->waitOnHost(timeout.value_or(kNoTimeout));
+      },
+      py::arg("work"),
+      py::arg("timeout"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
       "work_error",
       [](c10d::Work& work) { return pythonError(work.isCompleted() ? work.exception() : nullptr); },
       py::arg("work"));

@@ -6,6 +6,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/Hooks.hpp"
+#include "comm/NanCheck.hpp"
 
 namespace torchcomms_pg {
 
@@ -156,6 +157,13 @@ void bindHooks(py::module_& module) {
   module.def(
       "set_work_type", [](py::object type) { workClass() = std::move(type); }, py::arg("type"));
 
+  module.def(
+      "refuse_nan",
+      &refuseNan,
+      py::arg("args"),
+      py::arg("rank"),
+      py::call_guard<py::gil_scoped_release>());
+
   py::class_<Handle>(module, "RemovableHandle").def("remove", &Handle::remove);
 
   py::class_<Comm>(module, "Communicator")
@@ -170,7 +178,17 @@ void bindHooks(py::module_& module) {
           "register_post_hook",
           [](Comm& self, py::function hook) {
             const auto& hooks = self->hooks();
-            return Handle(hooks, hooks->add(Hooks::Post(Function(std::move(hook)))));
+            return Handle(
+                hooks,
+                hooks->add(
+                    Hooks::Post([function = Function(std::move(hook))](
+                                    const std::shared_ptr<PostHookArgs>& args) {
+                      if (args->apart) {
+                        function.callUnraisable("a post hook of torchcomms_pg", args);
+                      } else {
+                        function(args);
+                      }
+                    })));
           },
           py::arg("hook"))
       .def(

@@ -60,7 +60,7 @@ void bindWindows(py::module_& module) {
           },
           py::arg("tensor"),
           py::arg("dst_rank"),
-          py::arg("target_offset_nelems"),
+          py::arg("offset"),
           py::arg("async_op"),
           py::arg("timeout"),
           NoGil())
@@ -69,7 +69,7 @@ void bindWindows(py::module_& module) {
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
             return self->signal(peer, windowOptions(async, timeout));
           },
-          py::arg("peer_rank"),
+          py::arg("dst_rank"),
           py::arg("async_op"),
           py::arg("timeout"),
           NoGil())

@@ -58,7 +58,7 @@ void Communicator::runOnAccelerator(Call& call, const WorkPtr& work) {
     throw;
   }
   if (watched->operation().kind == OpKind::barrier && !watched->operation().async) {
-    awaitOnAccelerator(*watched, kNoTimeout);
+    awaitOnAccelerator(*watched, kNoTimeout, /*onHost=*/true);
   }
   if (watched->hasFuture()) {
     watched->announce();  // of a batch: asked for before it was launched
@@ -82,7 +82,7 @@ void Communicator::runInGraph(Call& call, const WorkPtr& work) {
     work->finish(error);
     work->announce();
   }
-  tellEnd(call.op, error, call.op.issued, call.op.issued);
+  tellEnd(call.op, work, error, call.op.issued, call.op.issued);
   if (error) {
     std::rethrow_exception(error);
   }
@@ -176,9 +176,9 @@ bool Communicator::awaitEnd(Work& work, std::optional<Clock::time_point> deadlin
   return true;
 }
 
-void Communicator::awaitOnAccelerator(Work& work, Milliseconds timeout) {
+void Communicator::awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost) {
   const bool limited = timeout > kNoTimeout;
-  if (limited || work.operation().kind == OpKind::barrier) {
+  if (limited || onHost || work.operation().kind == OpKind::barrier) {
     auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     while (!awaitEnd(work, deadline)) {
       const auto more = inquiring_->judge(work.operation(), timeout);

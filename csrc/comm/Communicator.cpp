@@ -214,7 +214,7 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
   if (const auto hook = std::atomic_load(&endHook_)) {
     (*hook)(call.op, nullptr, call.op.issued, ended);
   }
-  tellEnd(call.op, error, call.op.issued, ended);
+  tellEnd(call.op, work, error, call.op.issued, ended);
   if (error) {
     awaitFailureHook();
     std::rethrow_exception(error);
@@ -283,7 +283,7 @@ void Communicator::finish(
     auto* const told = held->operation().async ? held.get() : nullptr;
     (*hook)(held->operation(), told, held->started(), held->finished());
   }
-  tellEnd(held->operation(), error, held->started(), held->finished());
+  tellEnd(held->operation(), held, error, held->started(), held->finished());
   if (!held->hasFuture()) {
     return;
   }
@@ -321,16 +321,16 @@ void Communicator::leave(InFlightList::iterator entry, bool completed) {
   drained_.notify_all();
 }
 
-void Communicator::await(Work& work, Milliseconds timeout) {
+void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
-    awaitFinish(work, timeout);
+    awaitFinish(work, timeout, onHost);
   }
   if (work.done() && !work.isSuccess()) {
     awaitFailureHook();
   }
 }
 
-void Communicator::awaitFinish(Work& work, Milliseconds timeout) {
+void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
   TORCH_CHECK(
       pid_ == static_cast<pid_t>(shm::processId()),
       "wait: this work belongs to the parent process; a forked child cannot use its groups");
@@ -339,7 +339,7 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout) {
       "wait: the operation is part of a batch that has not been launched; leave the coalescing "
       "context first");
   if (accelerator_ != nullptr) {
-    awaitOnAccelerator(work, timeout);
+    awaitOnAccelerator(work, timeout, onHost || blockingWait_.load(std::memory_order_relaxed));
     return;
   }
   if (timeout <= kNoTimeout) {

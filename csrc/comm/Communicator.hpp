@@ -175,13 +175,16 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // "suspended" is 1 after it. Also while suspended.
   std::unordered_map<std::string, uint64_t> memoryStats();
 
-  // A communicator of the listed ranks (of this one), in that order; null on
-  // ranks that are not listed. Collective over all ranks. No `config`: this one's.
+  // A communicator of the listed ranks (of this one), in that order; null where the list is empty.
+  // Collective over all ranks, with a wrong list, too, which then raises ValueError here and on the
+  // ranks that would have been together with this one. No `config`: this one's. `named`: NCCL is
+  // told the group's name.
   std::shared_ptr<Communicator> split(
       const std::vector<int>& ranks,
       Group group,
       Milliseconds timeout,
-      const std::optional<NcclConfig>& config = std::nullopt);
+      const std::optional<NcclConfig>& config = std::nullopt,
+      bool named = false);
   // A communicator without the excluded ranks, which do not call this and may
   // be dead, with this one's configuration. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
@@ -208,7 +211,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
 
   // Waits for the end of `work`, see Work::wait.
-  void await(Work& work, Milliseconds timeout);
+  // `onHost`: on an accelerator, too, the calling thread waits.
+  void await(Work& work, Milliseconds timeout, bool onHost = false);
   // Of an accelerator: has the current stream wait for the end of `work`.
   void awaitInStream(Work& work);
   // Null: a host device.
@@ -275,6 +279,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
   bool endsProcess() const { return endsProcess_.load(std::memory_order_relaxed); }
+
+  // Whether waiting for a Work stops the calling thread on an accelerator, too.
+  void setBlockingWait(bool blocking) { blockingWait_.store(blocking, std::memory_order_relaxed); }
 
   // Has the ranks find out together, through the store, who holds up an
   // operation (Verdicts.cpp). `prefix` is this communicator's alone, and the
@@ -364,12 +371,14 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void runOnAccelerator(Call& call, const WorkPtr& work);
   void runInGraph(Call& call, const WorkPtr& work);
   void queue(Call& call, cudaStream_t stream);
-  void awaitOnAccelerator(Work& work, Milliseconds timeout);
+  void awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost);
   void collectFinished();
   void conclude(const WorkPtr& work, InFlightList::iterator entry);
   std::exception_ptr asyncError(const Operation& op);
   ncclResult_t settle(ncclComm_t comm, ncclResult_t result);
   bool awaitEnd(Work& work, std::optional<Clock::time_point> deadline);
+  std::string splitMistake(const std::vector<int>& ranks) const;  // empty: none
+  std::string splitDifference(ncclComm_t child, const std::vector<int>& ranks, int key) const;
   Call merge(std::vector<Call> calls);
   Batch* openBatch();
   WorkPtr newWork(const Call& call);
@@ -383,6 +392,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   WorkPtr launchHooked(Call& call, WorkPtr work);
   void tellEnd(
       const Operation& op,
+      const WorkPtr& work,
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
@@ -398,7 +408,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void leave(InFlightList::iterator entry, bool completed = true);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
   void awaitInitialization();
-  void awaitFinish(Work& work, Milliseconds timeout);
+  void awaitFinish(Work& work, Milliseconds timeout, bool onHost);
   ncclComm_t usable() const;
 
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
@@ -438,6 +448,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
 
   std::atomic<bool> endsProcess_{false};
+  std::atomic<bool> blockingWait_{false};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
   std::mutex hookMutex_;
@@ -472,6 +483,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::mutex batchMutex_;
   std::atomic<int> openBatches_{0};
   std::unordered_map<std::thread::id, Batch> batches_;
+  // What a split has made of lists that differ: other ranks may be connecting to it still.
+  std::vector<std::shared_ptr<Communicator>> refused_;
 };
 
 }  // namespace torchcomms_pg

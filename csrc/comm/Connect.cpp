@@ -145,14 +145,17 @@ std::shared_ptr<Communicator> connectThroughGloo(
 
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
-  const auto make = [&](const NcclApi& api, ncclComm_t comm, const std::string& prefix) {
+  const auto make = [&](const NcclApi& api,
+                        ncclComm_t comm,
+                        const std::string& prefix,
+                        const NcclConfig& config) {
     return own(
         meeting,
         api,
         comm,
         prefix,
         std::make_unique<AcceleratorDevice>(device, options.highPriority),
-        options.config);
+        config);
   };
   const auto& name = meeting.group.name;
   checkCarried("connect", name, device);
@@ -177,16 +180,17 @@ std::shared_ptr<Communicator> connect(
         device,
         " go through shared memory, and its ranks are on different hosts: ",
         joined.unavailable);
-    return make(plainApi(), joined.comm, joined.prefix);
+    return make(plainApi(), joined.comm, joined.prefix, options.config);
   }
   const auto& library = Library::load(
       onHost != nullptr ? LibrarySearch{.path = *onHost, .folder = ""} : options.library);
   logOnce(library);
   const auto& api = library.api();
   options.config.check(api);
+  const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = meetOverNccl(library, meeting, options.ranksPerRoot);
   const c10::DeviceGuard onDevice(device);
-  return make(api, initComm(api, met.ids, meeting, options.config), met.prefix);
+  return make(api, initComm(api, met.ids, meeting, config), met.prefix, config);
 }
 
 }  // namespace torchcomms_pg

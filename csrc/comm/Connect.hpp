@@ -15,6 +15,7 @@ struct AcceleratorOptions {
   LibrarySearch library;      // for CUDA
   bool highPriority = false;  // of the communicator's stream
   NcclConfig config;
+  bool named = false;      // whether NCCL is told the group's name, see NcclConfig::named()
   int ranksPerRoot = 128;  // see meetOverNccl()
 };
 
@@ -31,8 +32,8 @@ std::shared_ptr<Communicator> connectThroughGloo(
 
 // Joins the ranks through the library for tensors of `device`: libnccl for
 // CUDA; what useHostStreams() says. Collective; returns when every rank has come.
-// Raises CommError, LibraryError, std::invalid_argument for a configuration that the
-// library does not take, or what torch raises where there is no such device.
+// Raises CommError, LibraryError, std::invalid_argument for a configuration that no
+// library takes, or what torch raises where there is no such device.
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options);
 

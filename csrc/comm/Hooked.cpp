@@ -97,8 +97,11 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
   const auto table = hooks_->table();
   const auto id = Hooks::nextOpId();
   const auto args = hookArgs(call, id);
-  call.op.hookName = args->name;
-  call.op.hookId = table->end.empty() ? 0 : id;
+  std::shared_ptr<HookedOperation> hooked;
+  if (!table->end.empty() || (args->async && !table->post.empty())) {
+    hooked = std::make_shared<HookedOperation>(args->name, id, table);
+    call.op.hooked = hooked;
+  }
   std::exception_ptr error;
   WorkPtr result;
   try {
@@ -112,7 +115,9 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
       work->finish(error);  // of a batch, which was given out already
     }
   }
-  if (!table->post.empty()) {
+  // Of an asynchronous operation that was started tellEnd() tells, also where that failed.
+  const bool now = !args->async || (error && !(hooked && hooked->told.exchange(true)));
+  if (now && !table->post.empty()) {
     auto after = std::make_shared<PostHookArgs>();
     after->name = args->name;
     after->opId = id;
@@ -131,20 +136,34 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
 
 void Communicator::tellEnd(
     const Operation& op,
+    const WorkPtr& work,
     const std::exception_ptr& error,
     Clock::time_point started,
     Clock::time_point finished) {
-  if (op.hookId == 0) {
+  if (!op.hooked) {
     return;
   }
-  auto args = std::make_shared<EndHookArgs>();
-  args->name = op.hookName;
-  args->opId = op.hookId;
-  args->async = op.async;
-  args->error = error;
-  // An operation that failed before it was started has no start.
-  args->duration = started == Clock::time_point{} ? Clock::duration{} : finished - started;
-  hooks_->fireEnd(std::move(args));
+  // A Work may live on, and hooks hold on to what they like.
+  const auto table = std::move(op.hooked->table);
+  if (!table->end.empty()) {
+    auto args = std::make_shared<EndHookArgs>();
+    args->name = op.hooked->name;
+    args->opId = op.hooked->id;
+    args->async = op.async;
+    args->error = error;
+    // An operation that failed before it was started has no start.
+    args->duration = started == Clock::time_point{} ? Clock::duration{} : finished - started;
+    hooks_->fireEnd(std::move(args));
+  }
+  if (op.async && !table->post.empty() && !op.hooked->told.exchange(true)) {
+    auto args = std::make_shared<PostHookArgs>();
+    args->name = op.hooked->name;
+    args->opId = op.hooked->id;
+    args->work = work;
+    args->error = error;
+    args->apart = true;
+    hooks_->firePost(*table, std::move(args));
+  }
 }
 
 void Communicator::runHooked(

@@ -9,14 +9,11 @@ uint64_t Hooks::nextOpId() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-Hooks::Id Hooks::add(End hook) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!thread_) {
-      thread_ = std::make_shared<CallbackThread>();
-    }
+void Hooks::startThread() {
+  std::lock_guard lock(mutex_);
+  if (!thread_) {
+    thread_ = std::make_shared<CallbackThread>();
   }
-  return insert(&Table::end, std::move(hook));
 }
 
 void Hooks::replace(std::shared_ptr<const Table> table) {
@@ -73,6 +70,28 @@ void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
   } else {
     fire();
   }
+}
+
+void Hooks::firePost(const Table& issued, std::shared_ptr<PostHookArgs> args) {
+  const auto now = table();
+  List<Post> hooks;
+  for (const auto& entry : issued.post) {
+    if (std::find(now->post.begin(), now->post.end(), entry) != now->post.end()) {
+      hooks.push_back(entry);
+    }
+  }
+  if (hooks.empty()) {
+    return;
+  }
+  thread_->add([hooks = std::move(hooks), args = std::move(args)] {
+    for (const auto& [id, hook] : hooks) {
+      try {
+        (*hook)(args);
+      } catch (const std::exception& error) {
+        TORCH_WARN("a post hook raised: ", error.what());
+      }
+    }
+  });
 }
 
 void Hooks::drain() {

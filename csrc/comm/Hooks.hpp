@@ -38,12 +38,14 @@ struct PreHookArgs {
   std::string newName;                            // of a split
 };
 
-// An operation that was launched, or could not be.
+// An operation that is over for its caller: a synchronous one that has returned or raised, an
+// asynchronous one that has ended, or one that was cancelled.
 struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
-  c10::intrusive_ptr<c10d::Work> work;  // null when the launch failed, and for finalize
-  std::exception_ptr error;             // what the launch failed with
+  c10::intrusive_ptr<c10d::Work> work;  // null when the caller got an error, and for finalize
+  std::exception_ptr error;             // what it failed with
+  bool apart = false;  // from a thread of its own, where nobody gets what a hook raises
 
   // A synchronous operation, of which the caller gets no Work: what one is made of for a hook
   // that asks.
@@ -90,8 +92,14 @@ class Hooks {
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
   Id add(Pre hook) { return insert(&Table::pre, std::move(hook)); }
-  Id add(Post hook) { return insert(&Table::post, std::move(hook)); }
-  Id add(End hook);
+  Id add(Post hook) {
+    startThread();
+    return insert(&Table::post, std::move(hook));
+  }
+  Id add(End hook) {
+    startThread();
+    return insert(&Table::end, std::move(hook));
+  }
   Id addAbort(Abort hook) { return insert(&Table::abort, std::move(hook)); }
 
   // Has no effect for an id that is gone.
@@ -105,13 +113,18 @@ class Hooks {
   // thread of their own, since a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
 
-  // Returns when the end hooks of all finished operations have run.
+  // Calls those post hooks that were there when the operation was issued, and still are, from the
+  // same thread.
+  void firePost(const Table& issued, std::shared_ptr<PostHookArgs> args);
+
+  // Returns when the hooks of all finished operations have run.
   void drain();
 
   // The id of the next operation.
   static uint64_t nextOpId();
 
  private:
+  void startThread();
   template <class Hook>
   Id insert(List<Hook> Table::* list, Hook hook);
   void replace(std::shared_ptr<const Table> table);
@@ -120,7 +133,15 @@ class Hooks {
   std::atomic<bool> any_{false};
   Id last_ = 0;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();
-  std::shared_ptr<CallbackThread> thread_;  // from the first end hook on
+  std::shared_ptr<CallbackThread> thread_;  // from the first post or end hook on
+};
+
+// An operation of which hooks have been told, until they have been told of its end.
+struct HookedOperation {
+  OpName name;
+  uint64_t id;
+  std::shared_ptr<const Hooks::Table> table;  // of its issue
+  std::atomic<bool> told{false};              // to the post hooks
 };
 
 template <class Hook>

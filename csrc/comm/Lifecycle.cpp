@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -67,30 +68,71 @@ ncclComm_t Communicator::handle() {
   return usable();
 }
 
+std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
+  std::string wrong;
+  std::vector<bool> seen(size_, false);
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size_) {
+      wrong = std::to_string(rank) + ", wanted ranks of 0 to " + std::to_string(size_ - 1);
+      break;
+    }
+    if (seen[rank]) {
+      wrong = std::to_string(rank) + " twice, wanted each rank once";
+      break;
+    }
+    seen[rank] = true;
+  }
+  if (!wrong.empty()) {
+    return "split: ranks [" + joinRanks(ranks) + "] name " + wrong;
+  }
+  if (ranks.empty() || seen[rank_]) {
+    return "";
+  }
+  return "split: ranks [" + joinRanks(ranks) + "] do not include this rank, " +
+         std::to_string(rank_) + "; pass the group that this rank is to be in, or an empty list";
+}
+
+std::string Communicator::splitDifference(
+    ncclComm_t child, const std::vector<int>& ranks, int key) const {
+  ncclResult_t state = ncclSuccess;
+  if (accelerator_ != nullptr &&
+      (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess)) {
+    return "";  // NCCL does not say of one that is still on its way
+  }
+  int count = static_cast<int>(ranks.size());
+  int position = key;
+  api_.commCount(child, &count);
+  api_.commUserRank(child, &position);
+  if (count == static_cast<int>(ranks.size()) && position == key) {
+    return "";
+  }
+  return "split: of the ranks [" + joinRanks(ranks) + "] only " + std::to_string(count) +
+         " have passed this list; pass the same on all ranks of a group";
+}
+
 std::shared_ptr<Communicator> Communicator::split(
     const std::vector<int>& ranks,
     Group group,
     Milliseconds timeout,
-    const std::optional<NcclConfig>& config) {
-  std::vector<bool> seen(size_, false);
-  for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(
-        rank >= 0 && rank < size_ && !seen[rank],
-        "split: ranks must be distinct and in 0 .. ",
-        size_ - 1,
-        ", got [",
-        joinRanks(ranks),
-        "]");
-    seen[rank] = true;
-  }
+    const std::optional<NcclConfig>& config,
+    bool named) {
+  // A rank with a wrong list takes part all the same, as one of no group: else those with a good
+  // one would wait for it.
+  const auto wrong = splitMistake(ranks);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
-  const bool member = position != ranks.end();
-  // Groups of one split are disjoint, so their first ranks tell them apart.
-  const int color = member ? ranks.front() : NCCL_SPLIT_NOCOLOR;
+  const bool member = position != ranks.end() && wrong.empty();
+  // Groups of one split are disjoint, so their first ranks tell them apart; different lists with
+  // the same first rank make different groups, all of whose ranks see that some are missing.
+  const auto lists = static_cast<uint32_t>(std::numeric_limits<int>::max() / size_);
+  const auto list = static_cast<uint32_t>(std::hash<std::string>{}(joinRanks(ranks))) % lists;
+  const int color = member ? ranks.front() + static_cast<int>(list) * size_ : NCCL_SPLIT_NOCOLOR;
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 
-  const auto chosen = config.value_or(config_);
+  auto chosen = config.value_or(config_);
   chosen.check(api_);
+  if (named) {
+    chosen = chosen.named(api_, group.name);
+  }
   // NCCL writes the child from a thread of its own, also when nobody waits for it any more.
   auto child = std::make_unique<ncclComm_t>(nullptr);
   auto call = newCall(OpKind::split, {.async = false, .timeout = timeout});
@@ -106,10 +148,12 @@ std::shared_ptr<Communicator> Communicator::split(
     child.release();
     throw;
   }
+  TORCH_CHECK_VALUE(wrong.empty(), wrong);
   const auto seq = sequenceNumber();
   if (*child == nullptr) {
     return nullptr;
   }
+  const auto difference = splitDifference(*child, ranks, key);
   auto made = std::make_shared<Communicator>(
       api_,
       *child,
@@ -119,6 +163,11 @@ std::shared_ptr<Communicator> Communicator::split(
       timeout,
       device_->another(),
       chosen);
+  if (!difference.empty()) {
+    const std::lock_guard lock(commMutex_);
+    refused_.push_back(std::move(made));
+    TORCH_CHECK_VALUE(false, difference);
+  }
   made->inquiring_->openLike(
       *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
   return made;
@@ -204,7 +253,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
           late ? "timed out after " + inSeconds(timeout) + ": not all ranks that stay have come"
                : api_.getLastError(comm))));
     }
-    tellEnd(call.op, error, call.op.issued, Clock::now());
+    tellEnd(call.op, nullptr, error, call.op.issued, Clock::now());
     if (error) {
       std::rethrow_exception(error);
     }
@@ -216,9 +265,9 @@ std::shared_ptr<Communicator> Communicator::shrink(
       }
     }
     call.newName = group.name;
-    call.op.hookName = OpName::shrink;
-    call.op.hookId = Hooks::nextOpId();
-    runHooked(hookArgs(call, call.op.hookId), shrinkNow);
+    const auto id = Hooks::nextOpId();
+    call.op.hooked = std::make_shared<HookedOperation>(OpName::shrink, id, hooks_->table());
+    runHooked(hookArgs(call, id), shrinkNow);
   } else {
     shrinkNow();
   }
@@ -360,9 +409,11 @@ void Communicator::closeNow() {
     return;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
   ncclComm_t comm = nullptr;
+  decltype(refused_) refused;  // freed after the lock is released
   {
     std::lock_guard lock(commMutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
+    refused.swap(refused_);
   }
   awaitFailureHook();
   if (comm == nullptr) {

@@ -1,5 +1,6 @@
 #include "comm/Operation.hpp"
 
+#include <algorithm>
 #include <iterator>
 #include <sstream>
 
@@ -103,9 +104,9 @@ std::string describe(const Operation& op) {
   if (!hasData(op.kind)) {
     return out.str();
   }
-  const bool takes = op.kind == OpKind::recv;
-  out << " (" << (takes ? op.numelOut : op.numelIn);
-  if (op.numelOut != op.numelIn && !isPointToPoint(op.kind)) {
+  const bool message = isPointToPoint(op.kind);  // which has one tensor
+  out << " (" << (message ? std::max(op.numelIn, op.numelOut) : op.numelIn);
+  if (!message && op.numelOut != op.numelIn) {
     out << " -> " << op.numelOut;
   }
   out << " x " << c10::toString(op.dtype);

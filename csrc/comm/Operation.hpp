@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/OpName.hpp"
 #include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
@@ -76,6 +75,7 @@ inline bool isPointToPoint(OpKind kind) {
 }
 
 class Recording;
+struct HookedOperation;
 
 struct Operation {
   OpKind kind = OpKind::allReduce;
@@ -93,8 +93,7 @@ struct Operation {
   Clock::time_point issued;
   std::vector<int64_t> inputSplits;  // of an uneven all-to-all
   std::vector<int64_t> outputSplits;
-  uint64_t hookId = 0;  // 0: no hook wants to be told of its end
-  OpName hookName = OpName::all_reduce;
+  std::shared_ptr<HookedOperation> hooked;     // null: no hook wants to be told of its end
   std::shared_ptr<const Recording> recording;  // null: nobody records it
 
   // Takes over what describe() tells, without allocating.

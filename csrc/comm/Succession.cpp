@@ -10,6 +10,7 @@ void Communicator::succeed(const Communicator& former) {
   // The same object: whoever has added a hook removes it there.
   hooks_ = former.hooks_;
   setEndsProcess(former.endsProcess());
+  setBlockingWait(former.blockingWait_.load(std::memory_order_relaxed));
   if (const auto recorders = std::atomic_load(&former.recorders_)) {
     for (const auto& recorded : *recorders) {
       record(recorded.recorder);

@@ -115,7 +115,7 @@ WorkPtr Window::put(
       what,
       ": ",
       tensor.numel(),
-      " elements at target_offset_nelems ",
+      " elements at offset ",
       offset,
       " do not fit into the ",
       part.numel,
@@ -172,7 +172,7 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
   const char* const what = name(call.op.kind);
   refuseDeferral(what);
   const auto registration = registered(what);
-  checkRank(what, "peer_rank", peer);
+  checkRank(what, "dst_rank", peer);
   call.op.peer = static_cast<int>(peer);
   call.launch = [&api = comm_->api_, to = call.op.peer, index = registration->signal](
                     ncclComm_t comm, cudaStream_t stream) {

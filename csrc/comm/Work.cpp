@@ -85,7 +85,16 @@ void Work::blockCurrentStream() {
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  withParamComms(*comm_, op_, "wait", {}, {}, [&] { comm_->await(*this, timeout); });
+  wait(timeout, /*onHost=*/false);
+  return true;
+}
+
+void Work::waitOnHost(std::chrono::milliseconds timeout) {
+  wait(timeout, /*onHost=*/true);
+}
+
+void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
+  withParamComms(*comm_, op_, "wait", {}, {}, [&] { comm_->await(*this, timeout, onHost); });
   if (c10d::allow_inflight_collective_as_graph_input()) {
     c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
   }
@@ -93,7 +102,6 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   if (exception_) {
     std::rethrow_exception(exception_);
   }
-  return true;
 }
 
 void Work::abort() {

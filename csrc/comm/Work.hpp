@@ -49,6 +49,9 @@ class Work final : public c10d::Work {
   // barrier.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
+  // As wait(), and on an accelerator, too, the calling thread waits.
+  void waitOnHost(std::chrono::milliseconds timeout);
+
   void blockCurrentStream() override;
 
   // Aborts the whole communicator.
@@ -99,6 +102,7 @@ class Work final : public c10d::Work {
   Clock::time_point finished() const;
 
  private:
+  void wait(std::chrono::milliseconds timeout, bool onHost);
   Clock::duration measured() const;  // between the events, with the mutex held
 
   const std::shared_ptr<Communicator> comm_;

@@ -1,5 +1,6 @@
 #include "nccl/Config.hpp"
 
+#include <algorithm>
 #include <climits>
 #include <stdexcept>
 #include <string_view>
@@ -184,6 +185,18 @@ std::optional<std::string> NcclConfig::text(const Field& field) const {
   return found == texts_.end() ? std::nullopt : std::optional(*found->second);
 }
 
+NcclConfig NcclConfig::named(const NcclApi& api, const std::string& name) const {
+  const auto& all = fields();
+  const auto& field = *std::find_if(
+      all.begin(), all.end(), [](const auto& each) { return each.text == &Config::commName; });
+  auto config = *this;
+  int version = 0;
+  if (api.getVersion(&version) == ncclSuccess && version >= field.since) {
+    config.setText(field, name);
+  }
+  return config;
+}
+
 void NcclConfig::check(const NcclApi& api) const {
   int version = 0;
   if (api.getVersion(&version) != ncclSuccess) {
@@ -191,7 +204,7 @@ void NcclConfig::check(const NcclApi& api) const {
   }
   for (const auto& field : fields()) {
     if (field.since > version && (numbers_.count(&field) > 0 || texts_.count(&field) > 0)) {
-      throw std::invalid_argument(
+      throw LibraryError(
           std::string("config.") + field.name + " came with NCCL " + versionText(field.since) +
           ", and the loaded library is " + versionText(version) +
           ", which would ignore it; leave it None, or load a newer one (TORCHCOMM_NCCL_LIBRARY)");

@@ -36,9 +36,12 @@ class NcclConfig {
   std::optional<int> number(const Field& field) const;
   std::optional<std::string> text(const Field& field) const;
 
-  // Raises std::invalid_argument where the library would ignore what is set, since it is older,
-  // or where two values do not go together.
+  // Raises LibraryError where the library would ignore what is set, since it is older, and
+  // std::invalid_argument where two values do not go together.
   void check(const NcclApi& api) const;
+
+  // With this as the communicator's name, where the library takes one.
+  NcclConfig named(const NcclApi& api, const std::string& name) const;
 
   // For the library. Communicators never block: deadlines and abort depend on it.
   ncclConfig_t raw() const;

@@ -1,0 +1,75 @@
+#include "comm/NanCheck.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "comm/TorchCompat.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+bool canHoldNan(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point() && !tensor.is_complex()) {
+    return false;
+  }
+  return tensor.is_cpu() ||
+         !isCapturing(
+             c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+}
+
+const char* text(OpName name) {
+  switch (name) {
+#define TORCHCOMMS_PG_CASE(name) \
+  case OpName::name: return #name;
+    TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_CASE)
+#undef TORCHCOMMS_PG_CASE
+  }
+  return "";
+}
+
+// torch does not look for NaN in numbers of one byte.
+at::Tensor wide(const at::Tensor& tensor) {
+  return tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
+}
+
+}  // namespace
+
+void refuseNan(const PreHookArgs& args, int rank) {
+  for (const auto& member : args.ops) {
+    refuseNan(*member, rank);
+  }
+  // A batch's tensors are those of its members, some of which only receive.
+  const bool fromRoot = args.name == OpName::broadcast || args.name == OpName::scatter;
+  if (!args.ops.empty() || (fromRoot && args.root != rank)) {
+    return;
+  }
+  const at::NoGradGuard noGrad;
+  for (size_t i = 0; i < args.inputs.size(); ++i) {
+    const auto& tensor = args.inputs[i];
+    if (!canHoldNan(tensor)) {
+      continue;
+    }
+    const auto count = at::isnan(wide(tensor)).sum().item<int64_t>();
+    TORCH_CHECK(
+        count == 0,
+        text(args.name),
+        " (op_id ",
+        args.opId,
+        ") on rank ",
+        rank,
+        ": input ",
+        i,
+        " of shape ",
+        tensor.sizes(),
+        " holds ",
+        count,
+        " NaN in ",
+        tensor.numel(),
+        " elements; it was not sent");
+  }
+}
+
+}  // namespace torchcomms_pg
