@@ -162,7 +162,7 @@ struct NcclApi {
 
   // Point-to-point with a tag. Messages of one pair and tag are matched in
   // issue order; different tags and different peers do not wait for each
-  // other. With `done` the message is independent of every stream and group.
+  // other. With `done` the message is independent of every stream, and not for groups.
   ncclResult_t (*sendTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
   ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =

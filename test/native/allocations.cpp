@@ -15,6 +15,11 @@ void* operator new(size_t bytes) {
   throw std::bad_alloc();
 }
 
+// Sanitizers pair it with the delete below, too.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
