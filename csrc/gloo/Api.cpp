@@ -313,6 +313,10 @@ NcclApi fill() {
     return collective(
         {CollectiveKind::scatter, in, out, count, type, {}, root}, ncclSum, comm, stream);
   };
+  t.barrier = [](ncclComm_t comm, cudaStream_t stream) {
+    return collective(
+        {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
+  };
   t.send = [](const void* buffer,
               size_t count,
               ncclDataType_t type,
@@ -328,10 +332,6 @@ NcclApi fill() {
               int peer,
               ncclComm_t comm,
               cudaStream_t stream) {
-  t.barrier = [](ncclComm_t comm, cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
-  };
     return message(false, {buffer, count, type, peer, 0, nullptr, nullptr}, comm, stream);
   };
   t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {
