@@ -149,6 +149,9 @@ WorkPtr Communicator::launch(Call call, WorkPtr work) {
 
 WorkPtr Communicator::start(Call& call, WorkPtr work) {
   auto& op = call.op;
+  if (op.ordered && (op.async || accelerator_ != nullptr)) {
+    device_->prepare();  // before the operation counts
+  }
   // Ranks that exchange no messages must still agree on the number of collectives.
   auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
   const auto count = std::max<size_t>(call.parts.size(), 1);

@@ -61,16 +61,16 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   const bool dump = !requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
-    std::promise<void> done;
-    failureHookDone_ = done.get_future();
-    std::thread([unfinished = Unfinished(),
-                 self = shared_from_this(),
-                 first = failureHook_,
-                 table,
-                 end,
-                 dump,
-                 text = ours->message,
-                 done = std::move(done)]() mutable {
+    const auto done = std::make_shared<std::promise<void>>();
+    failureHookDone_ = done->get_future();
+    Monitor::get().runApart([unfinished = Unfinished(),
+                             self = shared_from_this(),
+                             first = failureHook_,
+                             table,
+                             end,
+                             dump,
+                             text = ours->message,
+                             done] {
       inAbortHook = true;
       if (dump) {
         self->dumpRecords();
@@ -84,8 +84,9 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
       if (end) {
         endProcess(text);
       }
-      done.set_value();
-    }).detach();
+      inAbortHook = false;  // the thread may have more to do
+      done->set_value();
+    });
   }
   return ours;
 }
@@ -116,7 +117,7 @@ void Communicator::failLibrary(const Failure& failure) {
     return;
   }
   // NCCL may block until its kernels have let go, whoever asks must not.
-  std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+  Monitor::get().runApart([unfinished = Unfinished(), self = shared_from_this()] {
     const std::lock_guard failing(self->failMutex_);
     auto* comm = self->comm_.load(std::memory_order_acquire);
     const auto revoke = self->api_.commRevoke;
@@ -142,7 +143,7 @@ void Communicator::failLibrary(const Failure& failure) {
       self->registrations_.forget();
       self->api_.commAbort(comm);
     }
-  }).detach();
+  });
 }
 
 std::string Communicator::rankNames(const std::vector<int>& ranks) const {
