@@ -13,6 +13,9 @@ namespace torchcomms_pg {
 
 namespace {
 
+// How often the monitor has to have seen nothing in flight.
+constexpr int kIdleTicks = 2;
+
 // How long hooks may delay the error they were told of, for example to write
 // a dump.
 constexpr std::chrono::seconds kHookPatience{30};
@@ -49,7 +52,7 @@ c10d::ErrorType Communicator::error() const {
   return failure ? failure->type : c10d::ErrorType::SUCCESS;
 }
 
-std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool requested) {
+std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause cause) {
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
@@ -57,8 +60,10 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   }
   std::lock_guard lock(hookMutex_);
   const auto table = hooks_->table();
-  const bool end = !requested && endsProcess();
-  const bool dump = !requested && recorded_.load(std::memory_order_acquire);
+  const bool ends = cause != Cause::requested && endsProcess();
+  const bool end = ends && cause == Cause::met;
+  endsAtNextCall_ = ends && !end;
+  const bool dump = cause != Cause::requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
     const auto done = std::make_shared<std::promise<void>>();
@@ -222,6 +227,28 @@ std::vector<int> Communicator::absentRanks() {
                                                         : api_.absentRanks(comm);
 }
 
+void Communicator::raise(const Failure& failure) const {
+  if (endsAtNextCall_.load(std::memory_order_relaxed)) {
+    endProcess(failure.message);
+  }
+  throw CommError(failure);
+}
+
+Failure Communicator::failureElsewhere() {
+  Failure failure;
+  failure.type = c10d::ErrorType::REMOTE_ERROR;
+  failure.group = group_.name;
+  std::string text;
+  std::lock_guard lock(commMutex_);
+  if (auto* const comm = comm_.load(std::memory_order_acquire)) {
+    text = api_.getLastError(comm);
+    failure.ranks = api_.absentRanks == nullptr ? std::vector<int>() : api_.absentRanks(comm);
+  }
+  failure.message = "group '" + group_.name + "' has failed while rank " + std::to_string(rank_) +
+                    " was in no operation of it: " + text;
+  return failure;
+}
+
 void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
   auto absent = absentRanks();
   if (waitsForPeer(op.kind) && op.peer >= 0) {
@@ -270,8 +297,10 @@ void Communicator::check(Clock::time_point now) noexcept {
     }
     std::optional<Operation> overdue;
     std::optional<Operation> first;
+    bool idle = false;
     {
       std::lock_guard lock(inFlightMutex_);
+      idle = inFlight_.empty();
       if (accelerator_ != nullptr && !inFlight_.empty()) {
         first = *inFlight_.front().op;
       }
@@ -291,13 +320,15 @@ void Communicator::check(Clock::time_point now) noexcept {
       return;
     }
     inquiring_->checkDeadline(overdue, now);
-    if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
-      // A rank that has no operation in flight, such as one that is late, has
-      // its part of the record too.
-      dumping_ = true;
-      std::thread([unfinished = Unfinished(), self = shared_from_this()] {
-        self->dumpRecords();
-      }).detach();
+    // A rank that is late learns of it here, once it is clear that it is: an operation in flight
+    // tells more, and sees it at the same time.
+    idleTicks_ = idle ? idleTicks_ + 1 : 0;
+    if (idleTicks_ > kIdleTicks && !closed_.load(std::memory_order_acquire)) {
+      if (libraryFailed()) {
+        inquiring_->learnOfFailure();
+      } else {
+        inquiring_->learnOfVerdict();
+      }
     }
   } catch (...) {
     // Out of memory while describing a failure; the next tick tries again.

@@ -235,22 +235,59 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
 }
 
 void Inquiring::explainFailure(const Operation& op) {
+  apart([this, op] {
+    comm_.asyncError(op);
+    if (const auto failure = comm_.failure()) {
+      comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
+    }
+  });
+}
+
+void Inquiring::learnOfFailure() {
+  apart([this] {
+    auto failure = comm_.failureElsewhere();
+    const auto inquiry = this->inquiry();
+    if (auto verdict = inquiry ? inquiry->awaitOthers() : std::nullopt) {
+      failure.verdict = std::move(verdict->text);
+      if (!verdict->ranks.empty()) {
+        failure.ranks = std::move(verdict->ranks);
+      }
+    }
+    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+  });
+}
+
+void Inquiring::learnOfVerdict() {
+  const auto inquiry = this->inquiry();
+  const auto verdict = inquiry ? inquiry->final() : std::nullopt;
+  if (!verdict || comm_.api_.ring != nullptr) {  // such a library tells with better words
+    return;
+  }
+  apart([this, verdict = *verdict] {
+    auto failure = comm_.failureElsewhere();
+    failure.message += "an operation has timed out, or was not the same, on other ranks";
+    failure.verdict = verdict.text;
+    failure.ranks = verdict.ranks;
+    // Not the library: those who have asked do that, with their own words.
+    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+  });
+}
+
+// One at a time, in a thread of its own.
+void Inquiring::apart(std::function<void()> body) {
   if (explaining_.exchange(true)) {
     return;
   }
-  const auto explain = [unfinished = Unfinished(), self = comm_.shared_from_this(), this, op] {
-    try {
-      comm_.asyncError(op);
-      if (const auto failure = comm_.failure()) {
-        comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
-      }
-    } catch (...) {
-      // Out of memory while describing it; the monitor has it tried again.
-    }
-    explaining_ = false;
-  };
   try {
-    std::thread(explain).detach();
+    Monitor::get().runApart(
+        [unfinished = Unfinished(), self = comm_.shared_from_this(), this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) {
+            // Out of memory while describing it; the monitor has it tried again.
+          }
+          explaining_ = false;
+        });
   } catch (...) {
     explaining_ = false;
     throw;

@@ -11,6 +11,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
+#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
@@ -29,7 +30,7 @@ ncclComm_t Communicator::usable() const {
       "' was created before this process was forked and cannot be used here; create groups in the "
       "child");
   if (const auto failure = std::atomic_load(&failure_)) {
-    throw CommError(*failure);
+    raise(*failure);
   }
   auto* const comm = comm_.load(std::memory_order_acquire);
   TORCH_CHECK(
@@ -302,7 +303,15 @@ void Communicator::failInFlight() {
        group_.name,
        {rank_},
        {}},
-      /*requested=*/true);
+      Cause::requested);
+}
+
+std::exception_ptr Communicator::interruption() {
+  if (!shm::interrupted()) {
+    return nullptr;
+  }
+  failBy(kInterrupt);
+  return shm::takeInterrupt();
 }
 
 void Communicator::abort(const std::string& why) {
@@ -319,7 +328,7 @@ void Communicator::failBy(const std::string& why) {
        group_.name,
        {rank_},
        {}},
-      /*requested=*/true);
+      Cause::requested);
   failLibrary(*ours);
 }
 

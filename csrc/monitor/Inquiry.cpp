@@ -118,6 +118,11 @@ std::optional<Verdict> Inquiry::ask(const Question& question) {
   return std::nullopt;
 }
 
+std::optional<Verdict> Inquiry::final() const {
+  std::lock_guard lock(mutex_);
+  return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
+}
+
 void Inquiry::notice() {
   std::lock_guard lock(mutex_);
   noticed_ = true;
