@@ -227,7 +227,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void awaitFailureHook();
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
-  // deadline.
+  // deadline. Interrupted, it aborts, and raises what the handler of the signal has raised.
   void drain();
 
   // Ends what is in flight, then gives the library's communicator back.

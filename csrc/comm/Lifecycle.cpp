@@ -59,8 +59,14 @@ bool Communicator::initialized() {
 }
 
 void Communicator::awaitInitialization() {
-  while (!initialized()) {
+  for (auto next = Clock::now() + kInterruptInterval; !initialized();) {
     std::this_thread::sleep_for(kTeardownPoll);
+    if (Clock::now() >= next) {
+      next = Clock::now() + kInterruptInterval;
+      if (const auto raised = interruption()) {
+        std::rethrow_exception(raised);
+      }
+    }
   }
 }
 
@@ -350,7 +356,18 @@ void Communicator::drain() {
   const auto nothing = [&] { return inFlight_.empty(); };
   std::unique_lock lock(inFlightMutex_);
   if (accelerator_ == nullptr) {
-    drained_.wait(lock, nothing);
+    std::exception_ptr raised;
+    while (!drained_.wait_for(lock, raised ? kReleasePatience : kInterruptInterval, nothing)) {
+      if (raised) {
+        break;  // what does not end is left, as it was when the program was stopped
+      }
+      lock.unlock();
+      raised = interruption();
+      lock.lock();
+    }
+    if (raised) {
+      std::rethrow_exception(raised);
+    }
     return;
   }
   // Sooner than the monitor would see it. A device that does not let go of a
@@ -410,7 +427,20 @@ void Communicator::closeNow() {
   if (closed_.exchange(true, std::memory_order_acq_rel)) {
     return;
   }
-  drain();
+  std::exception_ptr interrupted;
+  try {
+    drain();
+  } catch (...) {
+    interrupted = std::current_exception();
+  }
+  release();
+  if (interrupted) {
+    std::rethrow_exception(interrupted);
+  }
+}
+
+// Gives everything back, when nothing is in flight any more.
+void Communicator::release() {
   inquiring_->close();
   hooks_->drain();
   std::unique_lock failing(failMutex_, kReleasePatience);
