@@ -43,7 +43,7 @@ Backend::Backend(
   cpu_ = connectHosts(
       {store, rank, size, describeGroup(*options_), members_, options_->timeout},
       options_->connectGloo);
-  cpu()->setEndsProcess(options_->endsProcess);
+  cpu()->setEndsProcess(options_->ends(cpu()->device()));
   start();
 }
 
@@ -58,8 +58,8 @@ Backend::Backend(
       store_(std::move(store)),
       members_(members()) {
   for (const auto& comm : comms) {
-    comm->setEndsProcess(options_->endsProcess);
     comm->setBlockingWait(options_->blockingWait);
+    comm->setEndsProcess(options_->ends(comm->device()));
     if (comm->device().is_cpu()) {
       cpu_ = comm;
     } else {
@@ -201,8 +201,8 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   const Meeting meeting{
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
-  comm->setEndsProcess(options_->endsProcess);
   comm->setBlockingWait(options_->blockingWait);
+  comm->setEndsProcess(options_->ends(comm->device()));
   {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;
@@ -245,7 +245,10 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
       "torchcomms_pg.Backend.Options()");
   auto options = c10::make_intrusive<GroupOptions>(*ours);
   options->connectGloo = options_->connectGloo;
-  options->endsProcess = options_->endsProcess;
+  if (!options->endsProcess) {
+    options->endsProcess = options_->endsProcess;
+  }
+  options->acceleratorEnds = options_->acceleratorEnds;
   options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
   if (options->accelerator.library.folder.empty()) {
     options->accelerator.library = options_->accelerator.library;

@@ -34,8 +34,8 @@ void callAbortHook(const std::function<void()>& hook) {
 // Without destructors: other threads are blocked in operations.
 [[noreturn]] void endProcess(const std::string& why) {
   const auto text = "torchcomms_pg ends this process: " + why +
-                    "\n(abort_process_on_timeout_or_error=False or TORCHCOMM_ABORT_ON_ERROR=false "
-                    "raises CommError instead)\n";
+                    "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
+                    "abort_process_on_timeout_or_error=False in pg_options or of new_comm)\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
   DumpPipe::removeAtExit();
   _exit(1);
