@@ -26,6 +26,17 @@ Group describeGroup(const GroupOptions& options) {
   return group;
 }
 
+// The groups of this process that know the processes of their ranks. Leaked on purpose: a group
+// may outlive the statics.
+struct Acquaintances {
+  std::mutex mutex;
+  std::set<const Backend*> groups;
+};
+Acquaintances& acquaintances() {
+  static auto* const known = new Acquaintances();
+  return *known;
+}
+
 }  // namespace
 
 Backend::Backend(
@@ -40,11 +51,24 @@ Backend::Backend(
     return;
   }
 #endif
+  // What can fail comes before the ranks meet: afterwards the others count on this one.
+  dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
+  std::vector<Peer> peers;
   cpu_ = connectHosts(
-      {store, rank, size, describeGroup(*options_), members_, options_->timeout},
-      options_->connectGloo);
+      {store,
+       rank,
+       size,
+       describeGroup(*options_),
+       members_,
+       options_->timeout,
+       peersOfOtherGroups()},
+      options_->connectGloo,
+      &peers);
   cpu()->setEndsProcess(options_->ends(cpu()->device()));
+  peers_ = std::move(peers);
   start();
+  std::lock_guard lock(acquaintances().mutex);
+  acquaintances().groups.insert(this);
 }
 
 Backend::Backend(
@@ -86,6 +110,7 @@ Backend::~Backend() {
 }
 
 void Backend::detach() {
+  forgetPeers();
   if (detached_.exchange(true)) {
     return;
   }
@@ -94,6 +119,42 @@ void Backend::detach() {
     comm->setFailureHook(nullptr);
   }
   dumpPipe_.store(nullptr);
+}
+
+// Those of this group whom a group that is well has met through the same store, by rank: so the
+// death of one is noticed also where it has not come yet. Empty where torch has not said who the
+// ranks are.
+std::vector<Peer> Backend::peersOfOtherGroups() const {
+  if (options_->global_ranks_in_group.empty()) {
+    return {};
+  }
+  const auto underlying = [](const c10::intrusive_ptr<c10d::Store>& store) {
+    auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
+    return prefixed == nullptr ? store.get() : prefixed->getUnderlyingNonPrefixStore().get();
+  };
+  std::map<int64_t, Peer> known;
+  {
+    std::lock_guard lock(acquaintances().mutex);
+    for (const auto* const other : acquaintances().groups) {
+      if (underlying(other->store_) != underlying(store_) || other->cpu()->failure()) {
+        continue;
+      }
+      const auto ranks = other->globalRanks();
+      for (size_t i = 0; i < other->peers_.size(); ++i) {
+        known[ranks[i]] = other->peers_[i];
+      }
+    }
+  }
+  std::vector<Peer> peers;
+  for (const auto rank : globalRanks()) {
+    peers.push_back(known[rank]);
+  }
+  return peers;
+}
+
+void Backend::forgetPeers() {
+  std::lock_guard lock(acquaintances().mutex);
+  acquaintances().groups.erase(this);
 }
 
 void Backend::start() {
@@ -329,7 +390,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
     options->global_ranks_in_group.clear();  // those of the smaller group
   }
-  return c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  merged->forgetPeers();  // its ranks are not those of its store
+  return merged;
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {
@@ -545,6 +608,7 @@ void Backend::shutdown() {
   }
   closed_ = true;
   std::exception_ptr first;
+  forgetPeers();
   for (const auto& comm : communicators()) {
     try {
       comm->close();

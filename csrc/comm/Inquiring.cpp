@@ -1,7 +1,6 @@
 #include "comm/Inquiring.hpp"
 
 #include <c10/util/Logging.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/Peer.hpp"
 #include "comm/Recording.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
@@ -20,11 +20,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-std::string hostName() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
+// How often a rank that waits for the others' dumps looks.
+constexpr Milliseconds kDumpLook{20};
 
 // The part of a store that is one communicator's inquiries'.
 class StoreBoard final : public Board {
@@ -107,20 +104,14 @@ void dumpApart(int rank) {
   }
 }
 
-// What a rank leaves for the case that it cannot answer: "<host> <pid>".
-std::string introduction() {
-  return hostName() + " " + std::to_string(getpid());
-}
-
 std::string describeSilent(const std::string& introduction) {
-  const auto space = introduction.find(' ');
-  const auto host = introduction.substr(0, space);
-  const auto pid = space == std::string::npos ? "" : introduction.substr(space + 1);
-  if (pid.empty()) {
+  const auto peer = Peer::parse(introduction);
+  const auto pid = std::to_string(peer.pid);
+  if (peer.pid == 0) {
     return "did not answer, and has not said where it runs";
   }
-  if (host != hostName()) {
-    return "did not answer (pid " + pid + " on " + host +
+  if (!peer.sameHost(Peer::self())) {
+    return "did not answer (pid " + pid + " on " + peer.host +
            "): it is dead or stopped, or the network is down";
   }
   const auto number = static_cast<uint32_t>(std::stoul(pid));
@@ -153,7 +144,8 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "inquiry", store);
-  const auto self = introduction();
+  // For the case that it cannot answer.
+  const auto self = Peer::self().text();
   store_->set("who/" + std::to_string(comm_.rank_), std::vector<uint8_t>(self.begin(), self.end()));
   Inquiry::Options options;
   options.rank = comm_.rank_;
