@@ -20,6 +20,10 @@ constexpr int kIdleTicks = 2;
 // a dump.
 constexpr std::chrono::seconds kHookPatience{30};
 
+// How long a process that ends waits until the other ranks have their dumps: a launcher ends
+// them when the first has ended.
+constexpr Milliseconds kDumpPatience{1500};
+
 // Whether this thread calls abort hooks. They may call what waits for abort hooks.
 thread_local bool inAbortHook = false;
 
@@ -85,6 +89,9 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause c
       }
       for (const auto& [id, hook] : table->abort) {
         callAbortHook(*hook);
+      }
+      if (dump && self->endsProcess()) {
+        self->inquiring_->awaitDumps(end ? kDumpPatience : Milliseconds(0));
       }
       if (end) {
         endProcess(text);

@@ -3,6 +3,7 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <future>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -284,6 +285,32 @@ void Inquiring::apart(std::function<void()> body) {
     explaining_ = false;
     throw;
   }
+}
+
+void Inquiring::awaitDumps(Milliseconds patience) {
+  if (!store_) {
+    return;
+  }
+  // The store may block for as long as it likes, or be gone.
+  const auto done = std::make_shared<std::promise<void>>();
+  const auto until = Clock::now() + patience;
+  Monitor::get().runApart([store = store_, rank = comm_.rank_, size = comm_.size_, until, done] {
+    try {
+      StoreBoard board(store);
+      const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+      board.set(key(rank), "");
+      for (int peer = 0; peer < size; ++peer) {
+        const auto who = Peer::parse(board.get("who/" + std::to_string(peer)).value_or(""));
+        while (Clock::now() < until && !board.get(key(peer)) && !who.dead()) {
+          std::this_thread::sleep_for(kDumpLook);
+        }
+      }
+    } catch (const std::exception&) {
+      // The store went with the rank that served it.
+    }
+    done->set_value();
+  });
+  done->get_future().wait_until(until);
 }
 
 std::optional<Milliseconds> Inquiring::judge(const Operation& op, Milliseconds timeout) {
