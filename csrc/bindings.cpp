@@ -90,6 +90,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   module.def("log_info", [](const std::string& text) { LOG(INFO) << text; }, py::arg("text"));
   registerControlPlane();
   bindErrors(module);
+  bindInterrupts();
   bindHooks(module);
   bindCommunicator(module);
   bindWindows(module);
@@ -133,9 +134,10 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
           "ranks_per_root",
           [](const GroupOptions& self) { return self.accelerator.ranksPerRoot; },
           [](GroupOptions& self, int ranks) { self.accelerator.ranksPerRoot = ranks; })
-      .def_readwrite("ends_process", &GroupOptions::endsProcess)
       .def_readwrite("blocking_wait", &GroupOptions::blockingWait)
       .def_readwrite("nan_check", &GroupOptions::nanCheck)
+      .def_readwrite("abort_process_on_timeout_or_error", &GroupOptions::endsProcess)
+      .def_readwrite("accelerator_ends_process", &GroupOptions::acceleratorEnds)
       .def(
           "__copy__",
           [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })

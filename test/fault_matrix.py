@@ -41,6 +41,7 @@ import time
 import torch
 import torch.distributed as dist
 from ranks import Ranks, connect_store, receive, report, wait_for
+from scarcity import no_more_descriptors, no_more_threads
 
 import torchcomms_pg
 
@@ -68,7 +69,10 @@ FAULTS = {
     "raises in Python": r"rank 1\b.*(left|died|destroyed)",
     "sys.exit": r"rank 1\b.*(left|died|destroyed)",
     "kill -9": r"rank 1\b.*died",
+    "kill -9 in new_group": r"rank 1\b.*died",
     "SIGSTOP for a while": r"rank 1: its process is stopped \(pid \d+\)",
+    "no thread to spare": r"rank 1 has not arrived at ",
+    "no descriptor to spare": r"rank 1 has not arrived at ",
     "holds the GIL": r"rank 1: .*(\n.*)*holds the GIL(.*\n)*.*in native_code",
     "compiles long": None,
     # NCCL does not carry the reason: on an accelerator the others know whose doing it was.
@@ -87,6 +91,16 @@ APIS = {
 }
 MODES = ("raise", "end")
 RECORDED = {"DDP", "direct, accelerator", "DDP, accelerator"}  # without being asked
+KILLS = ("kill -9", "kill -9 in new_group")
+# Those of rank 1's deeds that let the others begin at a moment of their own.
+BEGIN_THEMSELVES = (
+    "never calls",
+    "SIGSTOP for a while",
+    "no thread to spare",
+    "no descriptor to spare",
+    "holds the GIL",
+    "compiles long",
+)
 # These have no way to happen there.
 IMPOSSIBLE = {
     (api, fault)
@@ -191,6 +205,13 @@ class Group:
         else:
             self.second.barrier(async_op=False)
 
+    def divide(self):
+        """Makes one more group, of all ranks."""
+        if self.is_process_group:
+            dist.new_group(timeout=datetime.timedelta(minutes=30))
+        else:
+            self.comm.split(list(range(WORLD)), self.name + "/third")
+
     def abort(self):
         if not self.is_process_group:
             self.comm.abort()
@@ -240,11 +261,16 @@ def is_stopped(begin):
 
 def commit(fault, group, begin):
     """What rank 1 does instead of, or before, the operation of the others, who come at `begin`."""
-    places = ("never calls", "SIGSTOP for a while", "holds the GIL", "compiles long")
-    if fault not in places:
+    if fault not in BEGIN_THEMSELVES:
         begin()
     if fault == "never calls":
         stays_away(group, begin)
+    elif fault == "no thread to spare":
+        no_more_threads()
+        stays_away(group, begin)
+    elif fault == "no descriptor to spare":
+        with no_more_descriptors():
+            stays_away(group, begin)
     elif fault == "store server gone":
         time.sleep(ABSENCE + 4)
     elif fault == "calls late":
@@ -272,7 +298,7 @@ def commit(fault, group, begin):
     elif fault == "sys.exit":
         atexit._run_exitfuncs()  # what of sys.exit() concerns others; this is a forked process
         os._exit(3)
-    elif fault == "kill -9":
+    elif fault in KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "SIGSTOP for a while":
         is_stopped(begin)
@@ -298,8 +324,7 @@ def commit(fault, group, begin):
 def run(fault, api, mode, args, server, dumps):
     """Returns what became of this rank: (error, its text, seconds, what is wrong afterwards)."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps, "trace_")
-    if mode == "end":
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    os.environ["TORCHCOMM_ABORT_ON_ERROR"] = "true" if mode == "end" else "false"
     store = connect_store(*args)
     meeting = connect_store(*server) if server else store
     device_of(api)
@@ -322,6 +347,10 @@ def run(fault, api, mode, args, server, dumps):
             stays_away(group)
         elif fault == "abort during an operation":
             store.add("in the operation", 1)
+        if fault == "kill -9 in new_group":
+            # Over Gloo, and where errors end the process, the group itself fails in it.
+            with contextlib.suppress(torchcomms_pg.CommError):
+                group.divide()
         if fault in ("another root", "a root of its own") and group.rank != CULPRIT:
             group.broadcast(torch.ones(1000), 0)
         elif fault == "another message" and group.rank == 0:
@@ -352,7 +381,10 @@ def goes_on(fault, args, group):
             group.abort()
         if not group.is_process_group or dist.is_initialized():
             group.close()
-        left = [r for r in range(WORLD) if r != CULPRIT or fault not in ("sys.exit", "kill -9")]
+        gone = fault in ("sys.exit", *KILLS, "no thread to spare")  # which cannot make groups
+        if gone and group.rank == CULPRIT:
+            return ""
+        left = [r for r in range(WORLD) if r != CULPRIT or not gone]
         rank = left.index(int(os.environ["RANK"]))
         options = {"store": connect_store(*args), "rank": rank}
         dist.init_process_group("torchcomms", world_size=len(left), **options)
@@ -474,7 +506,7 @@ class Cell:
         expected = FAULTS[self.fault]
         if outcome.hung or outcome.error:
             yield (outcome.hung or outcome.error)[-1500:]
-        elif rank == CULPRIT and self.fault in ("sys.exit", "kill -9"):
+        elif rank == CULPRIT and self.fault in ("sys.exit", *KILLS):
             code = self.ranks.exit_code(rank)
             if code != (3 if self.fault == "sys.exit" else -9):
                 yield f"exit code {code}"

@@ -195,6 +195,8 @@ class _Zygote:
     def __init__(self):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        # A failure on an accelerator is raised here, so that tests can look at it.
+        env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         env["PYTHONPATH"] = os.pathsep.join(
             [str(HERE), str(HERE.parent)] + env.get("PYTHONPATH", "").split(os.pathsep)
         ).rstrip(os.pathsep)

@@ -381,6 +381,10 @@ class Communicator:
     @property
     def failed(self) -> bool: ...
     @property
+    def ends_process(self) -> bool:
+        """Whether a failure ends the process."""
+
+    @property
     def timeout(self) -> timedelta: ...
     @timeout.setter
     def timeout(self, arg1: timedelta) -> None: ...
@@ -597,11 +601,21 @@ class Backend(_C10dBackend):
         blocking_wait: bool
         nan_check: bool
         @property
-        def ends_process(self) -> bool:
-            """Whether a failure ends the process, after the abort hooks."""
+        def abort_process_on_timeout_or_error(self) -> bool | None:
+            """Whether a failure ends the process, after the abort hooks; else it raises CommError.
 
-        @ends_process.setter
-        def ends_process(self, arg0: bool) -> None: ...
+            None: TORCHCOMM_ABORT_ON_ERROR; where that is not set, it raises for CPU tensors, and
+            for an accelerator's TORCH_NCCL_ASYNC_ERROR_HANDLING says.
+            """
+
+        @abort_process_on_timeout_or_error.setter
+        def abort_process_on_timeout_or_error(self, arg0: bool | None) -> None: ...
+        @property
+        def accelerator_ends_process(self) -> bool:
+            """What TORCH_NCCL_ASYNC_ERROR_HANDLING says; set by torchcomms_pg."""
+
+        @accelerator_ends_process.setter
+        def accelerator_ends_process(self, arg0: bool) -> None: ...
         def __copy__(self) -> Backend.Options: ...
         def __deepcopy__(self, memo: dict[int, Any]) -> Backend.Options: ...
 

@@ -173,6 +173,6 @@ def get_comm(
             f"get_comm: the group's backend for {device} is {backend.name()!r}, wanted 'torchcomms'"
         )
     comm = backend.communicator(with_index(device))
-    options = CommOptions(abort_process_on_timeout_or_error=False, timeout=comm.timeout)
+    options = CommOptions(abort_process_on_timeout_or_error=comm.ends_process, timeout=comm.timeout)
     name = "shm" if device.type == "cpu" else "nccl"
     return TorchComm(comm, name, options, group=group, owned=False)

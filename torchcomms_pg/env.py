@@ -31,8 +31,8 @@ VARIABLES = (
     Variable("TORCHCOMM_TIMEOUT_SECONDS", "600", "how long an operation of new_comm may take"),
     Variable(
         "TORCHCOMM_ABORT_ON_ERROR",
-        "true",
-        "whether a timeout or error of a communicator of new_comm ends the process",
+        "true of new_comm; of process groups what the other variable says",
+        "whether a timeout or error ends the process; else it raises CommError",
     ),
     Variable(
         "TORCHCOMM_NCCL_LIBRARY",
@@ -56,8 +56,9 @@ VARIABLES = (
     ),
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "none",
-        "1, 3: a timeout or error of a process group ends the process; 0, 2: it raises CommError",
+        "3",
+        "of process groups on an accelerator, where TORCHCOMM_ABORT_ON_ERROR is not set: "
+        "1, 3: a timeout or error ends the process; 0, 2: it raises CommError",
     ),
     Variable(
         "TORCH_NCCL_BLOCKING_WAIT",
@@ -242,8 +243,20 @@ def abort_on_error() -> bool:
     return read_bool("TORCHCOMM_ABORT_ON_ERROR", default=True)
 
 
-def groups_end_process() -> bool:
-    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING says of process groups; not set: False.
+def group_aborts_on_error() -> bool | None:
+    """Returns what TORCHCOMM_ABORT_ON_ERROR says of process groups, None where it is not set.
+
+    Raises:
+        ValueError: it is neither true nor false.
+    """
+    return None if read("TORCHCOMM_ABORT_ON_ERROR") is None else abort_on_error()
+
+
+def accelerator_ends_process() -> bool:
+    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING says; not set: True, as in torch's nccl.
+
+    It is of process groups, and of an accelerator's tensors alone: torchrun sets it, and a
+    failure on CPU tensors can be raised where the caller waits.
 
     Raises:
         ValueError: it is none of torch's values.
@@ -251,7 +264,7 @@ def groups_end_process() -> bool:
     value = read_int("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if value is not None and value > 3:
         raise ValueError(f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value}: wanted 0, 1, 2 or 3")
-    return value in (1, 3)
+    return value not in (0, 2)
 
 
 def blocking_wait() -> bool:

@@ -83,7 +83,9 @@ def create_backend(
     own.nan_check = env.nan_check()
     timing = env.enable_timing()
     own._timeout = options.timeout
-    own.ends_process = env.groups_end_process()
+    if own.abort_process_on_timeout_or_error is None:
+        own.abort_process_on_timeout_or_error = env.group_aborts_on_error()
+    own.accelerator_ends_process = env.accelerator_ends_process()
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on

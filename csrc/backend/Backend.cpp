@@ -26,6 +26,17 @@ Group describeGroup(const GroupOptions& options) {
   return group;
 }
 
+// The groups of this process that know the processes of their ranks. Leaked on purpose: a group
+// may outlive the statics.
+struct Acquaintances {
+  std::mutex mutex;
+  std::set<const Backend*> groups;
+};
+Acquaintances& acquaintances() {
+  static auto* const known = new Acquaintances();
+  return *known;
+}
+
 }  // namespace
 
 Backend::Backend(
@@ -40,11 +51,24 @@ Backend::Backend(
     return;
   }
 #endif
+  // What can fail comes before the ranks meet: afterwards the others count on this one.
+  dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
+  std::vector<Peer> peers;
   cpu_ = connectHosts(
-      {store, rank, size, describeGroup(*options_), members_, options_->timeout},
-      options_->connectGloo);
-  cpu()->setEndsProcess(options_->endsProcess);
+      {store,
+       rank,
+       size,
+       describeGroup(*options_),
+       members_,
+       options_->timeout,
+       peersOfOtherGroups()},
+      options_->connectGloo,
+      &peers);
+  cpu()->setEndsProcess(options_->ends(cpu()->device()));
+  peers_ = std::move(peers);
   start();
+  std::lock_guard lock(acquaintances().mutex);
+  acquaintances().groups.insert(this);
 }
 
 Backend::Backend(
@@ -58,8 +82,8 @@ Backend::Backend(
       store_(std::move(store)),
       members_(members()) {
   for (const auto& comm : comms) {
-    comm->setEndsProcess(options_->endsProcess);
     comm->setBlockingWait(options_->blockingWait);
+    comm->setEndsProcess(options_->ends(comm->device()));
     if (comm->device().is_cpu()) {
       cpu_ = comm;
     } else {
@@ -86,6 +110,7 @@ Backend::~Backend() {
 }
 
 void Backend::detach() {
+  forgetPeers();
   if (detached_.exchange(true)) {
     return;
   }
@@ -94,6 +119,42 @@ void Backend::detach() {
     comm->setFailureHook(nullptr);
   }
   dumpPipe_.store(nullptr);
+}
+
+// Those of this group whom a group that is well has met through the same store, by rank: so the
+// death of one is noticed also where it has not come yet. Empty where torch has not said who the
+// ranks are.
+std::vector<Peer> Backend::peersOfOtherGroups() const {
+  if (options_->global_ranks_in_group.empty()) {
+    return {};
+  }
+  const auto underlying = [](const c10::intrusive_ptr<c10d::Store>& store) {
+    auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
+    return prefixed == nullptr ? store.get() : prefixed->getUnderlyingNonPrefixStore().get();
+  };
+  std::map<int64_t, Peer> known;
+  {
+    std::lock_guard lock(acquaintances().mutex);
+    for (const auto* const other : acquaintances().groups) {
+      if (underlying(other->store_) != underlying(store_) || other->cpu()->failure()) {
+        continue;
+      }
+      const auto ranks = other->globalRanks();
+      for (size_t i = 0; i < other->peers_.size(); ++i) {
+        known[ranks[i]] = other->peers_[i];
+      }
+    }
+  }
+  std::vector<Peer> peers;
+  for (const auto rank : globalRanks()) {
+    peers.push_back(known[rank]);
+  }
+  return peers;
+}
+
+void Backend::forgetPeers() {
+  std::lock_guard lock(acquaintances().mutex);
+  acquaintances().groups.erase(this);
 }
 
 void Backend::start() {
@@ -201,8 +262,8 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   const Meeting meeting{
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
-  comm->setEndsProcess(options_->endsProcess);
   comm->setBlockingWait(options_->blockingWait);
+  comm->setEndsProcess(options_->ends(comm->device()));
   {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;
@@ -245,7 +306,10 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
       "torchcomms_pg.Backend.Options()");
   auto options = c10::make_intrusive<GroupOptions>(*ours);
   options->connectGloo = options_->connectGloo;
-  options->endsProcess = options_->endsProcess;
+  if (!options->endsProcess) {
+    options->endsProcess = options_->endsProcess;
+  }
+  options->acceleratorEnds = options_->acceleratorEnds;
   options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
   if (options->accelerator.library.folder.empty()) {
     options->accelerator.library = options_->accelerator.library;
@@ -326,7 +390,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
     options->global_ranks_in_group.clear();  // those of the smaller group
   }
-  return c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  merged->forgetPeers();  // its ranks are not those of its store
+  return merged;
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {
@@ -542,6 +608,7 @@ void Backend::shutdown() {
   }
   closed_ = true;
   std::exception_ptr first;
+  forgetPeers();
   for (const auto& comm : communicators()) {
     try {
       comm->close();

@@ -199,6 +199,8 @@ class Backend final : public c10d::Backend {
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
+  std::vector<Peer> peersOfOtherGroups() const;
+  void forgetPeers();
   // Null before the first reconfigure(), and in a group that was made of an accelerator's.
   CommPtr cpu() const { return cpu_.load(std::memory_order_acquire); }
   // Before each use. Recording starts with the first: torch describes a group after it has made it.
@@ -244,6 +246,7 @@ class Backend final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   std::string members_;       // how they find each other in the store; by reconfigure()
   std::atomic<CommPtr> cpu_;  // replaced by reconfigure()
+  std::vector<Peer> peers_;   // of the ranks it was made of; not where others made it
   std::mutex creationMutex_;  // held while the ranks meet for a device
   mutable std::mutex acceleratorsMutex_;
   std::map<at::DeviceIndex, CommPtr> accelerators_;

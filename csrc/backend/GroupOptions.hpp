@@ -1,6 +1,8 @@
 // What a user may set for a group: `pg_options` of init_process_group.
 #pragma once
 
+#include <optional>
+
 #include "comm/Connect.hpp"
 #include "comm/TorchCompat.hpp"
 
@@ -15,9 +17,15 @@ struct GroupOptions : c10d::Backend::Options {
 
   AcceleratorOptions accelerator;
   gloo::Connect connectGloo;  // for CPU tensors of ranks on several hosts; null: an error
-  bool endsProcess = false;   // upon a failure, see Communicator::setEndsProcess
   bool blockingWait = false;  // on an accelerator, see Communicator::setBlockingWait
   bool nanCheck = false;      // as enableNanCheck() sets it
+  // Whether a failure ends the process, see Communicator::setEndsProcess. None: not on CPU tensors,
+  // whose callers wait in the call and so get an exception; on an accelerator as `acceleratorEnds`.
+  std::optional<bool> endsProcess;
+  bool acceleratorEnds = true;
+  bool ends(const at::Device& device) const {
+    return endsProcess.value_or(!device.is_cpu() && acceleratorEnds);
+  }
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
     return c10::make_intrusive<GroupOptions>(*this);

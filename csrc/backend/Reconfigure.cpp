@@ -160,6 +160,7 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
     fresh->succeed(*old);
   }
   std::lock_guard creating(creationMutex_);
+  forgetPeers();
   const auto retired = communicators();
   {
     // Those of accelerators are made anew, by the new members, when tensors come.

@@ -69,6 +69,7 @@ void bindLife(py::class_<Comm>& comm) {
           [](Comm& self) { return self->timeout(); },
           [](Comm& self, Milliseconds timeout) { self->setTimeout(timeout); })
       .def_property_readonly("failed", [](Comm& self) { return self->failure() != nullptr; })
+      .def_property_readonly("ends_process", [](Comm& self) { return self->endsProcess(); })
       .def("enable_timing", [](Comm& self) { self->enableTiming(); })
       .def(
           "split",

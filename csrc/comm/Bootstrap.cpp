@@ -1,38 +1,85 @@
 #include "comm/Bootstrap.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <map>
+#include <sstream>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/CommError.hpp"
+#include "comm/Communicator.hpp"
+#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-constexpr char kRefusal = '!';  // first byte of an answer that is a reason and no id
+// The first byte of what is said in the store: what follows is what was asked for, ...
 constexpr char kId = '=';
+// ... or the reason why there will be no group, after the ranks at fault and '|', ...
+constexpr char kRefusal = '!';
+// ... or the reason why these ranks cannot share memory.
+constexpr char kApart = '~';
 
-// A store may count a timeout in coarser units and be this much early.
-constexpr Milliseconds kClockTolerance{100};
+// How often a rank that waits looks whether the others are still alive, and whether it is itself
+// to stop; and while the library joins the ranks.
+constexpr Milliseconds kLook{250};
+constexpr Milliseconds kLookWhileJoining{50};
 
-// Host name and boot id: two containers may share a name, two boots a machine.
-std::string hostIdentity() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return std::string(name) + "/" + boot;
+// How often it asks the store, which would print a warning each time if it waited there for a
+// limited time: ever more seldom.
+constexpr std::chrono::microseconds kFirstPoll{200};
+constexpr std::chrono::microseconds kLastPoll{20'000};
+
+std::string introduction(const std::string& group) {
+  return "group '" + group + "' could not be set up: ";
 }
+
+[[noreturn]] void raise(
+    const std::string& group, const std::string& why, std::vector<int> ranks = {}) {
+  Failure failure;
+  failure.op = "init";
+  failure.group = group;
+  failure.ranks = std::move(ranks);
+  failure.message = introduction(group) + why;
+  throw CommError(failure);
+}
+
+// What `error` says, without the group and without torch's stack.
+std::string reasonOf(const std::string& group, const std::exception& error) {
+  std::string text = error.what();
+  if (const auto* const failure = dynamic_cast<const CommError*>(&error)) {
+    text = failure->failure().message;
+  } else if (const auto* const raised = dynamic_cast<const c10::Error*>(&error)) {
+    text = raised->what_without_backtrace();
+  }
+  const auto known = introduction(group);
+  return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
+}
+
+// Keeps the monitor's threads, which the communicator will need, from now on: where they cannot be
+// started, that shows before the other ranks count on this one.
+class MonitorRuns final : public Monitor::Watched {
+ public:
+  MonitorRuns() { Monitor::get().add(this); }
+  ~MonitorRuns() override { Monitor::get().remove(this); }
+  void check(Clock::time_point) noexcept override {}
+  void giveUp(const char*) noexcept override {}
+  std::string failureMessage() const override { return ""; }
+};
 
 class Rendezvous {
  public:
-  explicit Rendezvous(const Meeting& meeting) : meeting_(meeting), store_(*meeting.store) {
+  explicit Rendezvous(const Meeting& meeting)
+      : meeting_(meeting),
+        store_(*meeting.store),
+        peers_(meeting.known),
+        heard_(meeting.size, false) {
+    peers_.resize(meeting.size);
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
     // all agree on which group this is.
@@ -41,23 +88,122 @@ class Rendezvous {
     prefix_ += std::to_string(generation) + "/";
   }
 
-  // Rank 0 learns what every rank says of itself.
-  std::vector<std::string> gather(const std::string& mine) {
-    set(rankKey(meeting_.rank), mine);
-    std::vector<std::string> all;
-    if (meeting_.rank == 0) {
-      for (int peer = 0; peer < meeting_.size; ++peer) {
-        all.push_back(get(rankKey(peer)));
+  const std::string& prefix() const { return prefix_; }
+  const std::vector<Peer>& peers() const { return peers_; }
+
+  // Calls `body`. Where it raises, all ranks that still wait are told why, but of what each
+  // finds out by itself.
+  template <class Body>
+  auto run(const Body& body) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      if (!known_) {
+        const auto [why, ranks] = blame(error);
+        tell(ranks, why);
       }
+      throw;
     }
-    return all;
   }
 
-  void answer(const std::string& text) { set("answer", text); }
+  // What the other ranks are to hear of `error`, and who is at fault.
+  std::pair<std::string, std::vector<int>> blame(const std::exception& error) const {
+    auto reason = reasonOf(meeting_.group.name, error);
+    if (known_) {
+      const auto* const failure = dynamic_cast<const CommError*>(&error);
+      return {
+          std::move(reason), failure == nullptr ? std::vector<int>() : failure->failure().ranks};
+    }
+    return {"rank " + std::to_string(meeting_.rank) + " cannot join: " + reason, {meeting_.rank}};
+  }
 
-  std::string awaitAnswer() { return get("answer"); }
+  // Rank 0 learns what every rank says of itself, and where it is, which all know afterwards. All
+  // return what `judge` makes of it on rank 0: kId or kApart, and a text. Of kRefusal they raise
+  // the text.
+  std::string exchange(
+      const std::string& mine,
+      const std::function<std::string(const std::vector<std::string>&)>& judge) {
+    const auto self = Peer::self();
+    if (self.startTime == 0) {
+      raise(meeting_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
+    }
+    set(rankKey(meeting_.rank), kId + self.text() + "\n" + mine);
+    said_ = true;
+    std::string answer;
+    if (meeting_.rank == 0) {
+      std::vector<std::string> said;
+      for (int peer = 0; peer < meeting_.size; ++peer) {
+        said.push_back(hear(peer, await(rankKey(peer))));
+      }
+      answer = judge(said);
+      std::string all(1, answer.front());
+      if (answer.front() == kRefusal) {
+        all += "|";
+      } else {
+        for (const auto& peer : peers_) {
+          all += peer.text() + "\n";
+        }
+      }
+      answer = all + answer.substr(1);
+      set("answer", answer);
+    } else {
+      answer = await("answer");
+    }
+    if (!answer.empty() && answer.front() == kRefusal) {
+      raiseRefused(answer);
+    }
+    size_t begin = 1;
+    for (auto& peer : peers_) {
+      const auto end = answer.find('\n', begin);
+      if (end == std::string::npos) {
+        raise(
+            meeting_.group.name,
+            "rank 0's answer in the store, of " + std::to_string(answer.size()) +
+                " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no "
+                "other program writes to");
+      }
+      peer = Peer::parse(answer.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    heard_.assign(meeting_.size, true);
+    return answer.front() + answer.substr(begin);
+  }
 
-  const std::string& prefix() const { return prefix_; }
+  // Returns when all ranks have joined the library's communicator.
+  void awaitJoined(const NcclApi& api, ncclComm_t comm) {
+    for (auto next = Clock::now() + kLookWhileJoining;;) {
+      ncclResult_t state = ncclSuccess;
+      const auto asked = api.commGetAsyncError(comm, &state);
+      state = asked == ncclSuccess ? state : asked;
+      if (state == ncclSuccess) {
+        return;
+      }
+      if (state != ncclInProgress) {
+        look();
+        return;  // nobody says that it could not join: it was made, and has failed since
+      }
+      if (const auto now = Clock::now(); now >= next) {
+        next = now + kLookWhileJoining;
+        look();
+        if (now >= deadline_) {
+          known_ = true;
+          auto failure = lateRanks();
+          if (failure.ranks.empty() && api.absentRanks != nullptr) {
+            failure.ranks = api.absentRanks(comm);
+          }
+          throw CommError(std::move(failure));
+        }
+      }
+      std::this_thread::sleep_for(kFirstPoll);
+    }
+  }
+
+  // Raises what another rank has said of why it cannot join.
+  void checkRefused() {
+    if (store_.check({prefix_ + "refused"})) {
+      raiseRefused(get("refused"));
+    }
+  }
 
  private:
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
@@ -67,17 +213,92 @@ class Rendezvous {
   }
 
   std::string get(const std::string& key) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(deadline_ - Clock::now());
-    try {
-      store_.wait({prefix_ + key}, std::max(left, Milliseconds(1)));
-    } catch (const c10::Error& error) {
-      if (deadline_ - Clock::now() > kClockTolerance) {
-        throw;  // the store itself failed
-      }
-      throw CommError(lateRanks());
-    }
     const auto value = store_.get(prefix_ + key);
     return {value.begin(), value.end()};
+  }
+
+  void tell(const std::vector<int>& ranks, const std::string& why) noexcept {
+    known_ = true;
+    try {
+      const auto text = kRefusal + joinRanks(ranks) + "|" + why;
+      set("refused", text);
+      if (!said_) {
+        set(rankKey(meeting_.rank), text);
+      }
+      if (meeting_.rank == 0) {
+        set("answer", text);
+      }
+    } catch (const std::exception&) {
+      // The store is gone, which the others find out too.
+    }
+  }
+
+  [[noreturn]] void raiseRefused(const std::string& text) {
+    known_ = true;
+    const auto bar = std::min(text.find('|'), text.size() - 1);
+    std::istringstream listed(text.substr(1, bar - 1));
+    std::vector<int> ranks;
+    for (int rank = 0; listed >> rank; listed.ignore(2)) {
+      ranks.push_back(rank);
+    }
+    raise(meeting_.group.name, text.substr(bar + 1), std::move(ranks));
+  }
+
+  // What rank `peer` has said, but for where it is.
+  std::string hear(int peer, const std::string& text) {
+    if (text.front() == kRefusal) {
+      tellAgain(text);
+    }
+    const auto end = text.find('\n');
+    peers_[peer] = Peer::parse(text.substr(1, end - 1));
+    heard_[peer] = true;
+    return text.substr(end + 1);
+  }
+
+  [[noreturn]] void tellAgain(const std::string& refusal) {
+    if (meeting_.rank == 0) {
+      set("answer", refusal);
+    }
+    raiseRefused(refusal);
+  }
+
+  // Raises where a rank has died, or cannot join, or this one is to stop. Before all know of all,
+  // rank 0 looks after the others, which look after rank 0.
+  void look() {
+    if (shm::interrupted()) {
+      std::rethrow_exception(shm::takeInterrupt());
+    }
+    const bool all = meeting_.rank == 0 || heard_.back();
+    for (int peer = 0; peer < (all ? meeting_.size : 1); ++peer) {
+      if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
+        hear(peer, get(rankKey(peer)));
+      }
+      if (peers_[peer].dead()) {
+        const auto text =
+            "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+        tell({peer}, text);
+        raise(meeting_.group.name, text, {peer});
+      }
+    }
+    checkRefused();
+  }
+
+  std::string await(const std::string& key) {
+    auto next = Clock::now() + kLook;
+    for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
+      poll = std::min(poll, kLastPoll);
+      std::this_thread::sleep_for(poll);
+      const auto now = Clock::now();
+      if (now >= deadline_) {
+        known_ = true;
+        throw CommError(lateRanks());
+      }
+      if (now >= next) {
+        look();
+        next = Clock::now() + kLook;
+      }
+    }
+    return get(key);
   }
 
   Failure lateRanks() {
@@ -95,9 +316,10 @@ class Rendezvous {
     failure.message =
         "group '" + failure.group + "' could not be set up on rank " +
         std::to_string(meeting_.rank) + " within " + inSeconds(meeting_.timeout) + ": " +
-        (missing.empty() ? std::string("rank 0 did not answer")
-                         : (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
-                               " did not come; every rank of the group must create it");
+        (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
+                                " did not come; every rank of the group must create it"
+         : heard_.back()  ? std::string("not all ranks have joined")
+                          : std::string("rank 0 did not answer"));
     return failure;
   }
 
@@ -105,6 +327,10 @@ class Rendezvous {
   c10d::Store& store_;
   const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;
+  std::vector<Peer> peers_;  // by rank, as far as they are known
+  std::vector<bool> heard_;  // who has said it for this group
+  bool said_ = false;        // this rank
+  bool known_ = false;       // the other ranks know of this one's failure, or will
 };
 
 // "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
@@ -120,17 +346,9 @@ std::string differences(const std::vector<std::string>& said, const std::string&
   std::string text;
   for (const auto& [word, members] : ranks) {
     text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
-            joinRanks(members) + " " + what + " '" + word.substr(0, word.find('/')) + "'";
+            joinRanks(members) + " " + what + " '" + word + "'";
   }
   return text;
-}
-
-[[noreturn]] void raise(const std::string& group, const std::string& why) {
-  Failure failure;
-  failure.op = "init";
-  failure.group = group;
-  failure.message = "group '" + group + "' could not be set up: " + why;
-  throw CommError(failure);
 }
 
 void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
@@ -151,34 +369,34 @@ std::string newId(const NcclApi& api, int rank) {
   return kId + std::string(id.internal, sizeof(id.internal));
 }
 
-// All ranks get what rank 0 answers: as many unique ids as `ids` has places, after kId; or why
-// there are none, after kRefusal, which is returned.
-std::string shareIds(
-    Rendezvous& rendezvous,
-    const Meeting& meeting,
-    std::string answer,
-    std::vector<ncclUniqueId>& ids) {
-  if (meeting.rank == 0) {
-    rendezvous.answer(answer);
-  } else {
-    answer = rendezvous.awaitAnswer();
-  }
-  if (!answer.empty() && answer.front() == kRefusal) {
-    return answer.substr(1);
-  }
-  const size_t wanted = ids.size() * sizeof(ncclUniqueId);
-  if (answer.empty() || answer.front() != kId || answer.size() - 1 != wanted) {
+// The `count` unique ids of rank 0's answer, or of what else is in the store in its place.
+std::vector<ncclUniqueId> readIds(const Meeting& meeting, const std::string& answer, size_t count) {
+  const size_t wanted = count * sizeof(ncclUniqueId);
+  if (answer.front() != kId || answer.size() - 1 != wanted) {
     raise(
         meeting.group.name,
         "rank 0's answer in the store, of " + std::to_string(answer.size()) + " bytes, is not " +
-            (ids.size() == 1 ? std::string("a unique id")
-                             : std::to_string(ids.size()) + " unique ids") +
+            (count == 1 ? std::string("a unique id") : std::to_string(count) + " unique ids") +
             " as rank " + std::to_string(meeting.rank) +
             " wants them: all ranks need the same torchcomms_pg and the same "
             "TORCH_NCCL_RANKS_PER_ROOT, and a store that no other program writes to");
   }
+  std::vector<ncclUniqueId> ids(count);
   std::memcpy(ids.data(), answer.data() + 1, wanted);
-  return "";
+  return ids;
+}
+
+// Why ranks cannot share memory; empty: they can.
+std::string whoIsElsewhere(const std::vector<Peer>& peers) {
+  std::vector<std::string> hosts;
+  std::vector<std::string> places;
+  for (const auto& peer : peers) {
+    hosts.push_back(peer.host);
+    places.push_back(peer.place());
+  }
+  const auto different = differences(hosts, "on host");
+  return different.empty() ? differences(places, "in container (host/boot-pid namespace)")
+                           : different;
 }
 
 // Who makes the unique ids, in their order: spread over the ranks as NCCL expects it.
@@ -228,26 +446,36 @@ std::string keyOf(const std::string& name) {
          std::to_string(shm::hashBytes(name.data(), name.size()));
 }
 
-Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config) {
-  std::vector<ncclUniqueId> ids(1);
-  std::string prefix;
+Joined joinOnHost(
+    const NcclApi& api, const Meeting& meeting, const Make& make, const NcclConfig& config) {
   if (meeting.size == 1) {
+    std::vector<ncclUniqueId> ids(1);
     check(api, api.getUniqueId(&ids.front()), meeting.group.name);
-  } else {
-    Rendezvous rendezvous(meeting);
-    const auto hosts = rendezvous.gather(hostIdentity());
-    std::string answer;
-    if (meeting.rank == 0) {
-      answer = differences(hosts, "on host");
-      answer = answer.empty() ? newId(api, 0) : kRefusal + answer;
-    }
-    const auto refusal = shareIds(rendezvous, meeting, std::move(answer), ids);
-    if (!refusal.empty()) {
-      return {nullptr, refusal, ""};
-    }
-    prefix = rendezvous.prefix();
+    return {make(initComm(api, std::move(ids), meeting, config), ""), "", {}};
   }
-  return {initComm(api, std::move(ids), meeting, config), "", prefix};
+  Rendezvous rendezvous(meeting);
+  return rendezvous.run([&]() -> Joined {
+    const MonitorRuns monitor;
+    const auto answer = rendezvous.exchange("", [&](const std::vector<std::string>&) {
+      const auto elsewhere = whoIsElsewhere(rendezvous.peers());
+      return elsewhere.empty() ? newId(api, 0) : kApart + elsewhere;
+    });
+    if (answer.front() == kApart) {
+      return {nullptr, answer.substr(1), rendezvous.peers()};
+    }
+    auto* const handle = initComm(api, readIds(meeting, answer, 1), meeting, config);
+    auto comm = make(handle, rendezvous.prefix());
+    try {
+      rendezvous.awaitJoined(api, handle);
+    } catch (const std::exception& error) {
+      if (api.fail != nullptr) {
+        const auto [why, ranks] = rendezvous.blame(error);
+        api.fail(handle, ncclRemoteError, why, ranks);
+      }
+      throw;
+    }
+    return {std::move(comm), "", rendezvous.peers()};
+  });
 }
 
 MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ranksPerRoot) {
@@ -266,15 +494,14 @@ MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ran
     mine += newId(api, meeting.rank);
   }
   Rendezvous rendezvous(meeting);
-  const auto said = rendezvous.gather(mine);
-  auto answer = meeting.rank == 0 ? gatherIds(said, roots) : "";
-  met.ids.resize(roots.size());
-  const auto refusal = shareIds(rendezvous, meeting, std::move(answer), met.ids);
-  if (!refusal.empty()) {
-    raise(meeting.group.name, refusal);
-  }
-  met.prefix = rendezvous.prefix();
-  return met;
+  return rendezvous.run([&] {
+    const MonitorRuns monitor;
+    const auto answer = rendezvous.exchange(
+        mine, [&](const std::vector<std::string>& said) { return gatherIds(said, roots); });
+    met.ids = readIds(meeting, answer, roots.size());
+    met.prefix = rendezvous.prefix();
+    return met;
+  });
 }
 
 ncclComm_t initComm(
@@ -294,15 +521,20 @@ ncclComm_t initComm(
   return comm;
 }
 
-std::string meet(const Meeting& meeting) {
+std::shared_ptr<Communicator> meet(
+    const Meeting& meeting,
+    const std::function<std::shared_ptr<Communicator>(const Met& met)>& make) {
   Rendezvous rendezvous(meeting);
-  rendezvous.gather(hostIdentity());
-  if (meeting.rank == 0) {
-    rendezvous.answer({kId});
-  } else {
-    rendezvous.awaitAnswer();
-  }
-  return rendezvous.prefix();
+  return rendezvous.run([&] {
+    const MonitorRuns monitor;
+    rendezvous.exchange("", [](const std::vector<std::string>&) { return std::string(1, kId); });
+    try {
+      return make({rendezvous.peers(), rendezvous.prefix()});
+    } catch (const std::exception&) {
+      rendezvous.checkRefused();
+      throw;
+    }
+  });
 }
 
 }  // namespace torchcomms_pg

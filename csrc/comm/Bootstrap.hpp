@@ -3,18 +3,24 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/Group.hpp"
 #include "comm/Operation.hpp"
+#include "comm/Peer.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
+class Communicator;
+
 // What the ranks of a new communicator have in common, but for `rank`. `members` is the same on
-// these ranks and on no others of the store, e.g. their global ranks.
+// these ranks and on no others of the store, e.g. their global ranks. `known`: who they are, by
+// rank, where another group tells; may be empty, or have nobody's place.
 struct Meeting {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -22,6 +28,7 @@ struct Meeting {
   Group group;
   std::string members;
   Milliseconds timeout;
+  std::vector<Peer> known = {};
 };
 
 // `name` as a part of a store's key: all of it, or its beginning and a hash. Torch's store breaks
@@ -29,24 +36,39 @@ struct Meeting {
 std::string keyOf(const std::string& name);
 
 struct Joined {
-  ncclComm_t comm = nullptr;
+  std::shared_ptr<Communicator> comm;
   std::string unavailable;  // why there is no communicator
-  std::string prefix;       // of the store's keys that are this group's alone; empty: a rank alone
+  std::vector<Peer> peers;  // by rank; empty: a rank alone
 };
 
-// Joins the ranks through shared memory. Collective: returns when every rank has come, with a
-// communicator that may still be initializing. Ranks on different hosts get no communicator but
-// the reason, naming rank and host. Raises CommError, naming them, when ranks do not come within
-// the timeout.
-Joined joinOnHost(const NcclApi& api, const Meeting& meeting, const NcclConfig& config = {});
+// Takes over the library's communicator, which may still be initializing. `prefix` is of the
+// store's keys that are this group's alone; empty: a rank alone.
+using Make =
+    std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const std::string& prefix)>;
 
-// Returns when every rank has come, on whichever hosts, with the prefix of the store's keys that
-// is theirs alone. Errors as of joinOnHost.
-std::string meet(const Meeting& meeting);
+// Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
+// cannot see each other's processes, on different hosts or in different containers, get no
+// communicator but the reason, naming rank and host. Raises CommError: naming the ranks that do not
+// come within the timeout; naming a rank that has died meanwhile, within a second of what tells of
+// its process, `known` or what it has said of itself; and with the reason of a rank that cannot
+// join, on all of them.
+Joined joinOnHost(
+    const NcclApi& api, const Meeting& meeting, const Make& make, const NcclConfig& config = {});
+
+struct Met {
+  std::vector<Peer> peers;  // as in Joined
+  std::string prefix;       // as for Make
+};
+
+// Returns when every rank has come, on whichever hosts. Errors as of joinOnHost. `make` is what
+// remains to be done; where it raises, the other ranks are told why, if they still wait.
+std::shared_ptr<Communicator> meet(
+    const Meeting& meeting,
+    const std::function<std::shared_ptr<Communicator>(const Met& met)>& make);
 
 struct MetOverNccl {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
-  std::string prefix;             // as in Joined
+  std::string prefix;             // as for Make
 };
 
 // How the ranks meet to communicate through libnccl. Collective; raises CommError on every rank,

@@ -12,6 +12,7 @@
 #include "comm/Recording.hpp"
 #include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
@@ -149,6 +150,9 @@ WorkPtr Communicator::launch(Call call, WorkPtr work) {
 
 WorkPtr Communicator::start(Call& call, WorkPtr work) {
   auto& op = call.op;
+  if (op.ordered && (op.async || accelerator_ != nullptr)) {
+    device_->prepare();  // before the operation counts
+  }
   // Ranks that exchange no messages must still agree on the number of collectives.
   auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
   const auto count = std::max<size_t>(call.parts.size(), 1);
@@ -193,7 +197,8 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
     const auto result = call.launch(usable(), stream);
     // A split or shrunk communicator may go on initializing by itself.
     if (result != ncclSuccess && result != ncclInProgress) {
-      error = resultError(call.op, result);
+      error = interruption();
+      error = error ? error : resultError(call.op, result);
     } else if (call.after) {
       at::AutoDispatchBelowAutograd guard;
       call.after();
@@ -251,6 +256,9 @@ void Communicator::runOnStream(Call& call, const WorkPtr& work) {
         ncclResult_t state = ncclSuccess;
         api_.commGetAsyncError(comm, &state);
         if (state != ncclSuccess) {
+          if (shm::interrupted()) {
+            failBy(kInterrupt);  // whoever waits raises what the handler has raised
+          }
           error = resultError(work->operation(), state);
         } else if (held->after) {
           at::AutoDispatchBelowAutograd guard;
@@ -330,6 +338,20 @@ void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
   }
 }
 
+bool Communicator::awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline) {
+  for (;;) {
+    const auto slice = Clock::now() + kInterruptInterval;
+    const bool last = deadline && *deadline <= slice;
+    const bool ended = work.waitUntil(last ? *deadline : slice);
+    if (const auto raised = ended && work.isSuccess() ? nullptr : interruption()) {
+      std::rethrow_exception(raised);
+    }
+    if (ended || last) {
+      return ended;
+    }
+  }
+}
+
 void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
   TORCH_CHECK(
       pid_ == static_cast<pid_t>(shm::processId()),
@@ -345,10 +367,10 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
   if (timeout <= kNoTimeout) {
     // Not with a timeout: what is queued may take longer.
     device_->help([&] { return work.isCompleted(); });
-    work.waitUntil(std::nullopt);
-  } else if (!work.waitUntil(Clock::now() + timeout)) {
+    awaitUninterrupted(work, std::nullopt);
+  } else if (!awaitUninterrupted(work, Clock::now() + timeout)) {
     while (const auto more = inquiring_->judge(work.operation(), timeout)) {
-      if (work.waitUntil(Clock::now() + *more)) {
+      if (awaitUninterrupted(work, Clock::now() + *more)) {
         break;
       }
     }

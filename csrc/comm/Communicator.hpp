@@ -227,7 +227,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void awaitFailureHook();
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
-  // deadline.
+  // deadline. Interrupted, it aborts, and raises what the handler of the signal has raised.
   void drain();
 
   // Ends what is in flight, then gives the library's communicator back.
@@ -274,7 +274,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void stopRecording(const Recorder* recorder);
 
   // Whether a failure, other than by abort() here, ends the process when the
-  // abort hooks have run.
+  // abort hooks have run; where it is others' and this rank is in no operation,
+  // with the next call.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
@@ -339,6 +340,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // How long a failed library may take to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
+
+  // How often a thread that waits asks whether it is wanted elsewhere, and what fails it then.
+  static constexpr Milliseconds kInterruptInterval{200};
+  static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
   // Messages inside an all-to-all, apart from those of users, whose tags are
   // not negative.
@@ -418,8 +423,15 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   bool libraryFailed();
   void failLibrary(const Failure& failure);
   void failInFlight();
-  // `requested`: by abort() here.
-  std::shared_ptr<const Failure> setFailure(Failure failure, bool requested = false);
+  // How it comes to fail: an operation of this rank meets the failure; by abort() here; on other
+  // ranks, while this one has no operation in flight.
+  enum class Cause { met, requested, elsewhere };
+  std::shared_ptr<const Failure> setFailure(Failure failure, Cause cause = Cause::met);
+  [[noreturn]] void raise(const Failure& failure) const;
+  Failure failureElsewhere();
+  std::exception_ptr interruption();
+  bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
+  void release();
   void closeNow();
   void tellMismatch(const std::string& what);
   std::string rankNames(const std::vector<int>& ranks) const;
@@ -449,6 +461,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> blockingWait_{false};
+  std::atomic<bool> endsAtNextCall_{false};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
   std::mutex hookMutex_;
@@ -458,7 +471,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<bool> recorded_{false};
   std::shared_ptr<const std::vector<Recorded>> recorders_;  // by std::atomic_load
   std::once_flag dumped_;
-  bool dumping_ = false;  // of the monitor's thread
+  int idleTicks_ = 0;  // of the monitor's thread
 
   mutable std::mutex inFlightMutex_;
   std::condition_variable drained_;

@@ -55,15 +55,29 @@ std::shared_ptr<Communicator> own(
     const std::string& prefix,
     std::unique_ptr<Device> device,
     const NcclConfig& config = {}) {
-  auto comm = std::make_shared<Communicator>(
-      api,
-      handle,
-      meeting.rank,
-      meeting.size,
-      meeting.group,
-      meeting.timeout,
-      std::move(device),
-      config);
+  std::shared_ptr<Communicator> comm;
+  try {
+    comm = std::make_shared<Communicator>(
+        api,
+        handle,
+        meeting.rank,
+        meeting.size,
+        meeting.group,
+        meeting.timeout,
+        std::move(device),
+        config);
+  } catch (const std::exception& error) {
+    if (api.fail != nullptr) {
+      const auto rank = std::to_string(meeting.rank);
+      api.fail(
+          handle,
+          ncclRemoteError,
+          "rank " + rank + " cannot join: " + error.what(),
+          {meeting.rank});
+    }
+    api.commAbort(handle);
+    throw;
+  }
   comm->inquireThrough(meeting.store, prefix);
   return comm;
 }
@@ -115,10 +129,15 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 }
 
 std::shared_ptr<Communicator> connectHosts(
-    const Meeting& meeting, const gloo::Connect& connectGloo) {
-  const auto joined = joinOnHost(shm::api(), meeting);
+    const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
+  auto joined = joinOnHost(shm::api(), meeting, [&](ncclComm_t comm, const std::string& prefix) {
+    return own(meeting, shm::api(), comm, prefix, std::make_unique<HostDevice>());
+  });
+  if (peers != nullptr) {
+    *peers = std::move(joined.peers);
+  }
   if (joined.comm != nullptr) {
-    return own(meeting, shm::api(), joined.comm, joined.prefix, std::make_unique<HostDevice>());
+    return std::move(joined.comm);
   }
   TORCH_CHECK(
       connectGloo != nullptr,
@@ -134,13 +153,14 @@ std::shared_ptr<Communicator> connectThroughGloo(
     const Meeting& meeting, const gloo::Connect& connectGloo) {
   auto overGloo = meeting;
   overGloo.members += "/gloo";
-  const auto prefix = meet(overGloo);
-  auto* const comm = gloo::newComm(
-      c10::make_intrusive<c10d::PrefixStore>(prefix + "gloo", meeting.store),
-      meeting.rank,
-      meeting.size,
-      connectGloo);
-  return own(meeting, gloo::api(), comm, prefix, std::make_unique<HostDevice>());
+  return meet(overGloo, [&](const Met& met) {
+    auto* const comm = gloo::newComm(
+        c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
+        meeting.rank,
+        meeting.size,
+        connectGloo);
+    return own(meeting, gloo::api(), comm, met.prefix, std::make_unique<HostDevice>());
+  });
 }
 
 std::shared_ptr<Communicator> connect(
@@ -171,7 +191,13 @@ std::shared_ptr<Communicator> connect(
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
     options.config.check(plainApi());
-    const auto joined = joinOnHost(plainApi(), meeting, options.config);
+    auto joined = joinOnHost(
+        plainApi(),
+        meeting,
+        [&](ncclComm_t comm, const std::string& prefix) {
+          return make(plainApi(), comm, prefix, options.config);
+        },
+        options.config);
     TORCH_CHECK(
         joined.comm != nullptr,
         "group '",
@@ -180,7 +206,7 @@ std::shared_ptr<Communicator> connect(
         device,
         " go through shared memory, and its ranks are on different hosts: ",
         joined.unavailable);
-    return make(plainApi(), joined.comm, joined.prefix, options.config);
+    return std::move(joined.comm);
   }
   const auto& library = Library::load(
       onHost != nullptr ? LibrarySearch{.path = *onHost, .folder = ""} : options.library);

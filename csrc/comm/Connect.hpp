@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/Bootstrap.hpp"
 #include "comm/Communicator.hpp"
@@ -20,11 +21,11 @@ struct AcceleratorOptions {
 };
 
 // Joins the ranks for CPU tensors: through shared memory, or, where they are on
-// several hosts, through Gloo, whose connections `connectGloo` makes (null: that
-// is an error). Collective; returns when every rank has come. Raises CommError, or
-// what `connectGloo` does.
+// several hosts or in several containers, through Gloo, whose connections `connectGloo` makes
+// (null: that is an error). Collective; returns when every rank has joined. Raises CommError, or
+// what `connectGloo` does. `peers`: gets who they are, by rank; empty where this rank is alone.
 std::shared_ptr<Communicator> connectHosts(
-    const Meeting& meeting, const gloo::Connect& connectGloo);
+    const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers = nullptr);
 
 // The same through Gloo wherever the ranks are.
 std::shared_ptr<Communicator> connectThroughGloo(

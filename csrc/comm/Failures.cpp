@@ -13,9 +13,16 @@ namespace torchcomms_pg {
 
 namespace {
 
+// How often the monitor has to have seen nothing in flight.
+constexpr int kIdleTicks = 2;
+
 // How long hooks may delay the error they were told of, for example to write
 // a dump.
 constexpr std::chrono::seconds kHookPatience{30};
+
+// How long a process that ends waits until the other ranks have their dumps: a launcher ends
+// them when the first has ended.
+constexpr Milliseconds kDumpPatience{1500};
 
 // Whether this thread calls abort hooks. They may call what waits for abort hooks.
 thread_local bool inAbortHook = false;
@@ -31,8 +38,8 @@ void callAbortHook(const std::function<void()>& hook) {
 // Without destructors: other threads are blocked in operations.
 [[noreturn]] void endProcess(const std::string& why) {
   const auto text = "torchcomms_pg ends this process: " + why +
-                    "\n(abort_process_on_timeout_or_error=False or TORCHCOMM_ABORT_ON_ERROR=false "
-                    "raises CommError instead)\n";
+                    "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
+                    "abort_process_on_timeout_or_error=False in pg_options or of new_comm)\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
   DumpPipe::removeAtExit();
   _exit(1);
@@ -49,7 +56,7 @@ c10d::ErrorType Communicator::error() const {
   return failure ? failure->type : c10d::ErrorType::SUCCESS;
 }
 
-std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool requested) {
+std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause cause) {
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
@@ -57,20 +64,22 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
   }
   std::lock_guard lock(hookMutex_);
   const auto table = hooks_->table();
-  const bool end = !requested && endsProcess();
-  const bool dump = !requested && recorded_.load(std::memory_order_acquire);
+  const bool ends = cause != Cause::requested && endsProcess();
+  const bool end = ends && cause == Cause::met;
+  endsAtNextCall_ = ends && !end;
+  const bool dump = cause != Cause::requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
-    std::promise<void> done;
-    failureHookDone_ = done.get_future();
-    std::thread([unfinished = Unfinished(),
-                 self = shared_from_this(),
-                 first = failureHook_,
-                 table,
-                 end,
-                 dump,
-                 text = ours->message,
-                 done = std::move(done)]() mutable {
+    const auto done = std::make_shared<std::promise<void>>();
+    failureHookDone_ = done->get_future();
+    Monitor::get().runApart([unfinished = Unfinished(),
+                             self = shared_from_this(),
+                             first = failureHook_,
+                             table,
+                             end,
+                             dump,
+                             text = ours->message,
+                             done] {
       inAbortHook = true;
       if (dump) {
         self->dumpRecords();
@@ -81,11 +90,15 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, bool re
       for (const auto& [id, hook] : table->abort) {
         callAbortHook(*hook);
       }
+      if (dump && self->endsProcess()) {
+        self->inquiring_->awaitDumps(end ? kDumpPatience : Milliseconds(0));
+      }
       if (end) {
         endProcess(text);
       }
-      done.set_value();
-    }).detach();
+      inAbortHook = false;  // the thread may have more to do
+      done->set_value();
+    });
   }
   return ours;
 }
@@ -116,7 +129,7 @@ void Communicator::failLibrary(const Failure& failure) {
     return;
   }
   // NCCL may block until its kernels have let go, whoever asks must not.
-  std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+  Monitor::get().runApart([unfinished = Unfinished(), self = shared_from_this()] {
     const std::lock_guard failing(self->failMutex_);
     auto* comm = self->comm_.load(std::memory_order_acquire);
     const auto revoke = self->api_.commRevoke;
@@ -142,7 +155,7 @@ void Communicator::failLibrary(const Failure& failure) {
       self->registrations_.forget();
       self->api_.commAbort(comm);
     }
-  }).detach();
+  });
 }
 
 std::string Communicator::rankNames(const std::vector<int>& ranks) const {
@@ -221,6 +234,28 @@ std::vector<int> Communicator::absentRanks() {
                                                         : api_.absentRanks(comm);
 }
 
+void Communicator::raise(const Failure& failure) const {
+  if (endsAtNextCall_.load(std::memory_order_relaxed)) {
+    endProcess(failure.message);
+  }
+  throw CommError(failure);
+}
+
+Failure Communicator::failureElsewhere() {
+  Failure failure;
+  failure.type = c10d::ErrorType::REMOTE_ERROR;
+  failure.group = group_.name;
+  std::string text;
+  std::lock_guard lock(commMutex_);
+  if (auto* const comm = comm_.load(std::memory_order_acquire)) {
+    text = api_.getLastError(comm);
+    failure.ranks = api_.absentRanks == nullptr ? std::vector<int>() : api_.absentRanks(comm);
+  }
+  failure.message = "group '" + group_.name + "' has failed while rank " + std::to_string(rank_) +
+                    " was in no operation of it: " + text;
+  return failure;
+}
+
 void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
   auto absent = absentRanks();
   if (waitsForPeer(op.kind) && op.peer >= 0) {
@@ -269,8 +304,10 @@ void Communicator::check(Clock::time_point now) noexcept {
     }
     std::optional<Operation> overdue;
     std::optional<Operation> first;
+    bool idle = false;
     {
       std::lock_guard lock(inFlightMutex_);
+      idle = inFlight_.empty();
       if (accelerator_ != nullptr && !inFlight_.empty()) {
         first = *inFlight_.front().op;
       }
@@ -290,13 +327,15 @@ void Communicator::check(Clock::time_point now) noexcept {
       return;
     }
     inquiring_->checkDeadline(overdue, now);
-    if (!dumping_ && recorded_.load(std::memory_order_acquire) && libraryFailed()) {
-      // A rank that has no operation in flight, such as one that is late, has
-      // its part of the record too.
-      dumping_ = true;
-      std::thread([unfinished = Unfinished(), self = shared_from_this()] {
-        self->dumpRecords();
-      }).detach();
+    // A rank that is late learns of it here, once it is clear that it is: an operation in flight
+    // tells more, and sees it at the same time.
+    idleTicks_ = idle ? idleTicks_ + 1 : 0;
+    if (idleTicks_ > kIdleTicks && !closed_.load(std::memory_order_acquire)) {
+      if (libraryFailed()) {
+        inquiring_->learnOfFailure();
+      } else {
+        inquiring_->learnOfVerdict();
+      }
     }
   } catch (...) {
     // Out of memory while describing a failure; the next tick tries again.

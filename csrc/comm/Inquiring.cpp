@@ -1,15 +1,16 @@
 #include "comm/Inquiring.hpp"
 
 #include <c10/util/Logging.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/Peer.hpp"
 #include "comm/Recording.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
@@ -20,11 +21,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-std::string hostName() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
+// How often a rank that waits for the others' dumps looks.
+constexpr Milliseconds kDumpLook{20};
 
 // The part of a store that is one communicator's inquiries'.
 class StoreBoard final : public Board {
@@ -107,20 +105,14 @@ void dumpApart(int rank) {
   }
 }
 
-// What a rank leaves for the case that it cannot answer: "<host> <pid>".
-std::string introduction() {
-  return hostName() + " " + std::to_string(getpid());
-}
-
 std::string describeSilent(const std::string& introduction) {
-  const auto space = introduction.find(' ');
-  const auto host = introduction.substr(0, space);
-  const auto pid = space == std::string::npos ? "" : introduction.substr(space + 1);
-  if (pid.empty()) {
+  const auto peer = Peer::parse(introduction);
+  const auto pid = std::to_string(peer.pid);
+  if (peer.pid == 0) {
     return "did not answer, and has not said where it runs";
   }
-  if (host != hostName()) {
-    return "did not answer (pid " + pid + " on " + host +
+  if (!peer.sameHost(Peer::self())) {
+    return "did not answer (pid " + pid + " on " + peer.host +
            "): it is dead or stopped, or the network is down";
   }
   const auto number = static_cast<uint32_t>(std::stoul(pid));
@@ -153,7 +145,8 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "inquiry", store);
-  const auto self = introduction();
+  // For the case that it cannot answer.
+  const auto self = Peer::self().text();
   store_->set("who/" + std::to_string(comm_.rank_), std::vector<uint8_t>(self.begin(), self.end()));
   Inquiry::Options options;
   options.rank = comm_.rank_;
@@ -235,26 +228,89 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
 }
 
 void Inquiring::explainFailure(const Operation& op) {
+  apart([this, op] {
+    comm_.asyncError(op);
+    if (const auto failure = comm_.failure()) {
+      comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
+    }
+  });
+}
+
+void Inquiring::learnOfFailure() {
+  apart([this] {
+    auto failure = comm_.failureElsewhere();
+    const auto inquiry = this->inquiry();
+    if (auto verdict = inquiry ? inquiry->awaitOthers() : std::nullopt) {
+      failure.verdict = std::move(verdict->text);
+      if (!verdict->ranks.empty()) {
+        failure.ranks = std::move(verdict->ranks);
+      }
+    }
+    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+  });
+}
+
+void Inquiring::learnOfVerdict() {
+  const auto inquiry = this->inquiry();
+  const auto verdict = inquiry ? inquiry->final() : std::nullopt;
+  if (!verdict || comm_.api_.ring != nullptr) {  // such a library tells with better words
+    return;
+  }
+  apart([this, verdict = *verdict] {
+    auto failure = comm_.failureElsewhere();
+    failure.message += "an operation has timed out, or was not the same, on other ranks";
+    failure.verdict = verdict.text;
+    failure.ranks = verdict.ranks;
+    // Not the library: those who have asked do that, with their own words.
+    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+  });
+}
+
+// One at a time, in a thread of its own.
+void Inquiring::apart(std::function<void()> body) {
   if (explaining_.exchange(true)) {
     return;
   }
-  const auto explain = [unfinished = Unfinished(), self = comm_.shared_from_this(), this, op] {
-    try {
-      comm_.asyncError(op);
-      if (const auto failure = comm_.failure()) {
-        comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
-      }
-    } catch (...) {
-      // Out of memory while describing it; the monitor has it tried again.
-    }
-    explaining_ = false;
-  };
   try {
-    std::thread(explain).detach();
+    Monitor::get().runApart(
+        [unfinished = Unfinished(), self = comm_.shared_from_this(), this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) {
+            // Out of memory while describing it; the monitor has it tried again.
+          }
+          explaining_ = false;
+        });
   } catch (...) {
     explaining_ = false;
     throw;
   }
+}
+
+void Inquiring::awaitDumps(Milliseconds patience) {
+  if (!store_) {
+    return;
+  }
+  // The store may block for as long as it likes, or be gone.
+  const auto done = std::make_shared<std::promise<void>>();
+  const auto until = Clock::now() + patience;
+  Monitor::get().runApart([store = store_, rank = comm_.rank_, size = comm_.size_, until, done] {
+    try {
+      StoreBoard board(store);
+      const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+      board.set(key(rank), "");
+      for (int peer = 0; peer < size; ++peer) {
+        const auto who = Peer::parse(board.get("who/" + std::to_string(peer)).value_or(""));
+        while (Clock::now() < until && !board.get(key(peer)) && !who.dead()) {
+          std::this_thread::sleep_for(kDumpLook);
+        }
+      }
+    } catch (const std::exception&) {
+      // The store went with the rank that served it.
+    }
+    done->set_value();
+  });
+  done->get_future().wait_until(until);
 }
 
 std::optional<Milliseconds> Inquiring::judge(const Operation& op, Milliseconds timeout) {

@@ -34,6 +34,14 @@ class Inquiring {
   // meanwhile: it is what answers the other ranks.
   void explainFailure(const Operation& op);
 
+  // The same where nothing is in flight, and where another rank's inquiry has ended with a verdict.
+  void learnOfFailure();
+  void learnOfVerdict();
+
+  // Tells the other ranks that this one's record is written, and waits for theirs, but not for
+  // those of the dead, and for no longer than `patience`.
+  void awaitDumps(Milliseconds patience);
+
   // As checkDeadline() for a wait of `timeout`, but blocks, for at most
   // Inquiry::kPatience. None: it has failed; else how much longer to wait.
   std::optional<Milliseconds> judge(const Operation& op, Milliseconds timeout);
@@ -54,6 +62,7 @@ class Inquiring {
   Question question(const Operation& op, Clock::time_point now);
   Inquiry::Snapshot snapshot(Clock::time_point now);
   uint64_t ring(uint64_t times);
+  void apart(std::function<void()> body);
   std::shared_ptr<Inquiry> inquiry() const { return std::atomic_load(&inquiry_); }
 
   Communicator& comm_;

@@ -11,6 +11,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
+#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
@@ -29,7 +30,7 @@ ncclComm_t Communicator::usable() const {
       "' was created before this process was forked and cannot be used here; create groups in the "
       "child");
   if (const auto failure = std::atomic_load(&failure_)) {
-    throw CommError(*failure);
+    raise(*failure);
   }
   auto* const comm = comm_.load(std::memory_order_acquire);
   TORCH_CHECK(
@@ -58,8 +59,14 @@ bool Communicator::initialized() {
 }
 
 void Communicator::awaitInitialization() {
-  while (!initialized()) {
+  for (auto next = Clock::now() + kInterruptInterval; !initialized();) {
     std::this_thread::sleep_for(kTeardownPoll);
+    if (Clock::now() >= next) {
+      next = Clock::now() + kInterruptInterval;
+      if (const auto raised = interruption()) {
+        std::rethrow_exception(raised);
+      }
+    }
   }
 }
 
@@ -302,7 +309,15 @@ void Communicator::failInFlight() {
        group_.name,
        {rank_},
        {}},
-      /*requested=*/true);
+      Cause::requested);
+}
+
+std::exception_ptr Communicator::interruption() {
+  if (!shm::interrupted()) {
+    return nullptr;
+  }
+  failBy(kInterrupt);
+  return shm::takeInterrupt();
 }
 
 void Communicator::abort(const std::string& why) {
@@ -319,7 +334,7 @@ void Communicator::failBy(const std::string& why) {
        group_.name,
        {rank_},
        {}},
-      /*requested=*/true);
+      Cause::requested);
   failLibrary(*ours);
 }
 
@@ -341,7 +356,18 @@ void Communicator::drain() {
   const auto nothing = [&] { return inFlight_.empty(); };
   std::unique_lock lock(inFlightMutex_);
   if (accelerator_ == nullptr) {
-    drained_.wait(lock, nothing);
+    std::exception_ptr raised;
+    while (!drained_.wait_for(lock, raised ? kReleasePatience : kInterruptInterval, nothing)) {
+      if (raised) {
+        break;  // what does not end is left, as it was when the program was stopped
+      }
+      lock.unlock();
+      raised = interruption();
+      lock.lock();
+    }
+    if (raised) {
+      std::rethrow_exception(raised);
+    }
     return;
   }
   // Sooner than the monitor would see it. A device that does not let go of a
@@ -401,7 +427,20 @@ void Communicator::closeNow() {
   if (closed_.exchange(true, std::memory_order_acq_rel)) {
     return;
   }
-  drain();
+  std::exception_ptr interrupted;
+  try {
+    drain();
+  } catch (...) {
+    interrupted = std::current_exception();
+  }
+  release();
+  if (interrupted) {
+    std::rethrow_exception(interrupted);
+  }
+}
+
+// Gives everything back, when nothing is in flight any more.
+void Communicator::release() {
   inquiring_->close();
   hooks_->drain();
   std::unique_lock failing(failMutex_, kReleasePatience);

@@ -21,6 +21,7 @@ class AcceleratorDevice final : public Device {
   // Raises where this process cannot use the device.
   AcceleratorDevice(c10::Device device, bool highPriority);
 
+  void prepare() override { finisher_.start(); }
   cudaStream_t stream(bool async) override;
   // What `body` does is queued where the calling thread queues.
   void run(cudaStream_t, std::function<void()> body) override { body(); }

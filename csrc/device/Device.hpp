@@ -24,6 +24,10 @@ class Device {
 
   const c10::Device& device() const { return device_; }
 
+  // Before an asynchronous operation: raises std::runtime_error where the thread that it takes
+  // cannot be started.
+  virtual void prepare() = 0;
+
   // The stream for the next operation: the caller's own, on which it runs in
   // the caller's order, or (`async`) the communicator's, ordered behind what
   // the caller has done so far.

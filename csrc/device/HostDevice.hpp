@@ -2,6 +2,7 @@
 // operations run on a worker.
 #pragma once
 
+#include <exception>
 #include <utility>
 
 #include "device/Device.hpp"
@@ -16,6 +17,7 @@ class HostDevice final : public Device {
         worker_("tcpg_worker"),
         callbacks_("tcpg_callbacks") {}
 
+  void prepare() override { worker_.start(); }
   cudaStream_t stream(bool async) override { return async ? worker_.handle() : nullptr; }
 
   void run(cudaStream_t stream, std::function<void()> body) override {
@@ -29,6 +31,12 @@ class HostDevice final : public Device {
   void handOver() override { worker_.handOver(); }
 
   void runApart(std::function<void()> body) override {
+    try {
+      callbacks_.start();
+    } catch (const std::exception&) {
+      body();  // what it waits for may have to wait for it: better late than never
+      return;
+    }
     callbacks_.enqueue([this, body = std::move(body)] {
       callbacks_.handOver();
       body();

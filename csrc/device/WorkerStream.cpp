@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "device/Unfinished.hpp"
+#include "monitor/SpareThread.hpp"
 
 namespace torchcomms_pg {
 
@@ -34,14 +36,25 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   bool closing = false;
 
   // Both with `mutex` held.
+  //
+  // Where no thread can be started, one that is there comes back to the tasks when it is done with
+  // what it does; raises where there is none.
   void wakeOne() {
     if (idle > 0) {
       work.notify_one();
       return;
     }
+    try {
+      threads.reserve(threads.size() + 1);
+      threads.emplace_back([self = shared_from_this()] { self->run(); });
+    } catch (const std::system_error& error) {
+      if (running == 0) {
+        raiseNoThread(name, error.what());
+      }
+      return;
+    }
     ++running;
     ++idle;  // from now on, so that the next task does not start another
-    threads.emplace_back([self = shared_from_this()] { self->run(); });
     pthread_setname_np(threads.back().native_handle(), name.substr(0, 15).c_str());
   }
 
@@ -115,11 +128,24 @@ WorkerStream::~WorkerStream() {
   }
 }
 
+void WorkerStream::start() {
+  std::lock_guard lock(state_->mutex);
+  if (state_->running == 0) {
+    state_->wakeOne();
+  }
+}
+
 void WorkerStream::enqueue(std::function<void()> task) {
   std::lock_guard lock(state_->mutex);
   state_->tasks.push_back({{}, std::move(task)});
-  if (!state_->led) {
+  if (state_->led) {
+    return;
+  }
+  try {
     state_->wakeOne();
+  } catch (...) {
+    state_->tasks.pop_back();
+    throw;
   }
 }
 

@@ -29,6 +29,11 @@ class WorkerStream final : public shm::HostStream {
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
 
+  // Has a thread from now on, so that nothing that is enqueued waits for ever. Raises
+  // std::runtime_error where none can be started.
+  void start();
+
+  // As start(); then `task` has not been taken.
   void enqueue(std::function<void()> task) override;
 
   // Called from a running task: following tasks may now run in other threads,

@@ -96,6 +96,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     (task.message.done != nullptr ? later : now).push_back(std::move(task));
   }
   for (const auto& task : later) {
+    comm->prepareLater();
     comm->completeLater(comm->post(task.sending, task.message, task.tag), task.message);
   }
   if (now.empty()) {

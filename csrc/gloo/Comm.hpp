@@ -34,6 +34,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   std::shared_ptr<Parcel> post(bool sending, const Message& message, int tag);
 
+  // Before post() of what is completed later: raises where the thread that it takes cannot be
+  // started.
+  void prepareLater() { waiters_.start(); }
+
   // Calls the message's `done` when it has ended, from a thread of its own: Gloo can tell of the
   // end of a message only to somebody who waits for it.
   void completeLater(std::shared_ptr<Parcel> parcel, const Message& message);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
 #include "shm/Names.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -288,9 +289,8 @@ void Link::fail(ncclResult_t result, const std::string& reason, const std::vecto
     work->abort();  // has its wait() return
   }
   // Talks to the store, which may block.
-  std::thread([unfinished = Unfinished(), self = shared_from_this()] {
-    self->tellOthers();
-  }).detach();
+  Monitor::get().runApart(
+      [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
 }
 
 void Link::tellOthers() {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "monitor/Monitor.hpp"
@@ -118,8 +119,13 @@ void watchOverMonitor(HeartbeatOptions options) {
   std::lock_guard lock(state.mutex);
   state.options = options;
   if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {
-    state.pid = getpid();
-    std::thread(run).detach();
+    try {
+      std::thread(run).detach();
+      state.pid = getpid();
+    } catch (const std::system_error& error) {
+      print(
+          std::string("nobody looks after the monitor: no thread can be started: ") + error.what());
+    }
   }
 }
 

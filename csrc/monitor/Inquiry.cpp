@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "monitor/Monitor.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -74,7 +76,15 @@ void Inquiry::close() {
 void Inquiry::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
     // Not joined: it may be in the store for as long as that likes.
-    std::thread([self = shared_from_this()] { self->run(); }).detach();
+    if (options_.polls) {
+      try {
+        std::thread([self = shared_from_this()] { self->run(); }).detach();
+      } catch (const std::system_error& error) {
+        raiseNoThread("verdicts", error.what());
+      }
+    } else {
+      Monitor::get().runApart([self = shared_from_this()] { self->run(); });
+    }
     running_ = true;
   }
   changed_.notify_all();
@@ -106,6 +116,11 @@ std::optional<Verdict> Inquiry::ask(const Question& question) {
     return verdict;
   }
   return std::nullopt;
+}
+
+std::optional<Verdict> Inquiry::final() const {
+  std::lock_guard lock(mutex_);
+  return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
 
 void Inquiry::notice() {
@@ -145,6 +160,7 @@ Verdict Inquiry::await(const Question& question) {
 std::optional<Verdict> Inquiry::awaitOthers() {
   // Where no library rings, the reason of a failure may be here before the inquiry.
   const auto until = Clock::now() + (options_.polls ? kBehind : milliseconds(0));
+  const auto end = Clock::now() + kPatience;  // its thread may have none of its own
   std::unique_lock lock(mutex_);
   const auto known = [&] {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
@@ -154,7 +170,7 @@ std::optional<Verdict> Inquiry::awaitOthers() {
     const auto looked = looked_;
     noticed_ = true;
     wake();
-    while (!known() && looked_ == looked && !hangs()) {
+    while (!known() && looked_ == looked && !hangs() && Clock::now() < end) {
       changed_.wait_for(lock, kHanging / 10);
     }
   } while (!known() && !hangs() && Clock::now() < until);

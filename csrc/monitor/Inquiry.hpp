@@ -74,6 +74,8 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   // Whether answer() is to be called.
   bool wantsAnswer() const { return wantsAnswer_.load(std::memory_order_acquire); }
   void answer(Snapshot snapshot);
+  // The verdict of an inquiry that has ended with the group's failure; none: there was none.
+  std::optional<Verdict> final() const;
   // Whether the others have to be told, by ringing; true once.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <utility>
 
 namespace torchcomms_pg {
@@ -36,11 +37,34 @@ Monitor& Monitor::get() {
 void Monitor::add(Watched* watched) {
   std::lock_guard lifecycle(lifecycle_);
   std::lock_guard lock(mutex_);
-  watched_.push_back(watched);
+  watched_.reserve(watched_.size() + 1);
   if (!thread_.joinable()) {
+    auto spare = std::make_unique<SpareThread>();
     stop_ = false;
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      raiseNoThread("the monitor", error.what());
+    }
     lastRound_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-    thread_ = std::thread([this] { run(); });
+    std::lock_guard held(spareMutex_);
+    spare_ = std::move(spare);
+  }
+  watched_.push_back(watched);
+}
+
+void Monitor::runApart(std::function<void()> body) {
+  // std::thread drops what it was given where it cannot be started.
+  const auto shared = std::make_shared<std::function<void()>>(std::move(body));
+  const auto once = [shared] { std::exchange(*shared, nullptr)(); };
+  try {
+    std::thread(once).detach();
+  } catch (const std::system_error& error) {
+    std::lock_guard lock(spareMutex_);
+    if (!spare_) {
+      raiseNoThread("the monitor", error.what());
+    }
+    spare_->run(once);
   }
 }
 
@@ -53,6 +77,10 @@ void Monitor::remove(Watched* watched) {
       return;
     }
     stop_ = true;
+  }
+  {
+    std::lock_guard lock(spareMutex_);
+    spare_ = nullptr;
   }
   wake_.notify_all();
   thread_.join();

@@ -8,10 +8,14 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "monitor/SpareThread.hpp"
 
 namespace torchcomms_pg {
 
@@ -37,8 +41,13 @@ class Monitor {
   // the parent's thread does not exist there.
   static Monitor& get();
 
-  // Starts the thread with the first object, ends it with the last.
+  // Starts the thread with the first object, ends it with the last. Raises std::runtime_error,
+  // and watches nothing, where it cannot be started.
   void add(Watched* watched);
+
+  // Runs `body` in a thread of its own; where none can be started, in the one that was started
+  // with the monitor's for that. Raises std::runtime_error where nothing is watched.
+  void runApart(std::function<void()> body);
 
   // Has every watched object give up what it has in flight.
   void giveUp(const char* why);
@@ -62,6 +71,8 @@ class Monitor {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Watched*> watched_;
+  std::mutex spareMutex_;  // apart: the monitor's thread holds the other while it checks
+  std::unique_ptr<SpareThread> spare_;  // as long as anything is watched
   std::thread thread_;
   bool stop_ = false;
   std::atomic<Clock::rep> lastRound_{0};

@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -35,12 +36,19 @@ Whereabouts::Whereabouts(std::shared_ptr<const void> stack)
     state_->told.emplace();
     return;
   }
-  std::thread([unfinished = Unfinished(), state = state_, stack = std::move(stack)]() mutable {
-    auto told = source()->ask(stack);
-    stack.reset();
-    std::lock_guard lock(state->mutex);
-    state->told = std::move(told);
-  }).detach();
+  try {
+    std::thread([unfinished = Unfinished(), state = state_, stack = std::move(stack)]() mutable {
+      auto told = source()->ask(stack);
+      stack.reset();
+      std::lock_guard lock(state->mutex);
+      state->told = std::move(told);
+    }).detach();
+  } catch (const std::system_error&) {
+    const auto seen = source()->askWithoutGil();
+    state_->told = Told{
+        "no thread can be started to ask Python" + (seen.empty() ? "" : "; its stacks:\n" + seen),
+        ""};
+  }
 }
 
 bool Whereabouts::answered() const {

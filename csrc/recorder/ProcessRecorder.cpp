@@ -11,6 +11,7 @@
 #include <future>
 #include <mutex>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -55,11 +56,15 @@ std::string pickleInTime(
     // Whoever has the GIL may keep it: this thread must not ask for it.
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
-    std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
-      std::exchange(task, {})();
-    }).detach();
-    if (pickle.wait_for(patience) == std::future_status::ready) {
-      return pickle.get();
+    try {
+      std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
+        std::exchange(task, {})();
+      }).detach();
+      if (pickle.wait_for(patience) == std::future_status::ready) {
+        return pickle.get();
+      }
+    } catch (const std::system_error&) {
+      // No thread can be started: without stacks, then.
     }
     what.stacks = false;
   }

@@ -1,6 +1,7 @@
 #include "shm/Group.hpp"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -78,10 +79,21 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
     if (job.prepare) job.prepare();
   }
-  std::vector<std::thread> helpers;
-  for (size_t i = 1; i < jobs.size(); ++i) helpers.emplace_back(run, i);
-  if (!jobs.empty()) run(0);
-  for (std::thread& helper : helpers) helper.join();
+  {
+    std::vector<std::jthread> helpers;
+    size_t begun = 1;
+    try {
+      for (; begun < jobs.size(); ++begun) helpers.emplace_back(run, begun);
+    } catch (const std::system_error& error) {
+      // Their ranks may need each other, so none of them can be done after another.
+      for (; begun < jobs.size(); ++begun) {
+        jobs[begun].cancel();
+        outcomes[begun] = {
+            ncclSystemError, std::string("groupEnd: cannot start a thread: ") + error.what()};
+      }
+    }
+    if (!jobs.empty()) run(0);
+  }
   ncclResult_t result = ncclSuccess;
   for (const Outcome& outcome : outcomes) {
     if (outcome.result == ncclSuccess) continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <system_error>
 #include <thread>
 
 #include "shm/Algorithms.hpp"
@@ -138,12 +139,23 @@ bool Launch::anyFailed() const {
 
 ncclResult_t Launch::executeAll() {
   std::vector<ncclResult_t> results(plans_.size(), ncclSuccess);
-  std::vector<std::thread> helpers;
-  for (size_t i = 1; i < plans_.size(); ++i) {
-    helpers.emplace_back([this, &results, i] { results[i] = plans_[i].execute(); });
+  {
+    std::vector<std::jthread> helpers;
+    size_t begun = 1;
+    try {
+      for (; begun < plans_.size(); ++begun) {
+        helpers.emplace_back([this, &results, begun] { results[begun] = plans_[begun].execute(); });
+      }
+    } catch (const std::system_error& error) {
+      // Their ranks may need each other, so none of them can be executed after another.
+      for (size_t i = begun; i < plans_.size(); ++i) {
+        plans_[i].comm().segment().fail(
+            Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what()));
+        results[i] = plans_[i].execute();
+      }
+    }
+    results[0] = plans_[0].execute();
   }
-  results[0] = plans_[0].execute();
-  for (std::thread& helper : helpers) helper.join();
   for (const ncclResult_t result : results) {
     if (result != ncclSuccess) return result;
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "shm/Interrupt.hpp"
 #include "shm/Segment.hpp"
 
 namespace torchcomms_pg::shm {
@@ -24,7 +25,12 @@ class Turnstile {
       std::unique_lock lock(mutex_);
       while (passed_.load() != ticket) {
         if (segment.failed()) throw segment.failure();
-        changed_.wait_for(lock, std::chrono::milliseconds(50));
+        if (changed_.wait_for(lock, kSlice) == std::cv_status::no_timeout) continue;
+        lock.unlock();
+        if (interrupted()) {
+          throw Failure(ncclRemoteError, "interrupted by a signal, behind another operation");
+        }
+        lock.lock();
       }
     }
     if (segment.failed()) throw segment.failure();
@@ -40,6 +46,8 @@ class Turnstile {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kSlice{100};
+
   std::atomic<uint64_t> issued_{0};
   std::atomic<uint64_t> passed_{0};
   std::mutex mutex_;

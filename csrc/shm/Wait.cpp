@@ -9,6 +9,7 @@
 #include <ctime>
 #include <utility>
 
+#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg::shm {
@@ -212,6 +213,13 @@ void Waiter::waitLong(
       }
     }
     if (ready()) return learn(ringer, Clock::now() - begin <= kPatience);
+    if (lookForDead && interrupted()) {
+      throw Failure(
+          ncclRemoteError,
+          "rank " + std::to_string(self_) + " (pid " + std::to_string(processId()) +
+              ") was interrupted by a signal",
+          {self_});
+    }
     if (failed()) throw segment_.failure();
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
       throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");

@@ -1,0 +1,46 @@
+// Signals while a thread waits in C++: Python calls their handlers only when it is asked to.
+#include <unistd.h>
+
+#include "bindings/Bindings.hpp"
+#include "shm/Interrupt.hpp"
+#include "shm/Process.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// What a handler has raised, until the call is left.
+thread_local std::exception_ptr raised;
+
+// Handlers run in the main thread alone.
+bool pending() noexcept {
+  if (raised) {
+    return true;
+  }
+  if (static_cast<uint32_t>(gettid()) != shm::processId() || Py_IsInitialized() == 0) {
+    return false;
+  }
+  try {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      raised = std::make_exception_ptr(py::error_already_set());
+    }
+  } catch (const std::exception&) {
+    // No memory for it: the handler is called again with the next signal.
+  }
+  return raised != nullptr;
+}
+
+std::exception_ptr take() noexcept {
+  return std::exchange(raised, nullptr);
+}
+
+constexpr shm::InterruptSource kSource{pending, take};
+
+}  // namespace
+
+void bindInterrupts() {
+  shm::interruptSource.store(&kSource, std::memory_order_release);
+}
+
+}  // namespace torchcomms_pg

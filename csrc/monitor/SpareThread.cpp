@@ -1,0 +1,58 @@
+#include "monitor/SpareThread.hpp"
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace torchcomms_pg {
+
+struct SpareThread::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> due;
+  bool closing = false;
+
+  void run() {
+    pthread_setname_np(pthread_self(), "tcpg_spare");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return closing || !due.empty(); });
+      if (due.empty()) {
+        return;
+      }
+      auto body = std::move(due.front());
+      due.pop_front();
+      lock.unlock();
+      body();
+      body = nullptr;  // what it holds may take locks when it goes
+      lock.lock();
+    }
+  }
+};
+
+SpareThread::SpareThread() : state_(std::make_shared<State>()) {
+  try {
+    std::thread([state = state_] { state->run(); }).detach();
+  } catch (const std::system_error& error) {
+    raiseNoThread("the monitor", error.what());
+  }
+}
+
+SpareThread::~SpareThread() {
+  std::lock_guard lock(state_->mutex);
+  state_->closing = true;
+  state_->changed.notify_all();
+}
+
+void SpareThread::run(std::function<void()> body) {
+  std::lock_guard lock(state_->mutex);
+  state_->due.push_back(std::move(body));
+  state_->changed.notify_all();
+}
+
+}  // namespace torchcomms_pg

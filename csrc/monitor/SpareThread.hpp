@@ -1,0 +1,36 @@
+// A thread for what has to be done also where no more threads can be started. Knows nothing of
+// torch.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace torchcomms_pg {
+
+// What a failed start of a thread is told as.
+[[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {
+  throw std::runtime_error(
+      what + ": no thread can be started (" + why +
+      "); see the limits of the user, ulimit -u, and of the container, pids.max");
+}
+
+// Started, as "tcpg_spare", when it is made; raises where that cannot be. Ends when what it was
+// given is done and the object has gone; nobody waits for that.
+class SpareThread {
+ public:
+  SpareThread();
+  ~SpareThread();
+  SpareThread(const SpareThread&) = delete;
+  SpareThread& operator=(const SpareThread&) = delete;
+
+  // Bodies run one after another, so none may wait for another for ever.
+  void run(std::function<void()> body);
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,64 @@
+"""What a process may run out of: called in a rank, of that rank alone."""
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import struct
+
+import pytest
+
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+_CLONE_THREAD = 0x10000
+_EAGAIN, _ENOSYS = 11, 38
+_NUMBERS = {"x86_64": (317, 56, 435), "aarch64": (277, 220, 435)}  # seccomp, clone, clone3
+
+
+def no_more_threads():
+    """From now on no thread can be started in this process, as at the limit of a container.
+
+    A filter of system calls, since the limits of a user do not hold for root. It stays.
+    """
+    if platform.machine() not in _NUMBERS:
+        pytest.skip(f"the numbers of the system calls of {platform.machine()} are not known here")
+    seccomp, clone, clone3 = _NUMBERS[platform.machine()]
+    load, equal, any_bit, give = 0x20, 0x15, 0x45, 0x06
+    allow, refuse = 0x7FFF0000, 0x00050000
+    program = [
+        (load, 0, 0, 0),  # the number of the call
+        (equal, 0, 1, clone3),
+        (give, 0, 0, refuse | _ENOSYS),  # glibc goes on with clone, whose flags can be seen
+        (equal, 0, 3, clone),
+        (load, 0, 0, 16),  # the lower half of its first argument
+        (any_bit, 0, 1, _CLONE_THREAD),
+        (give, 0, 0, refuse | _EAGAIN),
+        (give, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    described = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    flags = _SECCOMP_FILTER_FLAG_TSYNC
+    if libc.syscall(seccomp, _SECCOMP_SET_MODE_FILTER, flags, described) != 0:
+        pytest.skip(f"no filter of system calls: {os.strerror(ctypes.get_errno())}")
+
+
+@contextlib.contextmanager
+def no_more_descriptors():
+    """What is inside finds that no descriptor can be had."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 64, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -1,0 +1,56 @@
+"""A rank that is in no operation learns of a failure elsewhere before its next call."""
+
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks, wait_for
+
+import torchcomms_pg
+
+pytestmark = pytest.mark.beyond_gloo
+SUM = torchcomms_pg.ReduceOp.SUM
+
+
+def learn(backend, how):
+    """Rank 0's group fails; what rank 1, which calls nothing, has heard."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    comm = torchcomms_pg.new_comm(
+        backend,
+        "cpu",
+        f"{backend}/{how}",
+        store=store,
+        rank=me,
+        size=2,
+        timeout=datetime.timedelta(seconds=60),
+        abort_process_on_timeout_or_error=False,
+    )
+    hooks = []
+    comm.register_abort_hook(lambda: hooks.append("ran"))
+    comm.barrier(False)
+    dist.barrier()
+    if me == 0 and how == "abort":
+        comm.abort()
+    elif me == 0:
+        comm.set_timeout(datetime.timedelta(seconds=0.5))
+        with pytest.raises(torchcomms_pg.CommError, match="rank 1 did not arrive"):
+            comm.all_reduce(torch.ones(1), SUM, async_op=False)
+    assert wait_for(lambda: comm.is_aborted() and hooks, 60), (comm.is_aborted(), hooks)
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        comm.all_reduce(torch.ones(1), SUM, async_op=False)
+    dist.barrier()
+    comm.finalize()
+    return str(raised.value), hooks
+
+
+@pytest.mark.parametrize(
+    "backend, how", [("shm", "abort"), ("shm", "timeout"), ("gloo", "timeout")]
+)
+def test_a_late_rank_knows_that_its_group_has_failed(backend, how):
+    with Ranks(2) as ranks:
+        for text, hooks in ranks.run(learn, backend, how):
+            assert hooks == ["ran"]
+            assert ("aborted on rank 0" if how == "abort" else "rank 1 has not arrived") in text, (
+                text
+            )
