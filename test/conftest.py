@@ -22,6 +22,12 @@ def rank_processes():
     dumps.cleanup()
 
 
+def pytest_collection_finish(session):
+    """Starts what forks the ranks before the first test's time limit counts: it imports torch."""
+    if session.items and not session.config.option.collectonly:
+        ranks.start()
+
+
 def pytest_report_header():
     import torch
 

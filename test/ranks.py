@@ -88,7 +88,9 @@ def _zygote(fd):
         if not message:
             os._exit(0)  # clearing up after all that was imported takes seconds
         request = pickle.loads(message)
-        if request[0] == "fork":
+        if request[0] == "ready":
+            answer = None
+        elif request[0] == "fork":
             assert len(os.listdir("/proc/self/task")) == 1, "the zygote must not have threads"
             pid = os.fork()
             if pid == 0:
@@ -216,6 +218,11 @@ class _Zygote:
 @functools.cache
 def _zygote_process():
     return _Zygote()
+
+
+def start():
+    """Returns once ranks can be forked."""
+    _zygote_process().ask("ready")
 
 
 @functools.cache

@@ -62,7 +62,7 @@ def store_file():
 
 @on_ranks(2)
 def test_basic_usage(world):
-    with store_file() as path:
+    with as_launched(world), store_file() as path:
         store = torch.distributed.FileStore(path, 2)
         device = torch.device("cpu")
         comm = torchcomms.new_comm("shm", device, store=store)
@@ -76,7 +76,7 @@ def test_basic_usage(world):
 
 @on_ranks(2)
 def test_asynchronous_operations(world):
-    with store_file() as path:
+    with as_launched(world), store_file() as path:
         store = torch.distributed.FileStore(path, 2)
         device = torch.device("cpu")
         comm = torchcomms.new_comm("shm", device, store=store)

@@ -3,33 +3,25 @@
 ``EXPECTTEST_ACCEPT=1 tools/test test/test_texts.py`` writes the present texts into this file.
 """
 
-import datetime
-import os
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
 from expecttest import assert_expected_inline
-from ranks import Ranks, connect_store
-
-import torchcomms_pg
+from ranks import Ranks
 
 pytestmark = pytest.mark.beyond_gloo
 
 
 def text_of(function, *args, **kwargs):
-    """Type and text of what a call raises, without what differs from run to run."""
+    """Type and text of what a call raises."""
     try:
         function(*args, **kwargs)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     else:
         return "nothing was raised"
-    text = text.split("\nException raised from")[0]  # C++ frames, where torch shows them
-    text = re.sub(r"pid \d+", "pid N", text)
-    text = re.sub(r"\d+(\.\d+)? m?s ago", "T ago", text)
-    return re.sub(r"\S*/(test_\w+\.py):\d+", r"\1:L", text)
+    # What ranks do meanwhile differs: the verdict's own tests are in test_verdicts.py.
+    return text.split("\nverdict on")[0]
 
 
 def mistakes():
@@ -52,10 +44,10 @@ def mistakes():
 def test_of_a_callers_mistakes():
     with Ranks(2) as ranks:
         all_to_all, reduce_scatter, reduce_op, overlapping = ranks.run(mistakes)[0]
-    assert_expected_inline(all_to_all, """""")
-    assert_expected_inline(reduce_scatter, """""")
-    assert_expected_inline(reduce_op, """""")
-    assert_expected_inline(overlapping, """""")
+    assert_expected_inline(all_to_all, """ValueError: all_to_all_single: input_split_sizes add up to 3, wanted the first dimension of input, 4""")
+    assert_expected_inline(reduce_scatter, """ValueError: reduce_scatter_single: input has 5 elements (shape [5]), wanted 6""")
+    assert_expected_inline(reduce_op, """ValueError: all_reduce: reduce op BAND takes integer or bool tensors, got Float""")
+    assert_expected_inline(overlapping, """ValueError: all_reduce: tensor (shape [3], strides [0]) has elements that overlap in memory, as expand() makes; pass tensor.clone()""")
 
 
 def mismatch():
@@ -67,34 +59,7 @@ def mismatch():
 def test_of_calls_that_do_not_match():
     with Ranks(2) as ranks:
         text, other = ranks.run(mismatch)
-    assert_expected_inline(text, """""")
-    assert_expected_inline(other, """""")
-
-
-def stays_away(args):
-    rank, store = int(os.environ["RANK"]), connect_store(*args)
-    comm = torchcomms_pg.new_comm(
-        *("shm", "cpu", "tested"),
-        store=store,
-        rank=rank,
-        size=2,
-        timeout=datetime.timedelta(seconds=30),
-        abort_process_on_timeout_or_error=False,
-    )
-    add = torchcomms_pg.ReduceOp.SUM
-    comm.all_reduce(torch.zeros(3), add, async_op=False)
-    if rank == 1:
-        store.wait(["seen"])
-        return None
-    comm.set_timeout(datetime.timedelta(seconds=2))
-    text = text_of(comm.all_reduce, torch.zeros(5), add, async_op=False)
-    store.set("seen", "")
-    return text
-
-
-def test_of_a_verdict():
-    with Ranks(2, init=False) as ranks:
-        text = ranks.run(stays_away, ranks.store_args())[0]
-    # The frames above the test's own are those of its harness.
-    text = re.sub(r"( <- [\w.]+:\d+ in \w+)+", " <- ...", text)
-    assert_expected_inline(text, """""")
+    assert_expected_inline(text, """\
+CommError: all_reduce #2 (8 x Float, SUM) of group '0' on rank 0: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""")
+    assert_expected_inline(other, """\
+CommError: all_reduce #2 (9 x Float, SUM) of group '0' on rank 1: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""")

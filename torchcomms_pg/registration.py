@@ -109,11 +109,17 @@ def _log(options: _DistributedBackendOptions, own: Backend.Options) -> None:
     _C.log_info(
         f"torchcomms_pg {__version__}, group {options.group_id!r}: rank {options.group_rank} of "
         f"{options.group_size}, global ranks {ranks}, timeout "
-        f"{options.timeout.total_seconds():g} s, a failure "
-        f"{'ends the process' if own.ends_process else 'raises'}; built with torch "
+        f"{options.timeout.total_seconds():g} s, a failure {_at_a_failure(own)}; built with torch "
         f"{_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
         f"environment: {env.described()}"
     )
+
+
+def _at_a_failure(own: Backend.Options) -> str:
+    does = {True: "ends the process", False: "raises"}
+    if own.abort_process_on_timeout_or_error is not None:
+        return does[own.abort_process_on_timeout_or_error]
+    return f"raises on CPU tensors, {does[own.accelerator_ends_process]} on an accelerator"
 
 
 def serve_host_device(device_type: str, library: str = "") -> None:
