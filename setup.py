@@ -114,7 +114,7 @@ def unit_lines() -> int:
 
 
 def units(files: list[Path]) -> list[list[Path]]:
-    """Divides files into runs of about as many lines each, at most unit_lines() unless one has more."""
+    """Divides files into runs of about as many lines each, unit_lines() at the most."""
     if not unit_lines():
         return [[file] for file in files]
     lines = [len(file.read_bytes().splitlines()) for file in files]
@@ -272,12 +272,12 @@ class Build:
         ]
         objects = []
         # The slow ones (with torch's headers) first, so that none is left over at the end.
-        for name, flags, files in sorted(self.units(), key=lambda unit: unit[1] != "torch"):
+        for unit, kind, files in sorted(self.units(), key=lambda unit: unit[1] != "torch"):
             text = "".join(f'#include "{file.relative_to(ROOT)}"\n' for file in files)
-            write_if_changed(self.folder / f"{name}.cpp", text)
-            objects.append(f"{out}/{name}.o")
-            lines.append(f"build {objects[-1]}: compile {out}/{name}.cpp | {out}/{flags}.flags")
-            lines.append(f"  flags = {flags}")
+            write_if_changed(self.folder / f"{unit}.cpp", text)
+            objects.append(f"{out}/{unit}.o")
+            lines.append(f"build {objects[-1]}: compile {out}/{unit}.cpp | {out}/{kind}.flags")
+            lines.append(f"  flags = {kind}")
         lines.append(f"build {relative(self.library)}: link {' '.join(objects)}")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 

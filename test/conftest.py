@@ -55,4 +55,3 @@ def pytest_runtest_call(item):
         if os.environ.get("FAIL_WITHOUT_GPU") == "1":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 
 class Training(Stateful):
     """A sharded model and its optimizer, as the documentation of DCP wraps them."""

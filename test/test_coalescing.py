@@ -7,7 +7,7 @@ from ranks import on_ranks
 from torch.distributed.distributed_c10d import _coalescing_manager
 from values import all_data, assert_reduced, assert_same, data
 
-pytestmark = pytest.mark.beyond_gloo  # Gloo does not coalesce
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]  # Gloo does not coalesce
 CPU = torch.device("cpu")
 SIZES = (0, 1, 1025, 100_001)
 flavours = pytest.mark.parametrize(

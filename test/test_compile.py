@@ -11,7 +11,7 @@ from test_torchcomm import TAG, torchcomms
 from test_torchcomm import make as make_comm
 from values import assert_same, data
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
 AFTER = datetime.timedelta(seconds=60)  # a graph cannot make one
 

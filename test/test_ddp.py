@@ -14,6 +14,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 STEPS = 3
 
 

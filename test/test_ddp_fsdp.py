@@ -20,6 +20,8 @@ from torch.distributed.tensor import (
 from torch.nn.parallel import DistributedDataParallel
 from values import all_data, assert_same, data
 
+pytestmark = pytest.mark.torch_version
+
 beyond_gloo = pytest.mark.beyond_gloo
 STEPS, BATCH = 4, 8
 

@@ -36,6 +36,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from values import all_data, assert_same, data
 
+pytestmark = pytest.mark.torch_version
+
 REDUCTIONS = ("sum", "avg", "max", "min")
 
 

@@ -18,7 +18,7 @@ from ranks import HERE, Ranks, init_default_group, receive, report, wait_for
 
 import torchcomms_pg
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 FREE = ("TORCHCOMM_ABORT_ON_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 TOLD = "torchcomms_pg ends this process"
 

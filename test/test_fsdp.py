@@ -29,6 +29,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 STEPS = 3
 CPU = torch.device("cpu")
 

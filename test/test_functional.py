@@ -8,6 +8,8 @@ import torch.distributed.nn.functional as dnn
 from parity import like_gloo
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 WORLD = 2
 
 

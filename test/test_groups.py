@@ -10,6 +10,8 @@ import torch.distributed as dist
 from ranks import BACKEND, Ranks, check, connect_store, init_default_group, on_ranks, pool
 from values import HUGE, all_data, assert_reduced, assert_same, data
 
+pytestmark = pytest.mark.torch_version
+
 beyond_gloo = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 LIMIT = datetime.timedelta(seconds=30)

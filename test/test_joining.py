@@ -15,7 +15,7 @@ from scarcity import no_more_descriptors
 
 import torchcomms_pg
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CLONE_NEWPID = 0x20000000
 HALF_AN_HOUR = datetime.timedelta(minutes=30)
 SOON = 20  # seconds on a busy machine, of which none is the group's timeout

@@ -16,7 +16,7 @@ from values import data
 
 import torchcomms_pg
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
 DEBUG = dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")
 

@@ -22,6 +22,8 @@ import torchcomms_pg.memory
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
+pytestmark = pytest.mark.torch_version
+
 DEVICE = "sim:0"
 
 try:

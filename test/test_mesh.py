@@ -9,6 +9,8 @@ from parity import like_gloo, raised, refused
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 CPU = torch.device("cpu")
 FROM_2_15 = torch.__version__ >= "2.15"
 

@@ -19,6 +19,8 @@ import torchcomms_pg
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
+pytestmark = pytest.mark.torch_version
+
 try:
     import simulated
 

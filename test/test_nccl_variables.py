@@ -13,7 +13,7 @@ from values import assert_same
 import torchcomms_pg
 from torchcomms_pg import _C
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
 NAN = float("nan")
 

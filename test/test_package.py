@@ -19,6 +19,8 @@ import torch
 import torchcomms_pg
 from torchcomms_pg import _C, _compat
 
+pytestmark = pytest.mark.torch_version
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -166,6 +168,19 @@ def test_types_of_the_extension_do_not_show_which_torch_it_is_for():
 
 def test_extension_was_built_for_the_torch_that_runs():
     assert _C.torch_version == _compat.minor_of(torch.__version__)
+
+
+@pytest.mark.parametrize("module", ["env", "nccl"])
+def test_what_is_run_as_a_module_warns_of_nothing(module):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", f"torchcomms_pg.{module}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Without any libnccl the second says so in its last line.
+    assert "RuntimeWarning" not in run.stderr
+    assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
 
 
 # setup.py

@@ -10,7 +10,7 @@ from ranks import on_ranks
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
 OLD = pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 needs no patch for this")
 NO_NEED = "torch needs this patch no longer: torchcomms_pg/_patches.py should limit its versions"

@@ -19,6 +19,8 @@ from torch.distributed.pipelining import (
 )
 from values import data
 
+pytestmark = pytest.mark.torch_version
+
 CPU = torch.device("cpu")
 PARTS, BATCH, WIDTH = 4, 8, 6
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch.profiler import ProfilerActivity, profile
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
 CALLS = {
     "allreduce": lambda w: dist.all_reduce(torch.ones(1024)),

@@ -14,7 +14,7 @@ from ranks import on_ranks
 from test_torchcomm import each_backend, make, torchcomms
 from values import assert_same
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
 
 def alone(*args, **options):

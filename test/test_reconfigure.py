@@ -14,6 +14,7 @@ from test_torchcomm import make, torchcomms
 from values import all_data, assert_reduced, assert_same, data
 
 pytestmark = [
+    pytest.mark.torch_version,
     pytest.mark.beyond_gloo,
     pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 brings reconfigure"),
 ]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks import on_ranks, wait_for
 from test_torchcomm import make, torchcomms
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 HERE = os.path.abspath(__file__)
 
 

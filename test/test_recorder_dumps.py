@@ -30,7 +30,7 @@ from ranks import (
 from test_recorder import recorder
 from test_torchcomm import torchcomms
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 LIMIT = 1.0
 TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
 SOON = 20.0  # a dump comes with the verdict, which may take a busy machine long

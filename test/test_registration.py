@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks import HERE, Ranks, init_default_group, on_ranks
 from values import assert_same
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
 
 

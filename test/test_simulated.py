@@ -5,6 +5,8 @@ import time
 import pytest
 import torch
 
+pytestmark = pytest.mark.torch_version
+
 simulated = pytest.importorskip("simulated")
 
 try:

@@ -1,4 +1,4 @@
-"""The programs that the documents of the API and of the hooks show, as their readers would type them.
+"""The programs that the documents of the API and of the hooks show, as a reader would type them.
 
 Written down here with two exchanges, so that they run on every machine: the module is imported as
 ``torchcomms_pg``, and device and backend are those of a machine without a GPU. Each ends with what
@@ -158,7 +158,10 @@ def test_registering_hooks(world, async_op):
         abort_handle.remove()
         comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)  # nobody hears of it
         comm.finalize()
-    assert [line.partition(":")[0] for line in lines] == ["Starting operation", "Completed operation"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "Starting operation",
+        "Completed operation",
+    ]
     assert tensor.tolist() == [4.0] * 10
 
 

@@ -44,10 +44,22 @@ def mistakes():
 def test_of_a_callers_mistakes():
     with Ranks(2) as ranks:
         all_to_all, reduce_scatter, reduce_op, overlapping = ranks.run(mistakes)[0]
-    assert_expected_inline(all_to_all, """ValueError: all_to_all_single: input_split_sizes add up to 3, wanted the first dimension of input, 4""")
-    assert_expected_inline(reduce_scatter, """ValueError: reduce_scatter_single: input has 5 elements (shape [5]), wanted 6""")
-    assert_expected_inline(reduce_op, """ValueError: all_reduce: reduce op BAND takes integer or bool tensors, got Float""")
-    assert_expected_inline(overlapping, """ValueError: all_reduce: tensor (shape [3], strides [0]) has elements that overlap in memory, as expand() makes; pass tensor.clone()""")
+    assert_expected_inline(
+        all_to_all,
+        """ValueError: all_to_all_single: input_split_sizes add up to 3, wanted the first dimension of input, 4""",
+    )
+    assert_expected_inline(
+        reduce_scatter,
+        """ValueError: reduce_scatter_single: input has 5 elements (shape [5]), wanted 6""",
+    )
+    assert_expected_inline(
+        reduce_op,
+        """ValueError: all_reduce: reduce op BAND takes integer or bool tensors, got Float""",
+    )
+    assert_expected_inline(
+        overlapping,
+        """ValueError: all_reduce: tensor (shape [3], strides [0]) has elements that overlap in memory, as expand() makes; pass tensor.clone()""",
+    )
 
 
 def mismatch():
@@ -59,7 +71,13 @@ def mismatch():
 def test_of_calls_that_do_not_match():
     with Ranks(2) as ranks:
         text, other = ranks.run(mismatch)
-    assert_expected_inline(text, """\
-CommError: all_reduce #2 (8 x Float, SUM) of group '0' on rank 0: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""")
-    assert_expected_inline(other, """\
-CommError: all_reduce #2 (9 x Float, SUM) of group '0' on rank 1: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""")
+    assert_expected_inline(
+        text,
+        """\
+CommError: all_reduce #2 (8 x Float, SUM) of group '0' on rank 0: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""",
+    )
+    assert_expected_inline(
+        other,
+        """\
+CommError: all_reduce #2 (9 x Float, SUM) of group '0' on rank 1: mismatched collectives on one communicator: rank 0 calls all_reduce(count=8, float32, sum), rank 1 calls all_reduce(count=9, float32, sum)""",
+    )

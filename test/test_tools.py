@@ -20,8 +20,12 @@ def write_wheel(folder, name, version):
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}/__init__.py", "")
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         file.writestr(f"{info}/RECORD", "")
 
 
@@ -83,7 +87,9 @@ def test_a_constraint_is_obeyed_and_a_version_wished_for_has_its_own_environment
 
 
 @pytest.mark.timeout(240)
-def test_a_constraint_in_the_way_of_the_torch_wished_for_is_named_with_the_command_that_works(checkout):
+def test_a_constraint_in_the_way_of_the_torch_wished_for_is_named_with_the_command_that_works(
+    checkout,
+):
     done = run(checkout, "torch<=2.14.1", TORCH="2.15")
     assert done.returncode == 1
     assert "error: torch==2.15.0 could not be installed: pip has been told torch<=2.14.1 in " in (
@@ -127,7 +133,11 @@ def why(checkout, log):
     env = dict(os.environ, PIP_CONFIG_FILE=os.devnull)
     env.pop("PIP_CONSTRAINT", None)
     done = subprocess.run(
-        [*command, "torch==2.15.0", "tools/demo"], env=env, capture_output=True, text=True, timeout=50
+        [*command, "torch==2.15.0", "tools/demo"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     return done.stderr
 
@@ -161,6 +171,11 @@ def test_the_pins_are_of_the_range(checkout):
     tool = [sys.executable, checkout / "tools/_torch.py", "name"]
     for file in (checkout / "requirements").iterdir():
         minor = file.stem.removeprefix("torch-")
-        done = subprocess.run(tool, env=dict(os.environ, TORCH=minor), capture_output=True, text=True)
-        assert done.stdout.split() == [f".venv-{minor}", f"torch=={minor}." + done.stdout.strip()[-1]]
+        done = subprocess.run(
+            tool, env=dict(os.environ, TORCH=minor), capture_output=True, text=True
+        )
+        assert done.stdout.split() == [
+            f".venv-{minor}",
+            f"torch=={minor}." + done.stdout.strip()[-1],
+        ]
     assert len(list((checkout / "requirements").iterdir())) == 5

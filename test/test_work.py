@@ -11,6 +11,8 @@ import torch.distributed as dist
 from ranks import BACKEND, connect_store, on_ranks, pool, time_limit, wait_for
 from values import all_data, assert_reduced, assert_same, data
 
+pytestmark = pytest.mark.torch_version
+
 beyond_gloo = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 SOON = datetime.timedelta(seconds=0.3)

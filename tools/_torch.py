@@ -1,7 +1,7 @@
-"""Which torch the tools use, and why pip could not install it. The tools call it; it needs no torch.
+"""Which torch the tools use, and why pip could not install it. Needs no torch itself.
 
-    _torch.py name                            the environment and the requirement for $TORCH
-    _torch.py why LOG REQUIREMENT TOOL        what stands in the way, after a failure of pip
+``_torch.py name``: the environment and the requirement for $TORCH.
+``_torch.py why LOG REQUIREMENT TOOL``: what stands in the way, after a failure of pip.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def constraints() -> list[str]:
         except OSError as error:
             found.append(f"the constraints file {file}, which cannot be read: {error.strerror}")
             continue
-        found += [f"{line.strip()} in {file}" for line in lines if re.match(r"\s*torch\b[^-_]", line)]
+        found += [
+            f"{line.strip()} in {file}" for line in lines if re.match(r"\s*torch\b[^-_]", line)
+        ]
     return found
 
 
@@ -123,7 +125,9 @@ def why(log: Path, requirement: str, tool: str) -> None:
             )
     elif "No matching distribution found for torch" in text:
         version = newest(f"torch{limits}")
-        reason = f"pip finds no {requirement} for Python {sys.version_info[0]}.{sys.version_info[1]}"
+        reason = (
+            f"pip finds no {requirement} for Python {sys.version_info[0]}.{sys.version_info[1]}"
+        )
         action = (
             f"The newest that it finds is {version}: TORCH={version} {tool}"
             if version

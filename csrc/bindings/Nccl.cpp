@@ -1,4 +1,4 @@
-// libnccl, for torchcomms_pg/nccl.py.
+// libnccl, for torchcomms_pg/nccl.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -413,7 +413,7 @@ void Communicator::close() {
     }
   }
   try {
-    end();  // no hook can cancel it
+    end();         // no hook can cancel it
   } catch (...) {  // mismatch has it
   }
   // A hook may hold on to what holds on to the communicator.

@@ -64,8 +64,7 @@ class MemoryBoard : public Board {
 // Ranks of one group, with the thread that is their monitors.
 class Group {
  public:
-  explicit Group(int size, bool polls = false)
-      : answers(size), answering(size, true), dumps(size) {
+  explicit Group(int size, bool polls = false) : answers(size), answering(size, true), dumps(size) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
       Inquiry::Options options;

@@ -260,8 +260,8 @@ def _entry(rank: int, raw: dict[Any, Any], groups: dict[str, tuple[str, list[int
     seq = _get(raw, "p2p_seq_id" if p2p else "collective_seq_id", int)
     if match := _ONE_SIDED.fullmatch(group):
         p2p, base, op = True, match[1], match[2]
-        sides = int(match[3]), int(match[5])
-        sender, receiver = sides if match[4] == "->" else sides[::-1]
+        left, right = int(match[3]), int(match[5])
+        sender, receiver = (left, right) if match[4] == "->" else (right, left)
         number, seq = seq, _get(raw, "p2p_seq_id", int)
     elif p2p and (match := _PAIR.fullmatch(group)):
         base, number = match[1], _get(raw, "collective_seq_id", int)

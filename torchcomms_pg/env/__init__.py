@@ -405,15 +405,3 @@ def launcher_ranks() -> tuple[int, int] | None:
             )
         return rank, size
     return None
-
-
-def main() -> None:
-    """Prints every variable with its value or default."""
-    for variable in VARIABLES:
-        value = os.environ.get(variable.name)
-        now = f"(default: {variable.default})" if value is None else f"= {value}"
-        print(f"{variable.name} {now}\n    {variable.meaning}")
-
-
-if __name__ == "__main__":
-    main()

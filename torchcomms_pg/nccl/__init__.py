@@ -60,16 +60,3 @@ def package_folder() -> str:
         return ""
     locations = list(spec.submodule_search_locations or []) if spec else []
     return locations[0] if locations else ""
-
-
-def main() -> None:
-    """Prints which library it is."""
-    library = load()
-    print(f"NCCL {version_text(library.version)} at {library.path}, {library.origin}")
-    print(f"built with the header of {version_text(_C.nccl_header_version)}")
-    if library.missing:
-        print(f"it lacks {', '.join(library.missing)}")
-
-
-if __name__ == "__main__":
-    main()

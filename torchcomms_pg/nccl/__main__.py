@@ -1,0 +1,18 @@
+"""``python -m torchcomms_pg.nccl``: which libnccl is used."""
+
+from __future__ import annotations
+
+from torchcomms_pg import _C, nccl
+
+
+def main() -> None:
+    """Prints path, version and what the library lacks."""
+    library = nccl.load()
+    print(f"NCCL {nccl.version_text(library.version)} at {library.path}, {library.origin}")
+    print(f"built with the header of {nccl.version_text(_C.nccl_header_version)}")
+    if library.missing:
+        print(f"it lacks {', '.join(library.missing)}")
+
+
+if __name__ == "__main__":
+    main()
