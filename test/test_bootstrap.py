@@ -172,30 +172,42 @@ def test_file_store(world):
 
 
 class StoreOfAnother(dist.Store):
-    """Says in place of rank 0 what it answers."""
+    """Says in place of rank 0 what it answers: both ranks as rank 1 has told of itself, and ids."""
 
-    def __init__(self, answer):
+    def __init__(self, ids):
         super().__init__()
-        self.said = answer
+        self.ids = ids
+        self.peer = None
 
     def add(self, key, value):
         return value
 
     def set(self, key, value):
-        pass
+        if self.peer is None:
+            self.peer = bytes(value).removeprefix(b"=").partition(b"\n")[0] + b"\n"
+
+    def check(self, keys):
+        return self.peer is not None
 
     def wait(self, keys, timeout=None):
         pass
 
     def get(self, key):
-        return self.said
+        return b"=" + 2 * self.peer + self.ids
 
 
 @pytest.mark.parametrize("ids", [0, 2, 3, 0.5], ids=lambda n: f"{n} ids")
 def test_an_answer_that_is_not_one_unique_id_is_refused(bare, ids):
-    for answer in (b"=" + bytes(int(ids * 128)), b"" if ids == 0 else b"x" * 129):
-        with pytest.raises(torchcomms().CommError, match="is not a unique id as rank 1 wants"):
-            alone(rank=1, size=2, store=StoreOfAnother(answer))
+    with pytest.raises(torchcomms().CommError, match="is not a unique id as rank 1 wants"):
+        alone(rank=1, size=2, store=StoreOfAnother(bytes(int(ids * 128))))
+
+
+@pytest.mark.parametrize("said", [b"", b"x", b"=", b"=" + bytes(128), b"x" * 1000])
+def test_an_answer_of_another_program_is_refused(bare, said):
+    store = StoreOfAnother(b"")
+    store.get = lambda key: said
+    with pytest.raises(torchcomms().CommError, match="bytes, is damaged"):
+        alone(rank=1, size=2, store=store)
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])

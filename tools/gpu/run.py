@@ -86,6 +86,8 @@ class Runner:
         environment = dict(os.environ, OMP_NUM_THREADS="1")
         path = [*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path).rstrip(os.pathsep)
+        # Checks of failures look at what is raised.
+        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         environment["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / "trace_")  # what failed groups write
         if self.device.type == "cuda":
             environment.setdefault("NCCL_DEBUG", "WARN")
