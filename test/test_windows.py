@@ -711,9 +711,9 @@ def test_example_of_the_reference(world):
     window = comm.new_window()
     window.tensor_register(buffer)
     if rank == 0:
-        work = window.put(data_, dst_rank=1, target_offset_nelems=0, async_op=True)
+        work = window.put(data_, dst_rank=1, offset=0, async_op=True)
         work.wait()
-        window.signal(peer_rank=1, async_op=False)
+        window.signal(dst_rank=1, async_op=False)
     else:
         window.wait_signal(peer_rank=0, async_op=False)
         received = buffer[: data_.numel()]

@@ -461,6 +461,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> blockingWait_{false};
+  mutable std::atomic<bool> told_{false};  // a call has raised the failure
   std::atomic<bool> endsAtNextCall_{false};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 

@@ -238,6 +238,7 @@ void Communicator::raise(const Failure& failure) const {
   if (endsAtNextCall_.load(std::memory_order_relaxed)) {
     endProcess(failure.message);
   }
+  told_.store(true, std::memory_order_relaxed);
   throw CommError(failure);
 }
 

@@ -459,7 +459,14 @@ void Communicator::release() {
     return;
   }
   std::string mismatch;
-  if (failure()) {
+  const auto failed = failure();
+  // Of what does not match the caller is told here, where the monitor alone has learned of it.
+  ncclResult_t state = ncclSuccess;
+  const bool untold = failed && failed->type == c10d::ErrorType::REMOTE_ERROR &&
+                      !told_.load(std::memory_order_relaxed) &&
+                      api_.commGetAsyncError(comm, &state) == ncclSuccess &&
+                      state == ncclInvalidUsage;
+  if (failed) {
     registrations_.forget();
     api_.commAbort(comm);
   } else {
@@ -476,6 +483,9 @@ void Communicator::release() {
     dropped.swap(droppedWindows_);
   }
   failing.unlock();
+  if (untold) {
+    throw CommError(*failed);
+  }
   if (!mismatch.empty()) {
     tellMismatch(mismatch);
   }
