@@ -27,9 +27,9 @@ constexpr size_t roundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-struct File {
+struct SegmentFile {
   int number;
-  ~File() { ::close(number); }
+  ~SegmentFile() { ::close(number); }
 };
 
 // The mappings of this process by token. Never destroyed: threads may use it
@@ -140,7 +140,7 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
   auto& known = mappings().segments[{content.token[0], content.token[1]}];
   if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;
-  const File file{openUniqueId(id)};
+  const SegmentFile file{openUniqueId(id)};
   agreeOnRanks(file.number, ranks);
   const std::shared_ptr<Segment> segment(new Segment(file.number, ranks));
   known = segment;
