@@ -37,7 +37,7 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "tools/try").write_text(
         'source "$(dirname "${BASH_SOURCE[0]}")/_env"\n'
-        'extra() { [[ $1 != nccl ]] || echo nvidia-nccl-cu12; }\n'
+        "extra() { [[ $1 != nccl ]] || echo nvidia-nccl-cu12; }\n"
         'packages none\necho "torch $TORCH_VERSION in ${VENV##*/}"\n'
     )
     (tmp_path / "index").mkdir()
