@@ -115,13 +115,12 @@ std::string describeSilent(const std::string& introduction) {
     return "did not answer (pid " + pid + " on " + peer.host +
            "): it is dead or stopped, or the network is down";
   }
-  const auto number = static_cast<uint32_t>(std::stoul(pid));
-  const char state = shm::processState(number);
+  const char state = shm::processState(peer.pid);
   if (state == 'T' || state == 't') {
     return "its process is stopped (pid " + pid +
            "): by SIGSTOP, or by a debugger; SIGCONT has it go on";
   }
-  if (!shm::processAlive(number, 0)) {
+  if (!shm::processAlive(peer.pid, 0)) {
     return "its process is dead (pid " + pid + ")";
   }
   return "did not answer, though its process is there (pid " + pid + ", state " +
