@@ -135,6 +135,42 @@ def test_a_real_compilation_is_waited_for_and_recorded(reset):
         assert intervals[0]["trigger"] == "DYNAMO"
 
 
+def waits_after_a_compilation(args, world, compiling):
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    comm, store = join(args, world)
+    comm.set_timeout(datetime.timedelta(seconds=60))
+    if comm.get_rank() == 1:
+        with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
+            if compiling:
+                store.set("compiled", "")
+                time.sleep(LATE)  # being late is what is tested
+        if compiling:
+            return reduce(comm)
+        store.set("compiled", "")
+        store.wait(["raised"])
+        return None
+    store.wait(["compiled"])
+    tensor = torch.ones(1000)
+    work = comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=True)
+    if compiling:
+        work.wait(datetime.timedelta(seconds=LIMIT))
+        assert tensor[0] == world
+        return None
+    with pytest.raises(torchcomms_pg.CommError, match="rank 1 has not arrived"):
+        with time_limit(LIMIT * 0.9, 25, "wait(1 s)"):
+            work.wait(datetime.timedelta(seconds=LIMIT))
+    store.set("raised", "")
+    return None
+
+
+@pytest.mark.parametrize("compiling", [True, False], ids=["compiles", "compiled before"])
+def test_a_wait_has_its_own_timeout_where_a_rank_compiles(compiling):
+    """The group's, of a minute, is no reason to wait long for a rank that compiled before."""
+    with Ranks(2, init=False) as ranks:
+        ranks.run(waits_after_a_compilation, ranks.store_args(), 2, compiling)
+
+
 def works_alone(args, world, kind, how):
     comm, store = join(args, world, kind)
     if comm.get_rank() == 1:

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, Ranks, connect_store, on_ranks, pool, time_limit, wait_for
+from ranks import BACKEND, connect_store, on_ranks, pool, time_limit, wait_for
 from values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.torch_version
@@ -281,9 +281,7 @@ def wait_in_time(args):
 
 
 def test_wait_with_a_timeout_raises_in_time():
-    # Not in the shared ranks: after what test_compile.py does there it waits on (docs/support.md).
-    with Ranks(2) as ranks:
-        ranks.run(wait_in_time, ranks.store_args())
+    pool(2).run(wait_in_time, pool(2).store_args())
 
 
 @beyond_gloo

@@ -179,13 +179,14 @@ bool Communicator::awaitEnd(Work& work, std::optional<Clock::time_point> deadlin
 void Communicator::awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost) {
   const bool limited = timeout > kNoTimeout;
   if (limited || onHost || work.operation().kind == OpKind::barrier) {
-    auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
-    while (!awaitEnd(work, deadline)) {
-      const auto more = inquiring_->judge(work.operation(), timeout);
+    const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
+    auto until = deadline;
+    while (!awaitEnd(work, until)) {
+      const auto more = inquiring_->judge(work.operation(), timeout, *deadline);
       if (!more) {
         break;
       }
-      deadline = Clock::now() + *more;
+      until = Clock::now() + *more;
     }
   }
   if (work.done()) {

@@ -368,8 +368,11 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
     // Not with a timeout: what is queued may take longer.
     device_->help([&] { return work.isCompleted(); });
     awaitUninterrupted(work, std::nullopt);
-  } else if (!awaitUninterrupted(work, Clock::now() + timeout)) {
-    while (const auto more = inquiring_->judge(work.operation(), timeout)) {
+    return;
+  }
+  const auto deadline = Clock::now() + timeout;
+  if (!awaitUninterrupted(work, deadline)) {
+    while (const auto more = inquiring_->judge(work.operation(), timeout, deadline)) {
       if (awaitUninterrupted(work, Clock::now() + *more)) {
         break;
       }

@@ -215,14 +215,18 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
   if (verdict->extensionMs > 0) {
     extendedAt_ = now;
     extendedUntil_ = now + Milliseconds(verdict->extensionMs);
-    if (extended_ != op.seq) {
-      extended_ = op.seq;
-      LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group_.name
-                   << "' on rank " << comm_.rank_ << " waits on after " << inSeconds(op.timeout)
-                   << ": " << verdict->text;
-    }
+    tellExtension(op, op.timeout, verdict->text);
   } else {
     comm_.timeOut(op, op.timeout, *verdict);
+  }
+}
+
+void Inquiring::tellExtension(
+    const Operation& op, Milliseconds timeout, const std::string& why) {
+  if (extended_.exchange(op.seq) != op.seq) {
+    LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group_.name
+                 << "' on rank " << comm_.rank_ << " waits on after " << inSeconds(timeout) << ": "
+                 << why;
   }
 }
 
@@ -312,12 +316,14 @@ void Inquiring::awaitDumps(Milliseconds patience) {
   done->get_future().wait_until(until);
 }
 
-std::optional<Milliseconds> Inquiring::judge(const Operation& op, Milliseconds timeout) {
+std::optional<Milliseconds> Inquiring::judge(
+    const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
   Verdict verdict;
   if (const auto inquiry = this->inquiry()) {
-    verdict = inquiry->await(question(op, Clock::now()));
+    verdict = inquiry->await(question(op, Clock::now(), timeout, deadline));
   }
   if (verdict.extensionMs > 0) {
+    tellExtension(op, timeout, verdict.text);
     return Milliseconds(verdict.extensionMs);
   }
   comm_.timeOut(op, timeout, verdict);
@@ -372,10 +378,14 @@ Milliseconds Inquiring::relaxed() const {
 }
 
 Question Inquiring::question(const Operation& op, Clock::time_point now) {
+  return question(op, now, op.timeout, op.issued + op.timeout);
+}
+
+Question Inquiring::question(
+    const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline) {
   Question question;
-  const auto late = now - (op.issued + op.timeout);
-  question.compileLeftMs =
-      (Compiling::limit() - std::chrono::duration_cast<Milliseconds>(late)).count();
+  const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
+  question.compileLeftMs = (Compiling::limit() - late).count();
   question.group = comm_.group_.name;
   question.globalRanks = comm_.group_.globalRanks;
   question.size = comm_.size_;
@@ -384,7 +394,7 @@ Question Inquiring::question(const Operation& op, Clock::time_point now) {
   question.pointToPoint = isPointToPoint(op.kind) || op.kind == OpKind::coalesced;
   question.peer = waitsForPeer(op.kind) ? op.peer : -1;
   question.seq = op.seq;
-  question.timeoutMs = op.timeout.count();
+  question.timeoutMs = timeout.count();
   question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   question.absent = comm_.absentRanks();
   return question;

@@ -42,9 +42,10 @@ class Inquiring {
   // those of the dead, and for no longer than `patience`.
   void awaitDumps(Milliseconds patience);
 
-  // As checkDeadline() for a wait of `timeout`, but blocks, for at most
-  // Inquiry::kPatience. None: it has failed; else how much longer to wait.
-  std::optional<Milliseconds> judge(const Operation& op, Milliseconds timeout);
+  // As checkDeadline() for a wait of `timeout` that should have ended at `deadline`, but blocks, for
+  // at most Inquiry::kPatience. None: it has failed; else how much longer to wait.
+  std::optional<Milliseconds> judge(
+      const Operation& op, Milliseconds timeout, Clock::time_point deadline);
 
   // What the ranks know of the library's failure of `op`; none: nothing beyond `why`.
   std::optional<Verdict> onFailure(
@@ -59,7 +60,16 @@ class Inquiring {
   Milliseconds relaxed() const;
 
  private:
+  // Of `op` after its own deadline, the group's.
   Question question(const Operation& op, Clock::time_point now);
+  // Of `op` after that of a wait.
+  Question question(
+      const Operation& op,
+      Clock::time_point now,
+      Milliseconds timeout,
+      Clock::time_point deadline);
+  // Says why `op` waits on after `timeout`, once for each operation.
+  void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   Inquiry::Snapshot snapshot(Clock::time_point now);
   uint64_t ring(uint64_t times);
   void apart(std::function<void()> body);
@@ -70,13 +80,13 @@ class Inquiring {
   c10::intrusive_ptr<c10d::Store> store_;
   std::atomic<Clock::rep> relaxedUntil_{0};
   std::atomic<bool> explaining_{false};
+  std::atomic<uint64_t> extended_{0};  // the operation that tellExtension() told of
 
   // Of the monitor's thread.
   uint64_t heardRings_ = 0;
   std::optional<Operation> overdue_;   // what is inquired about
   Clock::time_point extendedUntil_{};  // of what was issued before extendedAt_
   Clock::time_point extendedAt_{};
-  uint64_t extended_ = 0;  // the operation that this was told of
 };
 
 }  // namespace torchcomms_pg
