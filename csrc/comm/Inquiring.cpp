@@ -221,8 +221,7 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
   }
 }
 
-void Inquiring::tellExtension(
-    const Operation& op, Milliseconds timeout, const std::string& why) {
+void Inquiring::tellExtension(const Operation& op, Milliseconds timeout, const std::string& why) {
   if (extended_.exchange(op.seq) != op.seq) {
     LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group_.name
                  << "' on rank " << comm_.rank_ << " waits on after " << inSeconds(timeout) << ": "

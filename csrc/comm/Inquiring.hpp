@@ -42,8 +42,8 @@ class Inquiring {
   // those of the dead, and for no longer than `patience`.
   void awaitDumps(Milliseconds patience);
 
-  // As checkDeadline() for a wait of `timeout` that should have ended at `deadline`, but blocks, for
-  // at most Inquiry::kPatience. None: it has failed; else how much longer to wait.
+  // As checkDeadline() for a wait of `timeout` that should have ended at `deadline`, but blocks,
+  // for at most Inquiry::kPatience. None: it has failed; else how much longer to wait.
   std::optional<Milliseconds> judge(
       const Operation& op, Milliseconds timeout, Clock::time_point deadline);
 
@@ -64,10 +64,7 @@ class Inquiring {
   Question question(const Operation& op, Clock::time_point now);
   // Of `op` after that of a wait.
   Question question(
-      const Operation& op,
-      Clock::time_point now,
-      Milliseconds timeout,
-      Clock::time_point deadline);
+      const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline);
   // Says why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   Inquiry::Snapshot snapshot(Clock::time_point now);
