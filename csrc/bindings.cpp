@@ -90,6 +90,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   module.def("log_info", [](const std::string& text) { LOG(INFO) << text; }, py::arg("text"));
   registerControlPlane();
   bindErrors(module);
+  bindWork(module);
   bindInterrupts();
   bindHooks(module);
   bindCommunicator(module);

@@ -20,6 +20,7 @@ import torchcomms_pg
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 FREE = ("TORCHCOMM_ABORT_ON_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+JOINING = datetime.timedelta(seconds=60)
 TOLD = "torchcomms_pg ends this process"
 
 SCRIPT = """
@@ -73,14 +74,16 @@ def fail(args, device, option):
     assert options.abort_process_on_timeout_or_error is None
     options.abort_process_on_timeout_or_error = option
     init_default_group(*args, rank, 2, 60, pg_options=options)
-    dist.all_reduce(torch.ones(1, device=device))
+    assert dist.all_reduce(torch.ones(1, device=device), async_op=True).wait(JOINING)
     comm = torchcomms_pg.get_comm(device=device)
     if rank == 1:
+        receive()  # rank 0 is done with it, too
         comm.abort()
         return comm.get_options().abort_process_on_timeout_or_error
+    report("joined")
     try:
         work = dist.all_reduce(torch.ones(1, device=device), async_op=True)
-        work.wait(datetime.timedelta(seconds=60))
+        work.wait(JOINING)
         dist.all_reduce(torch.ones(1, device=device))
     except torchcomms_pg.CommError as error:
         return str(error)
@@ -106,6 +109,8 @@ def test_the_option_goes_before_the_variables_and_those_before_the_device(
     unset = [name for name in FREE if name not in env]
     with Ranks(2, init=False, env=env, delete_env=unset) as ranks:
         ranks.start(fail, ranks.store_args(), device, option)
+        ranks.wait_report(0)
+        ranks.tell(1, "abort")
         first, second = ranks.wait(60)
         assert second.ok and second.value is ends, second
         if ends:

@@ -264,6 +264,34 @@ def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
     assert re.search(r"in broadcast", first) and re.search(r"in all_reduce", first), first
 
 
+def uses_two_groups(args, world, waits):
+    group = Group("dist", args, world, limit=600)
+    rank = int(os.environ["RANK"])
+    comms = [torchcomms_pg.get_comm().split(list(range(world)), name) for name in ("one", "two")]
+    for comm in comms:
+        comm.all_reduce(torch.ones(1), torchcomms_pg.ReduceOp.SUM, async_op=False)
+        comm.set_timeout(datetime.timedelta(seconds=TOGETHER))
+    group.meet("about to call", world)
+    with time_limit(0, TOGETHER + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            work = comms[rank].all_reduce(torch.ones(5), torchcomms_pg.ReduceOp.SUM, async_op=waits)
+            work.wait()
+    group.meet("done", world)
+    return caught.value.verdict
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["synchronous", "wait()"])
+def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits):
+    with Ranks(2, init=False) as ranks:
+        verdicts = ranks.run(uses_two_groups, ranks.store_args(), 2, waits)
+    for rank, (verdict, other) in enumerate(zip(verdicts, ("two", "one"), strict=True)):
+        deadlock = (
+            rf"deadlock: rank {1 - rank} waits in all_reduce #2 \(5 x Float, SUM\) "
+            rf"of group '\S*{other}' for rank {rank}, which waits here"
+        )
+        assert re.search(deadlock, verdict), verdict
+
+
 def waits_for_a_message(kind, args, world):
     group = Group(kind, args, world)
     if int(os.environ["RANK"]) == 1:

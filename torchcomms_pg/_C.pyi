@@ -4,8 +4,9 @@ from typing import Any, ClassVar, overload
 
 import torch
 from torch._C._distributed_c10d import Backend as _C10dBackend
-from torch._C._distributed_c10d import ErrorType, Store, Work
+from torch._C._distributed_c10d import ErrorType, Store
 from torch._C._distributed_c10d import ReduceOp as _ReduceOp
+from torch._C._distributed_c10d import Work as _Work
 
 from torchcomms_pg.work import TorchWork
 
@@ -37,13 +38,13 @@ def set_compile_limit(limit: timedelta) -> None:
 def set_work_type(type: type[TorchWork]) -> None:
     """Names the class that hooks get a work as."""
 
-def work_state(work: Work) -> str:
+def work_state(work: _Work) -> str:
     """The name of the work's `WorkStatus`."""
 
-def work_error(work: Work) -> BaseException | None:
+def work_error(work: _Work) -> BaseException | None:
     """What the work failed with; None while it runs and when it succeeded."""
 
-def work_wait_blocking(work: Work, timeout: timedelta | None) -> None:
+def work_wait_blocking(work: _Work, timeout: timedelta | None) -> None:
     """As ``work.wait``, and on an accelerator, too, the calling thread waits."""
 
 def refuse_nan(args: PreHookArgs, rank: int) -> None:
@@ -403,7 +404,7 @@ class Communicator:
     def new_window(self) -> Window: ...
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
     def start_batch(self) -> None: ...
-    def end_batch(self) -> Work | None: ...
+    def end_batch(self) -> _Work | None: ...
     def drop_batch(self) -> None: ...
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
@@ -417,7 +418,7 @@ class Communicator:
         tag: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def recv(
         self,
         tensor: torch.Tensor,
@@ -425,14 +426,14 @@ class Communicator:
         tag: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def broadcast(
         self,
         tensor: torch.Tensor,
         root: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def all_reduce(
         self,
         output: torch.Tensor,
@@ -440,7 +441,7 @@ class Communicator:
         op: _ReduceOp,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def reduce(
         self,
         tensor: torch.Tensor,
@@ -448,21 +449,21 @@ class Communicator:
         op: _ReduceOp,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def all_gather(
         self,
         outputs: Sequence[torch.Tensor],
         input: torch.Tensor,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def all_gather_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def reduce_scatter(
         self,
         output: torch.Tensor,
@@ -470,7 +471,7 @@ class Communicator:
         op: _ReduceOp,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -478,7 +479,7 @@ class Communicator:
         op: _ReduceOp,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -487,19 +488,19 @@ class Communicator:
         input_split_sizes: Sequence[int],
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def all_to_all(
         self,
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def barrier(
         self,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def scatter(
         self,
         output: torch.Tensor,
@@ -507,7 +508,7 @@ class Communicator:
         root: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def gather(
         self,
         outputs: Sequence[torch.Tensor],
@@ -515,7 +516,7 @@ class Communicator:
         root: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def gather_single(
         self,
         output: torch.Tensor | None,
@@ -523,7 +524,7 @@ class Communicator:
         root: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
 
 class Window:
     """What `TorchCommWindow` is made of; see there for the operations."""
@@ -537,11 +538,11 @@ class Window:
         offset: int,
         async_op: bool,
         timeout: timedelta | None,
-    ) -> Work | None: ...
-    def signal(self, dst_rank: int, async_op: bool, timeout: timedelta | None) -> Work | None: ...
+    ) -> _Work | None: ...
+    def signal(self, dst_rank: int, async_op: bool, timeout: timedelta | None) -> _Work | None: ...
     def wait_signal(
         self, peer_rank: int, async_op: bool, timeout: timedelta | None
-    ) -> Work | None: ...
+    ) -> _Work | None: ...
     def map_remote_tensor(self, rank: int) -> torch.Tensor: ...
     def check_rank(self, what: str, argument: str, rank: int) -> None: ...
     @property

@@ -37,6 +37,9 @@ class TorchWork:
         self._work = work  # None: a synchronous operation, which finished without an error
         self._outputs = outputs
 
+    def __repr__(self) -> str:
+        return "TorchWork(COMPLETED)" if self._work is None else f"Torch{self._work!r}"
+
     def is_completed(self) -> bool:
         """Returns whether the operation has finished, with or without an error."""
         return self._work is None or self._work.is_completed()

@@ -48,6 +48,7 @@ py::object pythonError(const std::exception_ptr& error);
 gloo::Connect glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);
+void bindWork(py::module_& module);
 void bindInterrupts();
 void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);

@@ -30,23 +30,6 @@ py::object commError(const CommError& error) {
       py::arg("verdict") = failure.verdict.empty() ? failure.message : failure.verdict);
 }
 
-const char* state(c10d::Work& work) {
-  if (!work.isCompleted()) {
-    const auto* const ours = dynamic_cast<const Work*>(&work);
-    return ours == nullptr || ours->launched() ? "INPROGRESS" : "NOT_STARTED";
-  }
-  try {
-    if (const auto error = work.exception()) {
-      std::rethrow_exception(error);
-    }
-  } catch (const CommError& error) {
-    return error.failure().type == c10d::ErrorType::TIMEOUT ? "TIMEDOUT" : "ERROR";
-  } catch (...) {
-    return "ERROR";
-  }
-  return "COMPLETED";
-}
-
 }  // namespace
 
 py::object pythonError(const std::exception_ptr& error) {
@@ -81,22 +64,6 @@ void bindErrors(py::module_& module) {
       "set_comm_error",
       [](py::object type) { commErrorClass() = std::move(type); },
       py::arg("type"));
-  module.def(
-      "work_state", [](c10d::Work& work) { return std::string(state(work)); }, py::arg("work"));
-  module.def(
-      "work_wait_blocking",
-      [](c10d::Work& work, std::optional<Milliseconds> timeout) {
-        auto* const ours = dynamic_cast<Work*>(&work);
-        TORCH_CHECK_TYPE(ours != nullptr, "wait_blocking: this work is of another backend");
-        ours->waitOnHost(timeout.value_or(kNoTimeout));
-      },
-      py::arg("work"),
-      py::arg("timeout"),
-      py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "work_error",
-      [](c10d::Work& work) { return pythonError(work.isCompleted() ? work.exception() : nullptr); },
-      py::arg("work"));
 }
 
 }  // namespace torchcomms_pg

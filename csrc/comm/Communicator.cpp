@@ -364,6 +364,7 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
     awaitOnAccelerator(work, timeout, onHost || blockingWait_.load(std::memory_order_relaxed));
     return;
   }
+  const Work::Waiting waiting(work);
   if (timeout <= kNoTimeout) {
     // Not with a timeout: what is queued may take longer.
     device_->help([&] { return work.isCompleted(); });

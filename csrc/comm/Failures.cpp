@@ -7,6 +7,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
 #include "device/Unfinished.hpp"
+#include "monitor/Printable.hpp"
 #include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
@@ -57,6 +58,9 @@ c10d::ErrorType Communicator::error() const {
 }
 
 std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause cause) {
+  // Names and paths of other processes are in them.
+  failure.message = printable(failure.message);
+  failure.verdict = printable(failure.verdict);
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {

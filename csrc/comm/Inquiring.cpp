@@ -399,6 +399,34 @@ Question Inquiring::question(
   return question;
 }
 
+void Inquiring::tellElsewhere(Answer& answer) {
+  for (const auto& other : Registry::get().alive()) {
+    if (other.get() == &comm_) {
+      continue;
+    }
+    std::string awaited;
+    {
+      std::lock_guard lock(other->inFlightMutex_);
+      for (const auto& entry : other->inFlight_) {
+        if (entry.work == nullptr || entry.work->awaited()) {
+          awaited = describe(*entry.op) + " of group '" + other->group_.name + "'";
+          break;
+        }
+      }
+    }
+    if (awaited.empty()) {
+      continue;
+    }
+    for (const int rank : other->absentRanks()) {
+      const auto& global = other->group_.globalRanks;
+      const auto known = static_cast<size_t>(rank) < global.size();
+      answer.elsewhereFor.push_back(known ? global[rank] : rank);
+    }
+    answer.elsewhere = std::move(awaited);
+    return;
+  }
+}
+
 Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {
   Inquiry::Snapshot snapshot;
   auto& answer = snapshot.answer;
@@ -411,6 +439,7 @@ Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {
   if (const auto known = comm_.failure()) {
     answer.failure = known->message;
   }
+  tellElsewhere(answer);
   std::lock_guard lock(comm_.inFlightMutex_);
   if (!comm_.inFlight_.empty()) {
     const auto& oldest = *comm_.inFlight_.front().op;

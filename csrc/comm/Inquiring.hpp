@@ -68,6 +68,8 @@ class Inquiring {
   // Says why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   Inquiry::Snapshot snapshot(Clock::time_point now);
+  // Fills in what this process waits for in another of its groups.
+  void tellElsewhere(Answer& answer);
   uint64_t ring(uint64_t times);
   void apart(std::function<void()> body);
   std::shared_ptr<Inquiry> inquiry() const { return std::atomic_load(&inquiry_); }

@@ -50,6 +50,11 @@ Work::Work(
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)) {}
 
+std::string Work::text() const {
+  return describe(op_) + " of group '" + comm_->group().name + "' on rank " +
+         std::to_string(comm_->rank());
+}
+
 bool Work::isCompleted() {
   return done() || reached();
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/Operation.hpp"
@@ -73,6 +74,9 @@ class Work final : public c10d::Work {
 
   const Operation& operation() const { return op_; }
 
+  // "all_reduce #2 (1 x Float, SUM) of group 'default_pg' on rank 0"
+  std::string text() const;
+
   // For the communicator. `finish` has an effect once; `announce` runs the
   // callbacks of the futures, which may take time and locks.
   void setStarted(Clock::time_point at);
@@ -98,6 +102,19 @@ class Work final : public c10d::Work {
   void announce();
   bool hasFuture() const;
   bool launched() const { return op_.seq != 0; }
+  // Whether a thread waits for it now, on the host.
+  bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
+  // Counts the calling thread among those, while it lives.
+  class Waiting {
+   public:
+    explicit Waiting(Work& work) : work_(work) { work_.waiting_.fetch_add(1); }
+    ~Waiting() { work_.waiting_.fetch_sub(1); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Work& work_;
+  };
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
@@ -108,6 +125,7 @@ class Work final : public c10d::Work {
   const std::shared_ptr<Communicator> comm_;
   Operation op_;
   std::atomic<bool> done_{false};
+  std::atomic<int> waiting_{0};
   bool timed_ = false;
   int source_ = -1;
   Clock::time_point started_{};

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "monitor/Printable.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -114,7 +116,8 @@ class Report {
     } else {
       verdict.ranks = question_.disagreement.empty() ? others() : question_.absent;
     }
-    verdict.text = headline(verdict.ranks) + details(verdict.ranks);
+    verdict.text =
+        printable(headline(verdict.ranks) + cycles(verdict.ranks) + details(verdict.ranks));
     return verdict;
   }
 
@@ -184,17 +187,15 @@ class Report {
 
   std::string named(const std::vector<int>& ranks) const {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    std::string global;
+    std::string numbers;
     bool same = true;
     for (size_t i = 0; i < ranks.size(); ++i) {
-      const auto rank = static_cast<size_t>(ranks[i]);
-      text += (i == 0 ? "" : ", ") + std::to_string(rank);
-      const auto& all = question_.globalRanks;
-      const auto number = rank < all.size() ? all[rank] : static_cast<int64_t>(rank);
-      global += (i == 0 ? "" : ", ") + std::to_string(number);
+      const auto number = global(ranks[i]);
+      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+      numbers += (i == 0 ? "" : ", ") + std::to_string(number);
       same = same && number == ranks[i];
     }
-    return same ? text : text + " (global " + global + ")";
+    return same ? text : text + " (global " + numbers + ")";
   }
 
   std::string headline(const std::vector<int>& guilty) const {
@@ -230,6 +231,35 @@ class Report {
     return text;
   }
 
+  // Who waits in another group for a rank that waits here: neither can go on.
+  std::string cycles(const std::vector<int>& guilty) const {
+    std::string text;
+    for (const int rank : guilty) {
+      const auto found = answers_.find(rank);
+      std::vector<int> waiting;
+      for (const auto& [other, answer] : answers_) {
+        if (found != answers_.end() && waitsHere(answer) && found->second.waitsFor(global(other))) {
+          waiting.push_back(other);
+        }
+      }
+      if (!waiting.empty()) {
+        text += "\n  deadlock: " + named({rank}) + " waits in " + found->second.elsewhere +
+                " for " + named(waiting) + ", which " + (waiting.size() == 1 ? "waits" : "wait") +
+                " here; all ranks have to call the operations of several groups in one order";
+      }
+    }
+    return text;
+  }
+
+  bool waitsHere(const Answer& answer) const {
+    return !answer.current.empty() && answer.issued >= question_.seq;
+  }
+
+  int64_t global(int rank) const {
+    const auto& all = question_.globalRanks;
+    return static_cast<size_t>(rank) < all.size() ? all[rank] : rank;
+  }
+
   std::string about(int rank, bool missing) const {
     const auto found = answers_.find(rank);
     if (found == answers_.end()) {
@@ -248,6 +278,9 @@ class Report {
                                 : "completed nothing in this group yet";
     } else {
       text = "last completed " + answer.completed + " in this group";
+    }
+    if (missing && !answer.elsewhere.empty()) {
+      text += "; it waits in " + answer.elsewhere;
     }
     if (answer.compilingMs >= 0) {
       text += "; it has been compiling for " + seconds(answer.compilingMs);
@@ -280,7 +313,10 @@ std::string encode(const Answer& a) {
   Writer out;
   out << a.rank << static_cast<int64_t>(a.issued) << a.current << static_cast<int64_t>(a.currentSeq)
       << a.waitedMs << a.calledAt << a.enqueued << a.completed << a.failure << a.threads
-      << a.compilingMs << a.compiledMs << a.relaxedMs;
+      << a.compilingMs << a.compiledMs << a.relaxedMs << a.elsewhere;
+  for (const auto rank : a.elsewhereFor) {
+    out << rank;
+  }
   return out.take();
 }
 
@@ -288,7 +324,11 @@ std::optional<Answer> decodeAnswer(const std::string& text) {
   Reader in(text);
   Answer a;
   in >> a.rank >> a.issued >> a.current >> a.currentSeq >> a.waitedMs >> a.calledAt >> a.enqueued >>
-      a.completed >> a.failure >> a.threads >> a.compilingMs >> a.compiledMs >> a.relaxedMs;
+      a.completed >> a.failure >> a.threads >> a.compilingMs >> a.compiledMs >> a.relaxedMs >>
+      a.elsewhere;
+  while (in.ok() && !in.complete()) {
+    in >> a.elsewhereFor.emplace_back();
+  }
   return in.complete() ? std::optional(std::move(a)) : std::nullopt;
 }
 

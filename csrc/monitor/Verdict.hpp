@@ -2,6 +2,7 @@
 // Knows nothing of torch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -16,15 +17,21 @@ struct Answer {
   uint64_t issued = 0;  // collectives of the group so far
   std::string current;  // the oldest operation in flight; empty: none
   uint64_t currentSeq = 0;
-  int64_t waitedMs = 0;      // since its issue
-  std::string calledAt;      // the line of Python that issued it, where known
-  std::string enqueued;      // the last that was issued
-  std::string completed;     // the last that has completed
-  std::string failure;       // why the group has failed here
-  std::string threads;       // where Python is, one line for each thread
-  int64_t compilingMs = -1;  // since it has begun to compile; -1: it does not
-  int64_t compiledMs = -1;   // since it has last ended to compile; -1: never
-  int64_t relaxedMs = 0;     // how much longer it has asked its peers to wait
+  int64_t waitedMs = 0;               // since its issue
+  std::string calledAt;               // the line of Python that issued it, where known
+  std::string enqueued;               // the last that was issued
+  std::string completed;              // the last that has completed
+  std::string failure;                // why the group has failed here
+  std::string threads;                // where Python is, one line for each thread
+  int64_t compilingMs = -1;           // since it has begun to compile; -1: it does not
+  int64_t compiledMs = -1;            // since it has last ended to compile; -1: never
+  int64_t relaxedMs = 0;              // how much longer it has asked its peers to wait
+  std::string elsewhere;              // the operation of another group that a thread of it waits in
+  std::vector<int64_t> elsewhereFor;  // whom that waits for, by global rank; empty: not known
+
+  bool waitsFor(int64_t globalRank) const {
+    return std::find(elsewhereFor.begin(), elsewhereFor.end(), globalRank) != elsewhereFor.end();
+  }
 };
 
 // What is asked about.

@@ -279,17 +279,57 @@ TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
   CHECK_EQUAL(group.ask(0, question).extensionMs, 0);
 }
 
+TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
+  Question question;
+  question.group = "A";
+  question.size = 3;
+  question.globalRanks = {4, 5, 6};
+  question.op = "all_reduce #1 (1 x Float, SUM)";
+  question.seq = 1;
+  std::map<int, Answer> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    answers[rank].rank = rank;
+    answers[rank].issued = rank == 1 ? 0 : 1;
+    answers[rank].current = rank == 1 ? "" : question.op;
+  }
+  answers[1].elsewhere = "barrier #1 of group 'B'";
+  answers[1].elsewhereFor = {4};
+  const auto text = judge(question, answers, {}).text;
+  CHECK_CONTAINS(
+      text,
+      "\n  deadlock: rank 1 (global 5) waits in barrier #1 of group 'B' for rank 0 (global 4), "
+      "which waits here");
+  answers[1].elsewhereFor = {7};  // waits for somebody who is not here: no cycle is known
+  const auto other = judge(question, answers, {}).text;
+  CHECK(other.find("deadlock") == std::string::npos);
+  CHECK_CONTAINS(other, "; it waits in barrier #1 of group 'B'");
+}
+
+TEST(whatPeersSayCannotDriveATerminal) {
+  Question question;
+  question.group = "\x1b[2J\u009bm\r";
+  question.size = 2;
+  question.seq = 1;
+  const auto text = judge(question, {}, {{1, "line\nline\t\u00e4"}}).text;
+  CHECK_CONTAINS(text, "group '\\x1b[2J\\x9bm\\x0d'");
+  CHECK_CONTAINS(text, "line\nline\\x09\u00e4");
+}
+
 TEST(answersAndVerdictsSurviveTheBoard) {
   Answer answer;
   answer.rank = 7;
   answer.issued = uint64_t{1} << 40;
   answer.current = "3:abc\n";
   answer.threads = std::string("a\0b", 3);
+  answer.elsewhere = "elsewhere";
+  answer.elsewhereFor = {2, 0};
   const auto again = decodeAnswer(encode(answer)).value();
   CHECK_EQUAL(again.rank, 7);
   CHECK_EQUAL(again.issued, uint64_t{1} << 40);
   CHECK_EQUAL(again.current, answer.current);
   CHECK_EQUAL(again.threads, answer.threads);
+  CHECK_EQUAL(again.elsewhere, answer.elsewhere);
+  CHECK(again.elsewhereFor == answer.elsewhereFor);
   Verdict verdict;
   verdict.ranks = {3, 1};
   verdict.text = "text";

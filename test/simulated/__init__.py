@@ -7,11 +7,17 @@ events as asynchronous as a GPU's. See Device.hpp.
 import atexit
 import contextlib
 import functools
+import pathlib
+import sys
 import types
 
 import torch
 
 __all__ = ["Graph", "hold", "install", "set_delays"]
+
+# Where build.py leaves what it has built for this torch.
+_TAG = f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
+__path__.append(str(pathlib.Path(__file__).parents[2] / "build" / _TAG / "_simulated"))
 
 
 @functools.cache

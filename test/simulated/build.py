@@ -1,4 +1,7 @@
-"""Builds the simulated accelerator, test/simulated/_simulated.*.so, as setup.py builds the package.
+"""Builds the simulated accelerator, _simulated.*.so, as setup.py builds the package.
+
+It stays in setup.py's build folder, which is each torch's own, so that tests with several torch
+versions may run at once.
 
 python test/simulated/build.py
 """
@@ -20,7 +23,6 @@ def main():
         [*HERE.glob("*.cpp"), ROOT / "csrc/device/WorkerStream.cpp"],
     )
     build.run()
-    build.copy_to(HERE / build.library.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+// One issued operation, as Python sees it.
+#include "comm/Work.hpp"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/Bindings.hpp"
+#include "comm/CommError.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+const char* stateOf(c10d::Work& work) {
+  if (!work.isCompleted()) {
+    const auto* const ours = dynamic_cast<const Work*>(&work);
+    return ours == nullptr || ours->launched() ? "INPROGRESS" : "NOT_STARTED";
+  }
+  try {
+    if (const auto error = work.exception()) {
+      std::rethrow_exception(error);
+    }
+  } catch (const CommError& error) {
+    return error.failure().type == c10d::ErrorType::TIMEOUT ? "TIMEDOUT" : "ERROR";
+  } catch (...) {
+    return "ERROR";
+  }
+  return "COMPLETED";
+}
+
+}  // namespace
+
+void bindWork(py::module_& module) {
+  // What torch returns as its own class is found to be this one, by its type in C++.
+  py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
+      .def("__repr__", [](Work& work) {
+        return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) + ", " +
+               stateOf(work) + ")";
+      });
+  module.def(
+      "work_state", [](c10d::Work& work) { return std::string(stateOf(work)); }, py::arg("work"));
+  module.def(
+      "work_wait_blocking",
+      [](c10d::Work& work, std::optional<Milliseconds> timeout) {
+        auto* const ours = dynamic_cast<Work*>(&work);
+        TORCH_CHECK_TYPE(ours != nullptr, "wait_blocking: this work is of another backend");
+        ours->waitOnHost(timeout.value_or(kNoTimeout));
+      },
+      py::arg("work"),
+      py::arg("timeout"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "work_error",
+      [](c10d::Work& work) { return pythonError(work.isCompleted() ? work.exception() : nullptr); },
+      py::arg("work"));
+}
+
+}  // namespace torchcomms_pg
