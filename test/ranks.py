@@ -36,6 +36,9 @@ from multiprocessing.connection import wait as wait_connections
 # torch's store asks for the name of every host that connects, and serves nobody meanwhile; a name
 # server that loses the question holds it up for five seconds. No test needs a name server.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
+# Inductor compiles a program for each extension of the processor to see whether it may use it: with
+# an empty cache that takes longer than a test may.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 HERE = pathlib.Path(__file__).resolve().parent
 BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")

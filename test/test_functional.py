@@ -18,8 +18,8 @@ def mixture(x, world):
     group = dist.group.WORLD
     total = fc.all_reduce(x, "sum", group)
     gathered = fc.all_gather_tensor(x, 0, group)
-    # torch 2.11 cannot trace its own copy of the gathered parts side by side.
-    columns = fc.all_gather_tensor(x, 0 if torch.__version__ < "2.12" else 1, group)
+    # torch 2.11 and 2.12 cannot trace their own copy of the gathered parts side by side.
+    columns = fc.all_gather_tensor(x, 0 if torch.__version__ < "2.13" else 1, group)
     part = fc.reduce_scatter_tensor(gathered, "sum", 0, group)
     sent = fc.all_to_all_single(gathered, None, None, group)
     spread = fc.broadcast(x * 2, 0, group)

@@ -115,7 +115,9 @@ def test_get_comm_sees_through_debug_detail():
         for told, entries, tensor, behind, nan in ranks.run(
             attached_in_detail, ranks.store_args(), 2
         ):
-            assert told == ["all_reduce", "split", "barrier", "all_reduce", "finalize"]
+            # torch 2.11's wrapper does not hand on that its group is destroyed.
+            ended = ["finalize"] if torch.__version__ >= "2.12" else []
+            assert told == ["all_reduce", "split", "barrier", "all_reduce", *ended]
             assert entries >= 2
             assert tensor == [4.0] * 3
             assert behind

@@ -554,6 +554,9 @@ class Window:
     @property
     def shape(self) -> list[int] | None: ...
 
+class Work(_Work):
+    """One issued operation. Its repr tells operation, sizes, group, rank, timeout and state."""
+
 class Backend(_C10dBackend):
     """The ranks of one process group.
 

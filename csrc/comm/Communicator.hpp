@@ -428,6 +428,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   enum class Cause { met, requested, elsewhere };
   std::shared_ptr<const Failure> setFailure(Failure failure, Cause cause = Cause::met);
   [[noreturn]] void raise(const Failure& failure) const;
+  // For an operation that was in flight when `failure` came from elsewhere: as for the next call.
+  void meet(const Failure& failure);
   Failure failureElsewhere();
   std::exception_ptr interruption();
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
@@ -462,7 +464,6 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> blockingWait_{false};
   mutable std::atomic<bool> told_{false};  // a call has raised the failure
-  std::atomic<bool> endsAtNextCall_{false};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
   std::mutex hookMutex_;

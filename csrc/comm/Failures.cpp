@@ -61,6 +61,9 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause c
   // Names and paths of other processes are in them.
   failure.message = printable(failure.message);
   failure.verdict = printable(failure.verdict);
+  const bool ends = cause != Cause::requested && endsProcess();
+  const bool end = ends && cause == Cause::met;
+  failure.endsProcess = ends && !end;
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
@@ -68,9 +71,6 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause c
   }
   std::lock_guard lock(hookMutex_);
   const auto table = hooks_->table();
-  const bool ends = cause != Cause::requested && endsProcess();
-  const bool end = ends && cause == Cause::met;
-  endsAtNextCall_ = ends && !end;
   const bool dump = cause != Cause::requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
@@ -194,6 +194,7 @@ Failure Communicator::describeFailure(
 
 std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t result) {
   if (const auto known = std::atomic_load(&failure_)) {
+    meet(*known);
     auto failure = *known;
     if (failure.op.empty()) {  // an abort: tell what it hit
       failure.op = name(op.kind);
@@ -228,7 +229,16 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
       failure.ranks = std::move(verdict->ranks);
     }
   }
-  return std::make_exception_ptr(CommError(*setFailure(std::move(failure))));
+  const auto first = setFailure(std::move(failure));
+  meet(*first);
+  return std::make_exception_ptr(CommError(*first));
+}
+
+void Communicator::meet(const Failure& failure) {
+  if (failure.endsProcess && !inAbortHook) {
+    awaitFailureHook();  // it writes the records
+    endProcess(failure.message);
+  }
 }
 
 std::vector<int> Communicator::absentRanks() {
@@ -239,7 +249,7 @@ std::vector<int> Communicator::absentRanks() {
 }
 
 void Communicator::raise(const Failure& failure) const {
-  if (endsAtNextCall_.load(std::memory_order_relaxed)) {
+  if (failure.endsProcess) {
     endProcess(failure.message);
   }
   told_.store(true, std::memory_order_relaxed);

@@ -122,15 +122,25 @@ class Report {
   }
 
  private:
-  // Who is in another operation with the same number.
+  // Who is in another operation with the same number: than the one asked about, or than each other,
+  // where the one who asks is further than they are.
   std::vector<int> others() const {
     std::vector<int> ranks;
-    const auto kind = question_.pointToPoint ? "" : kindOf(question_.op);
+    if (question_.pointToPoint) {
+      return ranks;
+    }
+    std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by kind
     for (const auto& [rank, answer] : answers_) {
-      const auto theirs = kindOf(answer.current);
-      if (!kind.empty() && !theirs.empty() && answer.currentSeq == question_.seq &&
-          theirs != kind) {
-        ranks.push_back(rank);
+      if (const auto kind = kindOf(answer.current); !kind.empty()) {
+        called[answer.currentSeq][kind].push_back(rank);
+      }
+    }
+    const auto asked = kindOf(question_.op);
+    for (const auto& [number, kinds] : called) {
+      for (const auto& [kind, who] : kinds) {
+        if (number == question_.seq && !asked.empty() ? kind != asked : kinds.size() > 1) {
+          ranks.insert(ranks.end(), who.begin(), who.end());
+        }
       }
     }
     return ranks;

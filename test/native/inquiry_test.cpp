@@ -279,6 +279,25 @@ TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
   CHECK_EQUAL(group.ask(0, question).extensionMs, 0);
 }
 
+TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
+  Question question;
+  question.size = 3;
+  question.op = "all_reduce #4 (1 x Float, SUM)";
+  question.seq = 4;
+  std::map<int, Answer> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    answers[rank].rank = rank;
+    answers[rank].issued = answers[rank].currentSeq = rank == 2 ? 4 : 3;
+    answers[rank].current = "broadcast #3 (1 x Float, root 0)";
+  }
+  answers[2].current = question.op;
+  CHECK_EQUAL(ranksOf(judge(question, answers, {})), "0 1 ");
+  CHECK(judge(question, answers, {}).text.find("different operations") == std::string::npos);
+  answers[1].current = "broadcast #3 (1 x Float, root 1)";
+  CHECK_EQUAL(ranksOf(judge(question, answers, {})), "0 1 ");
+  CHECK_CONTAINS(judge(question, answers, {}).text, "its ranks call different operations");
+}
+
 TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
   Question question;
   question.group = "A";
