@@ -400,7 +400,8 @@ Question Inquiring::question(
 }
 
 void Inquiring::tellElsewhere(Answer& answer) {
-  for (const auto& other : Registry::get().alive()) {
+  auto all = Registry::get().alive();
+  for (const auto& other : all) {
     if (other.get() == &comm_) {
       continue;
     }
@@ -423,8 +424,10 @@ void Inquiring::tellElsewhere(Answer& answer) {
       answer.elsewhereFor.push_back(known ? global[rank] : rank);
     }
     answer.elsewhere = std::move(awaited);
-    return;
+    break;
   }
+  // The last reference must not go in the monitor's thread, for which the destructor waits.
+  Monitor::get().runApart([unfinished = Unfinished(), all = std::move(all)] {});
 }
 
 Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {
