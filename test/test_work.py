@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import re
 import threading
 import time
 
@@ -257,6 +258,15 @@ def test_tensors_are_released_after_wait(world):
     gc.collect()
     dist.barrier()
     assert wait_for(lambda: resident() < before + 60_000_000), (before, resident())
+
+
+@beyond_gloo
+@on_ranks(1)
+def test_repr_says_which_operation_it_is_and_how_far(world):
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+    work.wait()
+    what = r"all_reduce #\d+ \(5 x Float, SUM\) of group '\S+' on rank 0, timeout \d+ s, COMPLETED"
+    assert re.fullmatch(rf"Work\({what}\)", repr(work)), repr(work)
 
 
 def wait_in_time(args):
