@@ -1,6 +1,5 @@
 // A libnccl for tests: it communicates nothing, and writes what it is called with to a file, one
-// line of JSON for each call. As NCCL does where a communicator does not block, it writes a split
-// or shrunk communicator late, while the parent says that it is in progress. See fake_nccl.py.
+// line of JSON for each call. See fake_nccl.py.
 #include <nccl.h>
 
 #include <atomic>
@@ -15,17 +14,15 @@
 struct ncclComm {
   int rank;
   int size;
-  ncclComm_t* place = nullptr;  // of a child that is on its way
-  ncclComm_t child = nullptr;
-  int polls = 0;  // how often it is in progress yet; below 0: for ever
   bool suspended = false;
+  std::atomic<bool> ended = false;  // by an abort, or revoked
 };
 
 namespace {
 
 constexpr int kUnknown = -1;  // the size of a split communicator: ranks do not talk to each other
 thread_local int caller = -1;
-int delay = 0;    // the polls of what goes on in the background
+std::atomic<bool> hanging = false;  // what waits for other ranks
 int refusal = 0;  // the result of what it refuses; 0: nothing
 
 void write(const std::string& line) {
@@ -50,12 +47,16 @@ size_t number(const void* address) {
   return reinterpret_cast<size_t>(address);
 }
 
-ncclResult_t background(ncclComm_t comm) {
+// As a call that blocks: until an abort in another thread.
+ncclResult_t together(ncclComm_t comm) {
   if (refusal != 0) {
     return static_cast<ncclResult_t>(refusal);
   }
-  comm->polls = delay;
-  return delay != 0 ? ncclInProgress : ncclSuccess;
+  if (hanging) {
+    comm->ended.wait(false);
+    return ncclRemoteError;
+  }
+  return ncclSuccess;
 }
 
 std::string json(const ncclConfig_t& config) {
@@ -106,15 +107,12 @@ ncclResult_t divide(
     ncclComm_t child,
     ncclComm_t* place,
     const ncclConfig_t& config) {
-  *place = nullptr;
-  parent->place = place;
-  parent->child = child;
-  parent->polls = 3;
+  *place = child;
   write(
       "{\"call\": \"" + std::string(call) + "\", \"rank\": " + std::to_string(parent->rank) +
       ", \"made\": " + (child == nullptr ? "false" : "true") + ", \"config\": " + json(config) +
       "}");
-  return ncclInProgress;
+  return ncclSuccess;
 }
 
 }  // namespace
@@ -125,8 +123,8 @@ extern "C" {
 void fakeRank(int rank) {
   caller = rank;
 }
-void fakeDelay(int polls) {
-  delay = polls;
+void fakeHang(bool hang) {
+  hanging = hang;
 }
 void fakeRefuse(int result) {
   refusal = result;
@@ -175,15 +173,8 @@ ncclResult_t ncclCommShrink(
 }
 #endif
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) {
   *state = ncclSuccess;
-  if (comm->polls != 0) {
-    *state = ncclInProgress;
-    if (comm->polls > 0 && --comm->polls == 0 && comm->place != nullptr) {
-      *comm->place = comm->child;
-      comm->place = nullptr;
-    }
-  }
   return ncclSuccess;
 }
 
@@ -197,13 +188,16 @@ ncclResult_t ncclCommDestroy(ncclComm_t) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   write("{\"call\": \"abort\", \"rank\": " + std::to_string(comm->rank) + "}");
+  comm->ended = true;
+  comm->ended.notify_all();
   return ncclSuccess;
 }
 
 #ifdef REVOKE
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
-  comm->polls = 3;
-  return ncclInProgress;
+  comm->ended = true;
+  comm->ended.notify_all();
+  return ncclSuccess;
 }
 #endif
 
@@ -230,7 +224,7 @@ ncclResult_t ncclCommWindowRegister(
     ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* window, int flags) {
   *window = static_cast<ncclWindow_t>(memory);
   note("window", {number(memory), bytes, static_cast<size_t>(flags)});
-  return background(comm);
+  return together(comm);
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
   note("no_window", {number(window)});
@@ -239,12 +233,12 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
 ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   note("suspend", {static_cast<size_t>(flags)});
   comm->suspended = refusal == 0;
-  return background(comm);
+  return together(comm);
 }
 ncclResult_t ncclCommResume(ncclComm_t comm) {
   note("resume");
   comm->suspended = false;
-  return background(comm);
+  return together(comm);
 }
 // Headers before 2.29.7 lack the type of `stat`.
 ncclResult_t fakeMemStats(ncclComm_t comm, int stat, uint64_t* value) __asm__("ncclCommMemStats");

@@ -37,7 +37,7 @@ class Library:
 
     @property
     def functions(self):
-        """Its fakeRank, fakeDelay and fakeRefuse."""
+        """Its fakeRank, fakeHang and fakeRefuse."""
         return ctypes.CDLL(self.path)
 
     def _all(self):
@@ -57,8 +57,8 @@ class Library:
     def configs(self, name):
         """What calls of this name had in their configuration.
 
-        Without what is not set, and without blocking, which is 0 in all of them.
+        Without what is not set, and without blocking, which is 1 in all of them.
         """
         found = [call["config"] for call in self.calls(name)]
-        assert all(config.pop("blocking") == 0 for config in found)
+        assert all(config.pop("blocking") == 1 for config in found)
         return [{k: v for k, v in config.items() if v is not None} for config in found]

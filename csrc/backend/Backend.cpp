@@ -431,19 +431,22 @@ void Backend::eagerConnectSingleDevice(at::Device device) {
   communicator("eager connect", device);  // CPU: the ranks have met already
 }
 
+Backend::CommPtr Backend::accelerator() const {
+  std::lock_guard lock(acceleratorsMutex_);
+  if (accelerators_.empty()) {
+    return nullptr;
+  }
+  if (accelerators_.size() == 1) {
+    return accelerators_.begin()->second;
+  }
+  const auto type = accelerators_.begin()->second->device().type();
+  const auto found = accelerators_.find(c10::impl::VirtualGuardImpl(type).getDevice().index());
+  return found == accelerators_.end() ? nullptr : found->second;
+}
+
 int64_t Backend::commPtr() {
   prepare("comm_ptr");
-  CommPtr comm;
-  {
-    std::lock_guard lock(acceleratorsMutex_);
-    if (accelerators_.size() == 1) {
-      comm = accelerators_.begin()->second;
-    } else if (!accelerators_.empty()) {
-      const auto type = accelerators_.begin()->second->device().type();
-      const auto found = accelerators_.find(c10::impl::VirtualGuardImpl(type).getDevice().index());
-      comm = found == accelerators_.end() ? nullptr : found->second;
-    }
-  }
+  const auto comm = accelerator();
   TORCH_CHECK(
       comm != nullptr,
       "comm_ptr: group '",

@@ -217,6 +217,9 @@ class Backend final : public c10d::Backend {
   CommPtr route(const char* what, const at::Tensor& tensor);
   // Those that there are.
   std::vector<CommPtr> communicators() const;
+  // The only one of an accelerator, or that of the current one; null: neither is there.
+  CommPtr accelerator() const;
+  CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
   // Of accelerators; raises where there are none.
   std::vector<CommPtr> accelerators(const char* what) const;
   CommPtr newCommunicator(at::Device device);

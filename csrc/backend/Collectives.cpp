@@ -1,4 +1,6 @@
 // Each of c10d's operations in terms of the Communicator's.
+#include <ATen/DeviceAccelerator.h>
+
 #include <utility>
 
 #include "backend/Backend.hpp"
@@ -244,8 +246,29 @@ Backend::WorkPtr Backend::alltoall(
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  const auto comm = communicator("barrier", opts.device.value_or(at::Device(at::kCPU)));
+  const auto comm = barrierCommunicator(opts);
   return issue(comm, opts.asyncOp, [&] { return comm->barrier(options(opts)); });
+}
+
+// c10d does not hand down the device that it has chosen, nor whether that is the CPU. So it is the
+// one of `device_ids`, else the one that the group has used or been bound to; the CPU where there
+// is none.
+Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
+  auto device = opts.device;
+  const auto type = at::accelerator::getAccelerator(/*checked=*/false);
+  if (!opts.device_ids.empty() && type) {
+    TORCH_CHECK_VALUE(
+        opts.device_ids.size() == 1,
+        "barrier: device_ids names ",
+        opts.device_ids.size(),
+        " devices, wanted one, that of this rank");
+    device = at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
+  }
+  if (device) {
+    return communicator("barrier", *device);
+  }
+  const auto used = accelerator();
+  return used != nullptr ? used : cpuCommunicator("barrier");
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {

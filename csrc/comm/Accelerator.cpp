@@ -8,38 +8,38 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "comm/Flight.hpp"
 #include "comm/Inquiring.hpp"
+#include "comm/Recording.hpp"
+#include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-constexpr std::chrono::microseconds kLaunchPoll{50};
+constexpr std::chrono::microseconds kEndPoll{50};
 constexpr int kLooks = 100;
 
 }  // namespace
 
 void Communicator::runOnAccelerator(Call& call, const WorkPtr& work) {
   // A synchronous operation is over, for its caller, when it is in the stream;
-  // the monitor still has to see its end. It holds no tensors: their memory is
+  // its end is awaited all the same. It holds no tensors: their memory is
   // used again in the order of that same stream.
-  const auto watched = work ? work
-                            : c10::make_intrusive<Work>(
-                                  shared_from_this(),
-                                  rank_,
-                                  call.op,
-                                  std::vector<at::Tensor>(),
-                                  std::vector<at::Tensor>());
-  const auto entry = enter(watched->operation(), watched);
+  const auto flight = std::make_shared<Flight>(shared_from_this(), call.op);
+  if (work) {
+    flight->attach(work, /*kept=*/call.op.hooked || std::atomic_load(&endHook_));
+  }
+  flight->setEntry(enter(flight->operation(), nullptr, flight));
   try {
     awaitInitialization();
     const c10::DeviceGuard onDevice(device());
     const bool timed = timing_.load(std::memory_order_relaxed);
     // As the library has them, streams must have the operations in one order.
     std::lock_guard lock(issueMutex_);
-    const auto stream = call.op.async ? accelerator_->follow() : accelerator_->currentStream();
-    watched->setStarted(Clock::now());
+    const auto issuer = accelerator_->currentStream();
+    const auto stream = call.op.async ? accelerator_->follow(issuer) : issuer;
     auto start = timed ? accelerator_->record(stream, timed) : nullptr;
     {
       c10::OptionalStreamGuard inStream;
@@ -49,32 +49,47 @@ void Communicator::runOnAccelerator(Call& call, const WorkPtr& work) {
       queue(call, AcceleratorDevice::handle(stream));
     }
     auto end = accelerator_->record(stream, timed);
-    // Buffers in use belong to the current stream, not to this one.
-    auto held = call.op.async ? std::make_shared<const Call>(std::move(call)) : nullptr;
-    watched->queued(std::move(start), std::move(end), std::move(held));
+    auto shelf = call.op.async ? std::make_shared<const Call>(std::move(call)) : nullptr;
+    flight->depart(stream, issuer, std::move(start), std::move(end), std::move(shelf));
+    if (work) {
+      work->depart(flight);
+    }
+    accelerator_->watch().add(stream.id(), flight);
   } catch (...) {
     // The caller gets the exception and no Work.
-    finish(watched, entry, std::current_exception());
+    const auto error = std::current_exception();
+    if (work) {
+      work->finish(error);
+    }
+    land(*flight, error);
     throw;
   }
-  if (watched->operation().kind == OpKind::barrier && !watched->operation().async) {
-    awaitOnAccelerator(*watched, kNoTimeout, /*onHost=*/true);
+  const auto& op = flight->operation();
+  if (op.kind == OpKind::barrier && !op.async) {
+    awaitOnAccelerator(*flight, work.get(), kNoTimeout, /*onHost=*/true);
   }
-  if (watched->hasFuture()) {
-    watched->announce();  // of a batch: asked for before it was launched
+  if (work && work->hasFuture()) {
+    work->announce();  // of a batch: asked for before it was launched
   }
 }
 
 // Goes into the graph that the current stream records, and runs with each of
-// its replays, which nobody here hears of: so there is nothing to watch, to
-// record or to wait for. The graph keeps the order and the memory.
+// its replays, which nobody here hears of: so there is nothing to watch or to
+// record. The graph keeps the memory, and the order between streams that wait.
 void Communicator::runInGraph(Call& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device());
   std::exception_ptr error;
   try {
     awaitInitialization();
     std::lock_guard lock(issueMutex_);
-    queue(call, AcceleratorDevice::handle(accelerator_->currentStream()));
+    const auto stream = accelerator_->currentStream();
+    queue(call, AcceleratorDevice::handle(stream));
+    captured_.store(true, std::memory_order_relaxed);
+    if (work) {
+      const auto flight = std::make_shared<Flight>(shared_from_this(), call.op);
+      flight->departInGraph(stream, accelerator_->record(stream, /*timed=*/false));
+      work->depart(flight);
+    }
   } catch (...) {
     error = std::current_exception();
   }
@@ -90,7 +105,7 @@ void Communicator::runInGraph(Call& call, const WorkPtr& work) {
 
 void Communicator::queue(Call& call, cudaStream_t stream) {
   auto* const comm = usable();
-  const auto result = settle(comm, call.launch(comm, stream));
+  const auto result = call.launch(comm, stream);
   if (result != ncclSuccess) {
     std::rethrow_exception(resultError(call.op, result));
   }
@@ -98,18 +113,6 @@ void Communicator::queue(Call& call, cudaStream_t stream) {
     at::AutoDispatchBelowAutograd guard;
     call.after();
   }
-}
-
-ncclResult_t Communicator::settle(ncclComm_t comm, ncclResult_t result) {
-  // A communicator that does not block launches in the background, and the
-  // stream must not be used meanwhile.
-  while (result == ncclInProgress) {
-    usable();  // raises when the deadline has passed
-    std::this_thread::sleep_for(kLaunchPoll);
-    const auto asked = api_.commGetAsyncError(comm, &result);
-    result = asked == ncclSuccess ? result : asked;
-  }
-  return result;
 }
 
 std::exception_ptr Communicator::asyncError(const Operation& op) {
@@ -127,87 +130,104 @@ std::exception_ptr Communicator::asyncError(const Operation& op) {
   return state == ncclSuccess || state == ncclInProgress ? nullptr : resultError(op, state);
 }
 
-void Communicator::collectFinished() {
-  std::vector<std::pair<WorkPtr, InFlightList::iterator>> ended;
-  {
-    std::lock_guard lock(inFlightMutex_);
-    for (auto entry = inFlight_.begin(); entry != inFlight_.end(); ++entry) {
-      if (entry->ending || !entry->work) {
-        continue;
-      }
+void Communicator::conclude(std::shared_ptr<Flight> flight) {
+  // Elsewhere: tensors may need the GIL to go, and hooks take their time.
+  device_->runApart([this, flight = std::move(flight)] {
+    auto error = flight->error();
+    if (!error) {
       try {
-        entry->ending = entry->work->reached();
+        error = asyncError(flight->operation());
       } catch (...) {
-        entry->ending = true;  // the device has failed; conclude() tells how
-      }
-      if (entry->ending) {
-        ended.emplace_back(entry->work, entry);
+        error = std::current_exception();
       }
     }
+    land(*flight, error);
+  });
+}
+
+void Communicator::land(Flight& flight, const std::exception_ptr& error) {
+  const auto& op = flight.operation();
+  leave(flight.entry(), !error);
+  const auto elapsed = error ? Clock::duration{} : flight.elapsed();
+  if (op.recording) {
+    op.recording->end(!error, elapsed, -1);
   }
-  // Elsewhere: tensors may need the GIL to go, and hooks take their time.
-  for (auto& [work, entry] : ended) {
-    device_->runApart([this, work = std::move(work), entry = entry] { conclude(work, entry); });
+  const auto work = flight.work();
+  flight.release();
+  if (work) {
+    work->finish(error);
+  }
+  const auto started = flight.started();
+  const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
+  if (const auto hook = std::atomic_load(&endHook_)) {
+    // Of a synchronous operation the caller got no Work.
+    (*hook)(op, op.async ? work.get() : nullptr, started, finished);
+  }
+  tellEnd(op, work, error, started, finished);
+  if (work && work->hasFuture()) {
+    device_->handOver();  // callbacks may wait for operations that come after this one
+    work->announce();
   }
 }
 
-void Communicator::conclude(const WorkPtr& work, InFlightList::iterator entry) {
-  std::exception_ptr error;
-  try {
-    work->reached();
-    error = asyncError(work->operation());
-  } catch (...) {
-    error = std::current_exception();
-  }
-  finish(work, entry, error);
-}
-
-bool Communicator::awaitEnd(Work& work, std::optional<Clock::time_point> deadline) {
-  for (int i = 0; !work.isCompleted() && !failure(); ++i) {
+bool Communicator::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {
+  for (int i = 0; !flight.asked() && !flight.reached() && !failure(); ++i) {
     if (deadline && Clock::now() >= *deadline) {
       return false;
     }
     if (i < kLooks) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kLaunchPoll);
+      std::this_thread::sleep_for(kEndPoll);
     }
   }
   return true;
 }
 
-void Communicator::awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost) {
+void Communicator::awaitOnAccelerator(
+    const Flight& flight, const Work* work, Milliseconds timeout, bool onHost) {
+  const auto& op = flight.operation();
   const bool limited = timeout > kNoTimeout;
-  if (limited || onHost || work.operation().kind == OpKind::barrier) {
+  const bool hostWaits = limited || onHost || op.kind == OpKind::barrier;
+  if (hostWaits) {
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
-    while (!awaitEnd(work, until)) {
-      const auto more = inquiring_->judge(work.operation(), timeout, *deadline);
+    while (!awaitEnd(flight, until)) {
+      const auto more = inquiring_->judge(op, timeout, *deadline);
       if (!more) {
         break;
       }
       until = Clock::now() + *more;
     }
   }
-  if (work.done()) {
+  if (work != nullptr && work->done()) {
     return;  // its error, if any, is raised by Work::wait
   }
-  // Only of an operation that has ended is it known that nothing went wrong;
-  // of the others the monitor, or the next operation, tells.
-  if (failure() || work.reached()) {
-    if (const auto error = asyncError(work.operation())) {
+  // Where the host does not wait, the monitor or the next operation tells how it ended: a question
+  // to the device costs time, and is forbidden while another thread captures a graph.
+  if (hostWaits || failure()) {
+    if (const auto error = asyncError(op)) {
       awaitFailureHook();
       std::rethrow_exception(error);
     }
   }
-  awaitInStream(work);
 }
 
-void Communicator::awaitInStream(Work& work) {
-  if (const auto end = work.end()) {
-    accelerator_->await(*end);
+void Communicator::awaitInStream(const Work& work) {
+  const auto flight = work.flight();
+  if (!flight) {
+    return;
   }
-  work.release();
+  const auto current = accelerator_->currentStream();
+  if (!flight->inGraph()) {
+    if (work.done()) {
+      return;
+    }
+    accelerator_->await(*flight->end(), current);
+    flight->release(current);
+  } else if (isCapturing(current) || isCapturing(*flight->stream())) {
+    accelerator_->await(*flight->end(), current);  // it joins the two streams of the graph
+  }
 }
 
 }  // namespace torchcomms_pg

@@ -359,6 +359,17 @@ void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   raise(group, text.empty() ? api.getErrorString(result) : text);
 }
 
+// Of the ranks that share `id`, in host memory; it goes on joining by itself. `config` has to live
+// as long as it does, or a copy.
+ncclComm_t joinHere(
+    const NcclApi& api, const ncclUniqueId& id, const Meeting& meeting, const NcclConfig& config) {
+  auto raw = config.raw(/*blocking=*/false);
+  ncclComm_t comm = nullptr;
+  check(
+      api, api.commInitRankConfig(&comm, meeting.size, id, meeting.rank, &raw), meeting.group.name);
+  return comm;
+}
+
 // A new unique id, after kId; or why there is none, after kRefusal.
 std::string newId(const NcclApi& api, int rank) {
   ncclUniqueId id;
@@ -451,7 +462,7 @@ Joined joinOnHost(
   if (meeting.size == 1) {
     std::vector<ncclUniqueId> ids(1);
     check(api, api.getUniqueId(&ids.front()), meeting.group.name);
-    return {make(initComm(api, std::move(ids), meeting, config), ""), "", {}};
+    return {make(joinHere(api, ids.front(), meeting, config), ""), "", {}};
   }
   Rendezvous rendezvous(meeting);
   return rendezvous.run([&]() -> Joined {
@@ -463,7 +474,7 @@ Joined joinOnHost(
     if (answer.front() == kApart) {
       return {nullptr, answer.substr(1), rendezvous.peers()};
     }
-    auto* const handle = initComm(api, readIds(meeting, answer, 1), meeting, config);
+    auto* const handle = joinHere(api, readIds(meeting, answer, 1).front(), meeting, config);
     auto comm = make(handle, rendezvous.prefix());
     try {
       rendezvous.awaitJoined(api, handle);
@@ -504,21 +515,24 @@ MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ran
   });
 }
 
-ncclComm_t initComm(
+std::unique_ptr<BlockingCall> joinOverNccl(
     const NcclApi& api,
     std::vector<ncclUniqueId> ids,
     const Meeting& meeting,
+    c10::Device device,
     const NcclConfig& config) {
-  auto raw = config.raw();
-  ncclComm_t comm = nullptr;
-  check(
+  return std::make_unique<BlockingCall>(
       api,
-      ids.size() == 1
-          ? api.commInitRankConfig(&comm, meeting.size, ids.front(), meeting.rank, &raw)
-          : api.commInitRankScalable(
-                &comm, meeting.size, meeting.rank, static_cast<int>(ids.size()), ids.data(), &raw),
-      meeting.group.name);
-  return comm;
+      device,
+      [&api, ids = std::move(ids), size = meeting.size, rank = meeting.rank, config](
+          ncclComm_t* made) {
+        auto raw = config.raw(/*blocking=*/true);
+        auto all = ids;
+        return all.size() == 1
+                   ? api.commInitRankConfig(made, size, all.front(), rank, &raw)
+                   : api.commInitRankScalable(
+                         made, size, rank, static_cast<int>(all.size()), all.data(), &raw);
+      });
 }
 
 std::shared_ptr<Communicator> meet(

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/BlockingCall.hpp"
 #include "comm/Group.hpp"
 #include "comm/Operation.hpp"
 #include "comm/Peer.hpp"
@@ -77,12 +78,12 @@ struct MetOverNccl {
 // every `ranksPerRoot` ranks, so that a single rank does not have to serve all of a large group.
 MetOverNccl meetOverNccl(const Library& library, const Meeting& meeting, int ranksPerRoot);
 
-// The communicator of the ranks that share `ids`; it may still be initializing. `config` has to
-// live as long as it does, or a copy. Raises CommError.
-ncclComm_t initComm(
+// The call that makes the communicator of the ranks that share `ids`, on `device`.
+std::unique_ptr<BlockingCall> joinOverNccl(
     const NcclApi& api,
     std::vector<ncclUniqueId> ids,
     const Meeting& meeting,
+    c10::Device device,
     const NcclConfig& config);
 
 }  // namespace torchcomms_pg

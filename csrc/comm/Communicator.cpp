@@ -19,7 +19,7 @@ namespace torchcomms_pg {
 
 Communicator::Communicator(
     const NcclApi& api,
-    ncclComm_t comm,
+    Made made,
     int rank,
     int size,
     Group group,
@@ -35,7 +35,8 @@ Communicator::Communicator(
       config_(std::move(config)),
       accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
-      comm_(comm),
+      comm_(made.comm),
+      joining_(std::move(made.call)),
       inquiring_(std::make_unique<Inquiring>(*this)),
       registrations_(api) {
   Monitor::get().add(this);
@@ -48,8 +49,19 @@ Communicator::~Communicator() {
     Monitor::get().remove(this);
   }
   registrations_.forget();
-  if (auto* comm = comm_.exchange(nullptr)) {
-    std::atomic_load(&failure_) ? api_.commAbort(comm) : api_.commDestroy(comm);
+  auto* const comm = comm_.exchange(nullptr);
+  if (comm == nullptr) {
+    return;
+  }
+  const auto end = std::atomic_load(&failure_) ? api_.commAbort : api_.commDestroy;
+  if (accelerator_ == nullptr) {
+    end(comm);
+    return;
+  }
+  try {
+    BlockingCall(api_, device(), [end, comm](ncclComm_t*) { return end(comm); });
+  } catch (const std::exception& error) {
+    TORCH_WARN("group '", group_.name, "' is not freed: ", error.what());
   }
 }
 
@@ -281,9 +293,7 @@ void Communicator::finish(
   const auto held = work;  // leaving may drop the last other reference
   leave(entry, !error);
   if (const auto& recording = held->operation().recording) {
-    // The events of an accelerator that has failed tell nothing.
-    const bool known = !error || accelerator_ == nullptr;
-    recording->end(!error, known ? held->elapsed() : Clock::duration{}, held->source());
+    recording->end(!error, held->elapsed(), held->source());
   }
   held->finish(error);
   if (const auto hook = std::atomic_load(&endHook_)) {
@@ -304,9 +314,10 @@ void Communicator::finish(
   }
 }
 
-Communicator::InFlightList::iterator Communicator::enter(const Operation& op, WorkPtr work) {
+Communicator::InFlightList::iterator Communicator::enter(
+    const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
   std::lock_guard lock(inFlightMutex_);
-  return inFlight_.insert(inFlight_.end(), InFlight{&op, std::move(work)});
+  return inFlight_.insert(inFlight_.end(), InFlight{&op, std::move(work), std::move(flight)});
 }
 
 void Communicator::leave(InFlightList::iterator entry, bool completed) {
@@ -332,6 +343,9 @@ void Communicator::leave(InFlightList::iterator entry, bool completed) {
 void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
     awaitFinish(work, timeout, onHost);
+  }
+  if (accelerator_ != nullptr) {
+    awaitInStream(work);
   }
   if (work.done() && !work.isSuccess()) {
     awaitFailureHook();
@@ -361,7 +375,10 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
       "wait: the operation is part of a batch that has not been launched; leave the coalescing "
       "context first");
   if (accelerator_ != nullptr) {
-    awaitOnAccelerator(work, timeout, onHost || blockingWait_.load(std::memory_order_relaxed));
+    const auto flight = work.flight();
+    TORCH_INTERNAL_ASSERT(flight, "a launched operation of an accelerator has departed");
+    onHost |= blockingWait_.load(std::memory_order_relaxed);
+    awaitOnAccelerator(*flight, &work, timeout, onHost);
     return;
   }
   const Work::Waiting waiting(work);

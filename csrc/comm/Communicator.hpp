@@ -17,7 +17,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "comm/BlockingCall.hpp"
 #include "comm/CommError.hpp"
+#include "comm/Flight.hpp"
 #include "comm/Group.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/Operation.hpp"
@@ -51,10 +53,16 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     std::optional<Milliseconds> timeout;  // none: the communicator's
   };
 
-  // Takes over `comm`, which may still be initializing, and was made with `config`.
+  // The library's communicator: one that may still be initializing, or the call that makes it.
+  struct Made {
+    ncclComm_t comm = nullptr;
+    std::unique_ptr<BlockingCall> call = nullptr;
+  };
+
+  // Takes over `made`, which is made with `config`.
   Communicator(
       const NcclApi& api,
-      ncclComm_t comm,
+      Made made,
       int rank,
       int size,
       Group group,
@@ -214,7 +222,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // `onHost`: on an accelerator, too, the calling thread waits.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
   // Of an accelerator: has the current stream wait for the end of `work`.
-  void awaitInStream(Work& work);
+  void awaitInStream(const Work& work);
+  // Finishes, in a thread of its own, an operation whose stream is past it.
+  void conclude(std::shared_ptr<Flight> flight);
   // Null: a host device.
   AcceleratorDevice* accelerator() const { return accelerator_; }
 
@@ -224,7 +234,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // The two halves of abort(), so that several communicators fail together:
   // what fails it, and what waits for the hooks that are told.
   void failBy(const std::string& why);
-  void awaitFailureHook();
+  void awaitFailureHook() const;
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
   // deadline. Interrupted, it aborts, and raises what the handler of the signal has raised.
@@ -320,11 +330,6 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     std::string newName;
   };
 
-  struct InFlight {
-    const Operation* op;
-    WorkPtr work;         // keeps `op`; null: `op` lives in a calling thread
-    bool ending = false;  // somebody is about to finish it
-  };
   using InFlightList = std::list<InFlight>;
 
   struct Batch {
@@ -340,6 +345,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // How long a failed library may take to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
+
+  // The same where graphs may hold operations: NCCL's communicator ends when they have gone.
+  static constexpr Milliseconds kGraphPatience{200};
 
   // How often a thread that waits asks whether it is wanted elsewhere, and what fails it then.
   static constexpr Milliseconds kInterruptInterval{200};
@@ -376,12 +384,12 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void runOnAccelerator(Call& call, const WorkPtr& work);
   void runInGraph(Call& call, const WorkPtr& work);
   void queue(Call& call, cudaStream_t stream);
-  void awaitOnAccelerator(Work& work, Milliseconds timeout, bool onHost);
-  void collectFinished();
-  void conclude(const WorkPtr& work, InFlightList::iterator entry);
+  // `work`: null where the caller gets none.
+  void awaitOnAccelerator(
+      const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
+  void land(Flight& flight, const std::exception_ptr& error);
   std::exception_ptr asyncError(const Operation& op);
-  ncclResult_t settle(ncclComm_t comm, ncclResult_t result);
-  bool awaitEnd(Work& work, std::optional<Clock::time_point> deadline);
+  bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
   std::string splitMistake(const std::vector<int>& ranks) const;  // empty: none
   std::string splitDifference(ncclComm_t child, const std::vector<int>& ranks, int key) const;
   Call merge(std::vector<Call> calls);
@@ -409,12 +417,22 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void recordIssue(Call& call);
   void dumpRecords();
 
-  InFlightList::iterator enter(const Operation& op, WorkPtr work);
+  InFlightList::iterator enter(
+      const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight = nullptr);
   void leave(InFlightList::iterator entry, bool completed = true);
   void finish(const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error);
   void awaitInitialization();
   void awaitFinish(Work& work, Milliseconds timeout, bool onHost);
+  // Null until the ranks have joined.
   ncclComm_t usable() const;
+  ncclComm_t shrinkLibrary(
+      ncclComm_t comm,
+      std::vector<int> excluded,
+      int flags,
+      const Operation& op,
+      Clock::time_point deadline);
+  void awaitJoined();
+  void endLibrary(ncclComm_t comm, bool failed, std::string& mismatch);
 
   Failure describeFailure(c10d::ErrorType type, const Operation& op, const std::string& what) const;
   std::exception_ptr resultError(const Operation& op, ncclResult_t result);
@@ -428,8 +446,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   enum class Cause { met, requested, elsewhere };
   std::shared_ptr<const Failure> setFailure(Failure failure, Cause cause = Cause::met);
   [[noreturn]] void raise(const Failure& failure) const;
-  // For an operation that was in flight when `failure` came from elsewhere: as for the next call.
-  void meet(const Failure& failure);
+  // Ends the process where `failure` does so with the next call, or has with one in flight.
+  void meet(const Failure& failure) const;
   Failure failureElsewhere();
   std::exception_ptr interruption();
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
@@ -455,9 +473,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   mutable std::mutex
       commMutex_;  // held to replace comm_ or to fail it, never across a blocking call
   std::atomic<ncclComm_t> comm_;
+  const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once
   std::atomic<bool> initialized_{false};
   std::atomic<bool> closed_{false};
   std::atomic<bool> suspended_{false};
+  std::atomic<bool> captured_{false};       // graphs may hold operations
   std::shared_ptr<const Failure> failure_;  // by std::atomic_load; set once
   std::shared_ptr<const EndHook> endHook_;  // by std::atomic_load
 
@@ -466,7 +486,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   mutable std::atomic<bool> told_{false};  // a call has raised the failure
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 
-  std::mutex hookMutex_;
+  mutable std::mutex hookMutex_;
   FailureHook failureHook_;
   std::shared_future<void> failureHookDone_;
 

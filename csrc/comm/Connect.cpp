@@ -51,15 +51,16 @@ const NcclApi& plainApi() {
 std::shared_ptr<Communicator> own(
     const Meeting& meeting,
     const NcclApi& api,
-    ncclComm_t handle,
+    Communicator::Made made,
     const std::string& prefix,
     std::unique_ptr<Device> device,
     const NcclConfig& config = {}) {
   std::shared_ptr<Communicator> comm;
+  auto* const handle = made.comm;
   try {
     comm = std::make_shared<Communicator>(
         api,
-        handle,
+        std::move(made),
         meeting.rank,
         meeting.size,
         meeting.group,
@@ -75,7 +76,9 @@ std::shared_ptr<Communicator> own(
           "rank " + rank + " cannot join: " + error.what(),
           {meeting.rank});
     }
-    api.commAbort(handle);
+    if (handle != nullptr) {
+      api.commAbort(handle);
+    }
     throw;
   }
   comm->inquireThrough(meeting.store, prefix);
@@ -131,7 +134,7 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 std::shared_ptr<Communicator> connectHosts(
     const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
   auto joined = joinOnHost(shm::api(), meeting, [&](ncclComm_t comm, const std::string& prefix) {
-    return own(meeting, shm::api(), comm, prefix, std::make_unique<HostDevice>());
+    return own(meeting, shm::api(), {comm}, prefix, std::make_unique<HostDevice>());
   });
   if (peers != nullptr) {
     *peers = std::move(joined.peers);
@@ -159,20 +162,20 @@ std::shared_ptr<Communicator> connectThroughGloo(
         meeting.rank,
         meeting.size,
         connectGloo);
-    return own(meeting, gloo::api(), comm, met.prefix, std::make_unique<HostDevice>());
+    return own(meeting, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
   });
 }
 
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
   const auto make = [&](const NcclApi& api,
-                        ncclComm_t comm,
+                        Communicator::Made made,
                         const std::string& prefix,
                         const NcclConfig& config) {
     return own(
         meeting,
         api,
-        comm,
+        std::move(made),
         prefix,
         std::make_unique<AcceleratorDevice>(device, options.highPriority),
         config);
@@ -195,7 +198,7 @@ std::shared_ptr<Communicator> connect(
         plainApi(),
         meeting,
         [&](ncclComm_t comm, const std::string& prefix) {
-          return make(plainApi(), comm, prefix, options.config);
+          return make(plainApi(), {comm}, prefix, options.config);
         },
         options.config);
     TORCH_CHECK(
@@ -215,8 +218,8 @@ std::shared_ptr<Communicator> connect(
   options.config.check(api);
   const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = meetOverNccl(library, meeting, options.ranksPerRoot);
-  const c10::DeviceGuard onDevice(device);
-  return make(api, initComm(api, met.ids, meeting, config), met.prefix, config);
+  return make(
+      api, {nullptr, joinOverNccl(api, met.ids, meeting, device, config)}, met.prefix, config);
 }
 
 }  // namespace torchcomms_pg

@@ -107,7 +107,7 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause c
   return ours;
 }
 
-void Communicator::awaitFailureHook() {
+void Communicator::awaitFailureHook() const {
   if (inAbortHook) {
     return;
   }
@@ -135,13 +135,20 @@ void Communicator::failLibrary(const Failure& failure) {
   // NCCL may block until its kernels have let go, whoever asks must not.
   Monitor::get().runApart([unfinished = Unfinished(), self = shared_from_this()] {
     const std::lock_guard failing(self->failMutex_);
-    auto* comm = self->comm_.load(std::memory_order_acquire);
+    ncclComm_t comm = nullptr;
+    {
+      const std::lock_guard lock(self->commMutex_);
+      comm = self->comm_.load(std::memory_order_acquire);
+      if (comm == nullptr && self->joining_ != nullptr) {
+        self->joining_->leave();  // a call that waits for ranks cannot be ended
+      }
+    }
     const auto revoke = self->api_.commRevoke;
     auto state =
         comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
     bool revoked = state == ncclSuccess;
-    // A communicator that does not block is revoked in the background; its state afterwards may
-    // still be that of the failure.
+    // In host memory it goes on in the background; the state afterwards may still be that of the
+    // failure.
     const auto patience = Clock::now() + kReleasePatience;
     while (state == ncclInProgress && Clock::now() < patience) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -204,7 +211,9 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
   }
   std::unique_lock lock(commMutex_);
   auto* const comm = comm_.load(std::memory_order_acquire);
-  std::string text = comm == nullptr ? "" : api_.getLastError(comm);
+  std::string text = comm != nullptr       ? api_.getLastError(comm)
+                     : joining_ != nullptr ? joining_->text()
+                                           : "";
   if (text.empty()) {
     text = api_.getErrorString(result);
   }
@@ -213,7 +222,9 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
       op,
       text);
   ncclResult_t state = ncclSuccess;
-  if (comm != nullptr) {
+  if (comm == nullptr && joining_ != nullptr && joining_->done()) {
+    state = joining_->result();
+  } else if (comm != nullptr) {
     api_.commGetAsyncError(comm, &state);
     if (api_.absentRanks != nullptr && result == ncclRemoteError) {
       failure.ranks = api_.absentRanks(comm);
@@ -234,7 +245,7 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
   return std::make_exception_ptr(CommError(*first));
 }
 
-void Communicator::meet(const Failure& failure) {
+void Communicator::meet(const Failure& failure) const {
   if (failure.endsProcess && !inAbortHook) {
     awaitFailureHook();  // it writes the records
     endProcess(failure.message);
@@ -249,9 +260,7 @@ std::vector<int> Communicator::absentRanks() {
 }
 
 void Communicator::raise(const Failure& failure) const {
-  if (failure.endsProcess) {
-    endProcess(failure.message);
-  }
+  meet(failure);
   told_.store(true, std::memory_order_relaxed);
   throw CommError(failure);
 }
@@ -314,9 +323,6 @@ std::string Communicator::failureMessage() const {
 
 void Communicator::check(Clock::time_point now) noexcept {
   try {
-    if (accelerator_ != nullptr) {
-      collectFinished();
-    }
     std::optional<Operation> overdue;
     std::optional<Operation> first;
     bool idle = false;
@@ -327,7 +333,8 @@ void Communicator::check(Clock::time_point now) noexcept {
         first = *inFlight_.front().op;
       }
       for (const auto& entry : inFlight_) {
-        if (now - entry.op->issued >= entry.op->timeout) {
+        const bool ended = entry.flight && entry.flight->asked();  // it is being finished
+        if (!ended && now - entry.op->issued >= entry.op->timeout) {
           overdue = *entry.op;
           break;
         }

@@ -94,17 +94,6 @@ class Registry {
   std::vector<std::weak_ptr<Communicator>> comms_;
 };
 
-// The GIL may take its time, and whoever asks for the dump has none.
-void dumpApart(int rank) {
-  try {
-    std::thread([unfinished = Unfinished(), rank] {
-      process_recorder::dumpAfterFailure(rank);
-    }).detach();
-  } catch (const std::system_error& error) {
-    LOG(WARNING) << "torchcomms_pg: no thread can be started to write a dump: " << error.what();
-  }
-}
-
 std::string describeSilent(const std::string& introduction) {
   const auto peer = Peer::parse(introduction);
   const auto pid = std::to_string(peer.pid);
@@ -155,7 +144,9 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   const auto& global = comm_.group_.globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank_);
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {
-    dumpApart(rank);
+    // The GIL may take its time, and whoever asks for the dump has none.
+    Monitor::get().runApart(
+        [unfinished = Unfinished(), rank] { process_recorder::dumpAfterFailure(rank); });
   };
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&inquiry_, Inquiry::open(std::move(board), std::move(options)));
@@ -402,8 +393,8 @@ Question Inquiring::question(
 void Inquiring::tellElsewhere(Answer& answer) {
   auto all = Registry::get().alive();
   for (const auto& other : all) {
-    if (other.get() == &comm_) {
-      continue;
+    if (other.get() == &comm_ || other->accelerator_ != nullptr) {
+      continue;  // libnccl does not tell whom it waits for
     }
     std::string awaited;
     {

@@ -11,6 +11,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
+#include "device/AcceleratorDevice.hpp"
 #include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
@@ -34,7 +35,8 @@ ncclComm_t Communicator::usable() const {
   }
   auto* const comm = comm_.load(std::memory_order_acquire);
   TORCH_CHECK(
-      comm != nullptr && !closed_.load(std::memory_order_acquire),
+      (comm != nullptr || !initialized_.load(std::memory_order_acquire)) &&
+          !closed_.load(std::memory_order_acquire),
       "group '",
       group_.name,
       "' has been shut down; create a new one");
@@ -47,7 +49,19 @@ bool Communicator::initialized() {
   }
   auto* const comm = usable();  // throws what the monitor finds, for example the deadline
   ncclResult_t state = ncclSuccess;
-  const auto asked = api_.commGetAsyncError(comm, &state);
+  if (joining_ != nullptr) {
+    if (!joining_->done()) {
+      return false;
+    }
+    const std::lock_guard lock(commMutex_);  // whoever makes it fail finds it here, or in the call
+    if (initialized_.load(std::memory_order_relaxed)) {
+      return true;
+    }
+    state = joining_->result();
+    comm_.store(joining_->take(), std::memory_order_release);
+    initialized_.store(state == ncclSuccess, std::memory_order_release);
+  }
+  const auto asked = joining_ != nullptr ? state : api_.commGetAsyncError(comm, &state);
   const auto result = asked != ncclSuccess ? asked : state;
   if (result != ncclSuccess && result != ncclInProgress) {
     Operation initialization;
@@ -101,11 +115,6 @@ std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
 
 std::string Communicator::splitDifference(
     ncclComm_t child, const std::vector<int>& ranks, int key) const {
-  ncclResult_t state = ncclSuccess;
-  if (accelerator_ != nullptr &&
-      (api_.commGetAsyncError(child, &state) != ncclSuccess || state != ncclSuccess)) {
-    return "";  // NCCL does not say of one that is still on its way
-  }
   int count = static_cast<int>(ranks.size());
   int position = key;
   api_.commCount(child, &count);
@@ -140,30 +149,24 @@ std::shared_ptr<Communicator> Communicator::split(
   if (named) {
     chosen = chosen.named(api_, group.name);
   }
-  // NCCL writes the child from a thread of its own, also when nobody waits for it any more.
-  auto child = std::make_unique<ncclComm_t>(nullptr);
+  ncclComm_t child = nullptr;
   auto call = newCall(OpKind::split, {.async = false, .timeout = timeout});
   call.ranks.assign(ranks.begin(), ranks.end());
   call.newName = group.name;
   call.launch = [&](ncclComm_t comm, cudaStream_t) {
-    auto raw = chosen.raw();
-    return settle(comm, api_.commSplit(comm, color, key, child.get(), &raw));
+    auto raw = chosen.raw(/*blocking=*/accelerator_ != nullptr);
+    return api_.commSplit(comm, color, key, &child, &raw);
   };
-  try {
-    launch(std::move(call), nullptr);
-  } catch (...) {
-    child.release();
-    throw;
-  }
+  launch(std::move(call), nullptr);
   TORCH_CHECK_VALUE(wrong.empty(), wrong);
   const auto seq = sequenceNumber();
-  if (*child == nullptr) {
+  if (child == nullptr) {
     return nullptr;
   }
-  const auto difference = splitDifference(*child, ranks, key);
+  const auto difference = splitDifference(child, ranks, key);
   auto made = std::make_shared<Communicator>(
       api_,
-      *child,
+      Made{child},
       key,
       static_cast<int>(ranks.size()),
       std::move(group),
@@ -177,6 +180,43 @@ std::shared_ptr<Communicator> Communicator::split(
   }
   made->inquiring_->openLike(
       *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
+  return made;
+}
+
+ncclComm_t Communicator::shrinkLibrary(
+    ncclComm_t comm,
+    std::vector<int> excluded,
+    int flags,
+    const Operation& op,
+    Clock::time_point deadline) {
+  const auto shrinkNow = [&api = api_, comm, excluded = std::move(excluded), flags](
+                             ncclComm_t* made, ncclConfig_t raw) {
+    auto gone = excluded;
+    return api.commShrink(comm, gone.data(), static_cast<int>(gone.size()), made, &raw, flags);
+  };
+  auto result = ncclSuccess;
+  std::string text;
+  ncclComm_t made = nullptr;
+  if (accelerator_ == nullptr) {
+    // The child goes on by itself.
+    result = shrinkNow(&made, config_.raw(/*blocking=*/false));
+    text = api_.getLastError(comm);
+  } else {
+    BlockingCall call(api_, device(), [shrinkNow, config = config_](ncclComm_t* place) {
+      return shrinkNow(place, config.raw(/*blocking=*/true));
+    });
+    result = call.waitUntil(deadline) ? call.result() : ncclInProgress;
+    text = call.text();
+    made = call.take();
+  }
+  if (made == nullptr) {
+    const bool late = result == ncclInProgress;
+    throw CommError(describeFailure(
+        late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
+        op,
+        late ? "timed out after " + inSeconds(op.timeout) + ": not all ranks that stay have come"
+             : text));
+  }
   return made;
 }
 
@@ -217,8 +257,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       device(),
       " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which came "
       "with 2.28.7. Destroy the group and create a new one");
-  // As of split().
-  auto child = std::make_unique<ncclComm_t>(nullptr);
+  ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
     call.op.seq = collectives_.fetch_add(1) + 1;
     call.op.issued = Clock::now();
@@ -234,31 +273,12 @@ std::shared_ptr<Communicator> Communicator::shrink(
     if (abort && accelerator_ != nullptr) {
       failInFlight();
     }
-    const c10::DeviceGuard onDevice(device());
-    auto raw = config_.raw();
-    auto result = api_.commShrink(
-        comm,
-        gone.data(),
-        static_cast<int>(gone.size()),
-        child.get(),
-        &raw,
-        abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT);
-    // Until it is there, the parent says that it is in progress.
-    const std::atomic_ref<ncclComm_t> made(*child);
-    while (result == ncclInProgress && made.load() == nullptr && Clock::now() < deadline) {
-      std::this_thread::sleep_for(kTeardownPoll);
-      const auto asked = api_.commGetAsyncError(comm, &result);
-      result = asked == ncclSuccess ? result : asked;
-    }
+    const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;
     std::exception_ptr error;
-    if (made.load() == nullptr) {
-      child.release();
-      const bool late = result == ncclInProgress;
-      error = std::make_exception_ptr(CommError(describeFailure(
-          late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
-          call.op,
-          late ? "timed out after " + inSeconds(timeout) + ": not all ranks that stay have come"
-               : api_.getLastError(comm))));
+    try {
+      child = shrinkLibrary(comm, gone, flags, call.op, deadline);
+    } catch (...) {
+      error = std::current_exception();
     }
     tellEnd(call.op, nullptr, error, call.op.issued, Clock::now());
     if (error) {
@@ -281,7 +301,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
   auto made = std::make_shared<Communicator>(
       api_,
-      *child,
+      Made{child},
       rank_ - static_cast<int>(before),
       size_ - static_cast<int>(gone.size()),
       std::move(group),
@@ -370,16 +390,13 @@ void Communicator::drain() {
     }
     return;
   }
-  // Sooner than the monitor would see it. A device that does not let go of a
-  // failed operation is not waited for.
+  // A device that does not let go of a failed operation is not waited for.
+  const EventWatch::Hurry hurry(accelerator_->watch());
   std::optional<Clock::time_point> failed;
-  while (!drained_.wait_for(lock, std::chrono::milliseconds(1), nothing)) {
-    lock.unlock();
-    collectFinished();
+  while (!drained_.wait_for(lock, kInterruptInterval, nothing)) {
     if (!failed && failure()) {
       failed = Clock::now();
     }
-    lock.lock();
     if (failed && Clock::now() - *failed > kReleasePatience) {
       return;
     }
@@ -439,6 +456,18 @@ void Communicator::closeNow() {
   }
 }
 
+// Of a group that ends while its ranks are still joining: what the other ranks need this one for.
+void Communicator::awaitJoined() {
+  if (joining_ == nullptr || initialized_.load(std::memory_order_acquire)) {
+    return;
+  }
+  if (!failure() && joining_->waitUntil(Clock::now() + kReleasePatience)) {
+    const std::lock_guard lock(commMutex_);
+    comm_.store(joining_->take(), std::memory_order_release);
+  }
+  joining_->leave();
+}
+
 // Gives everything back, when nothing is in flight any more.
 void Communicator::release() {
   inquiring_->close();
@@ -447,6 +476,7 @@ void Communicator::release() {
   if (!failing.owns_lock()) {
     return;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
+  awaitJoined();
   ncclComm_t comm = nullptr;
   decltype(refused_) refused;  // freed after the lock is released
   {
@@ -466,17 +496,7 @@ void Communicator::release() {
                       !told_.load(std::memory_order_relaxed) &&
                       api_.commGetAsyncError(comm, &state) == ncclSuccess &&
                       state == ncclInvalidUsage;
-  if (failed) {
-    registrations_.forget();
-    api_.commAbort(comm);
-  } else {
-    registrations_.removeAll();
-    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
-    if (api_.commFinalize(comm) == ncclInvalidUsage) {
-      mismatch = api_.getLastError(comm);
-    }
-    api_.commDestroy(comm);
-  }
+  endLibrary(comm, failed != nullptr, mismatch);
   {
     decltype(droppedWindows_) dropped;  // freed after the lock is released
     std::lock_guard lock(windowMutex_);
@@ -488,6 +508,42 @@ void Communicator::release() {
   }
   if (!mismatch.empty()) {
     tellMismatch(mismatch);
+  }
+}
+
+// Gives the library's communicator back. `mismatch`: what the library says of operations that do
+// not match.
+void Communicator::endLibrary(ncclComm_t comm, bool failed, std::string& mismatch) {
+  if (failed) {
+    registrations_.forget();
+  } else {
+    registrations_.removeAll();
+  }
+  const auto end = [&api = api_, comm, failed](std::string& text) {
+    if (failed) {
+      return api.commAbort(comm);
+    }
+    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
+    const auto result = api.commFinalize(comm);
+    if (result == ncclInvalidUsage) {
+      text = api.getLastError(comm);
+    }
+    api.commDestroy(comm);
+    return result;
+  };
+  if (accelerator_ == nullptr) {
+    end(mismatch);
+    return;
+  }
+  const auto text = std::make_shared<std::string>();
+  try {
+    BlockingCall call(api_, device(), [end, text](ncclComm_t*) { return end(*text); });
+    const Milliseconds patience = captured_ ? kGraphPatience : Milliseconds(kReleasePatience);
+    if (call.waitUntil(Clock::now() + patience)) {
+      mismatch = *text;
+    }
+  } catch (const std::runtime_error&) {
+    end(mismatch);  // no thread can be started
   }
 }
 

@@ -70,10 +70,7 @@ void Communicator::registerMemory(
   refuseSuspended();
   manage(OpKind::registerMemory, [&](ncclComm_t comm) {
     for (const auto& segment : segments) {
-      const auto result =
-          registrations_.add(comm, pool, segment, symmetric, [&](ncclResult_t issued) {
-            return settle(comm, issued);
-          });
+      const auto result = registrations_.add(comm, pool, segment, symmetric);
       if (result != ncclSuccess) {
         return result;
       }
@@ -103,9 +100,8 @@ void Communicator::suspend() {
       "' is suspended already; call resume() first");
   try {
     drain();
-    manage(OpKind::suspend, [&](ncclComm_t comm) {
-      return settle(comm, api_.commSuspend(comm, NCCL_SUSPEND_MEM));
-    });
+    manage(
+        OpKind::suspend, [&](ncclComm_t comm) { return api_.commSuspend(comm, NCCL_SUSPEND_MEM); });
   } catch (...) {
     suspended_ = false;
     throw;
@@ -116,7 +112,7 @@ void Communicator::resume() {
   need(api_.commResume, "resume", "ncclCommResume", "2.29.7");
   TORCH_CHECK(
       suspended_, "resume: group '", group_.name, "' is not suspended; suspend() comes before");
-  manage(OpKind::resume, [&](ncclComm_t comm) { return settle(comm, api_.commResume(comm)); });
+  manage(OpKind::resume, [&](ncclComm_t comm) { return api_.commResume(comm); });
   suspended_ = false;
 }
 

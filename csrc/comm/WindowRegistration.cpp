@@ -85,7 +85,7 @@ ncclResult_t Window::exchange(
     const std::function<ncclResult_t(const void* in, void* out)>& body) const {
   const auto in = input.to(device());
   const auto out = at::empty_like(output, at::TensorOptions(device()));
-  const auto result = comm_->settle(comm, body(in.data_ptr(), out.data_ptr()));
+  const auto result = body(in.data_ptr(), out.data_ptr());
   if (result != ncclSuccess) {
     return result;
   }
@@ -151,9 +151,9 @@ ncclResult_t Window::mapAll(
   const int after = (comm_->rank() + 1) % size;
   ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
   // NCCL 2.29 and 2.30 set signals up with the first one, which is collective then.
-  auto result = comm_->settle(comm, api.signal(after, registration.signal, 0, 0, comm, stream));
+  auto result = api.signal(after, registration.signal, 0, 0, comm, stream);
   if (result == ncclSuccess) {
-    result = comm_->settle(comm, api.waitSignal(1, &before, comm, stream));
+    result = api.waitSignal(1, &before, comm, stream);
   }
   int32_t missing = -1;
   for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
@@ -234,14 +234,8 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
     auto result = describeAll(*registration, comm, stream);
     if (result == ncclSuccess) {
-      result = comm_->settle(
-          comm,
-          comm_->api_.commWindowRegister(
-              comm,
-              tensor.data_ptr(),
-              tensor.nbytes(),
-              &registration->handle,
-              NCCL_WIN_COLL_SYMMETRIC));
+      result = comm_->api_.commWindowRegister(
+          comm, tensor.data_ptr(), tensor.nbytes(), &registration->handle, NCCL_WIN_COLL_SYMMETRIC);
     }
     return result == ncclSuccess && comm_->accelerator() != nullptr
                ? mapAll(*registration, comm, stream)
@@ -274,7 +268,8 @@ void Window::deregister() {
     }
     for (const auto& stream : registration->streams()) {
       auto* const accelerator = comm_->accelerator();
-      accelerator->await(*accelerator->record(stream, /*timed=*/false));
+      accelerator->await(
+          *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
     // Every rank tells every other one how many signals it has sent to it. The
     // last of them has come after all puts; and what nobody waited for must not
@@ -299,8 +294,7 @@ void Window::deregister() {
         }
       }
       if (!left.empty()) {
-        result = comm_->settle(
-            comm, api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream));
+        result = api.waitSignal(static_cast<int>(left.size()), left.data(), comm, stream);
       }
       return result != ncclSuccess ? result : api.commWindowDeregister(comm, registration->handle);
     };

@@ -9,8 +9,8 @@
 
 #include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/Flight.hpp"
 #include "comm/ParamComms.hpp"
-#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -56,11 +56,19 @@ std::string Work::text() const {
 }
 
 bool Work::isCompleted() {
-  return done() || reached();
+  if (done()) {
+    return true;
+  }
+  const auto flight = this->flight();
+  return flight && flight->reached();
 }
 
 bool Work::isSuccess() const {
-  return done() ? !exception() : reached() && comm_->failure() == nullptr;
+  if (done()) {
+    return !exception();
+  }
+  const auto flight = this->flight();
+  return flight && flight->reached() && comm_->failure() == nullptr;
 }
 
 int Work::sourceRank() const {
@@ -201,56 +209,46 @@ bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
   return cv_.wait_until(lock, *deadline, [&] { return completed_; });
 }
 
-void Work::queued(EventPtr start, EventPtr end, std::shared_ptr<const void> held) {
-  std::lock_guard lock(mutex_);
-  start_ = std::move(start);
-  end_ = std::move(end);
-  held_ = std::move(held);
-}
-
-EventPtr Work::end() const {
-  std::lock_guard lock(mutex_);
-  return end_;
-}
-
-bool Work::reached() const {
-  const auto event = end();
-  return event && event->query();
-}
-
-void Work::release() {
+void Work::depart(std::shared_ptr<Flight> flight) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
-  std::shared_ptr<const void> held;
   std::lock_guard lock(mutex_);
+  flight_ = std::move(flight);
   inputs.swap(inputs_);
-  held.swap(held_);
 }
 
-Clock::duration Work::measured() const {
-  const std::chrono::duration<double, std::milli> between(start_->elapsedTime(*end_));
-  return std::chrono::duration_cast<Clock::duration>(between);
+std::shared_ptr<Flight> Work::flight() const {
+  std::lock_guard lock(mutex_);
+  return flight_;
+}
+
+void Work::release_resources() {
+  flight_.reset();  // which has a weak reference to this, and with it keeps its memory
+  inputs_.clear();
+  outputs_.clear();
+  future_.reset();
+  futureResult_.reset();
 }
 
 Clock::duration Work::elapsed() const {
   std::lock_guard lock(mutex_);
-  if (end_) {
-    return start_ ? measured() : Clock::duration{};
-  }
   return started_ == Clock::time_point{} ? Clock::duration{} : Clock::now() - started_;
 }
 
 bool Work::finish(std::exception_ptr error) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
-  std::shared_ptr<const void> held;
   {
     std::lock_guard lock(mutex_);
     if (completed_) {
       return false;
     }
-    finished_ = start_ && !error ? started_ + measured() : Clock::now();
+    finished_ = Clock::now();
+    if (flight_ && !flight_->inGraph()) {
+      const auto elapsed = error ? Clock::duration{} : flight_->elapsed();
+      started_ = flight_->started();
+      finished_ = elapsed == Clock::duration{} ? finished_ : started_ + elapsed;
+    }
     exception_ = std::move(error);
     inputs.swap(inputs_);
-    held.swap(held_);
     completed_ = true;
     done_.store(true, std::memory_order_release);
   }
@@ -265,7 +263,7 @@ bool Work::hasFuture() const {
 
 void Work::announce() {
   std::unique_lock lock(mutex_);
-  if (!completed_ && !end_) {
+  if (!completed_ && !flight_) {
     return;
   }
   const auto endRange = std::exchange(recordFunctionEndCallback_, nullptr);
@@ -277,7 +275,7 @@ void Work::announce() {
   futureResultAnnounced_ |= futureResult != nullptr;
   const auto error = exception_;
   const auto outputs = outputs_;
-  const auto end = end_;
+  const auto flight = flight_;
   lock.unlock();
   if (endRange) {
     endRange();
@@ -289,10 +287,11 @@ void Work::announce() {
     if (error) {
       future->setError(error);
     } else {
-      // It takes note of the current stream: what waits for it comes after that.
+      // It takes note of the current stream: what waits for it comes after all that is queued
+      // there by now, and so soonest where the future is asked for at once.
       c10::OptionalStreamGuard guard;
-      if (end) {
-        guard.reset_stream(comm_->accelerator()->after(*end));
+      if (flight) {
+        guard.reset_stream(*flight->stream());
       }
       future->markCompleted(at::IValue(outputs));
     }

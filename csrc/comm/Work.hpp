@@ -17,11 +17,11 @@
 namespace torchcomms_pg {
 
 class Communicator;
+class Flight;
 
-// Keeps the operation's tensors alive until it has finished; on an accelerator,
-// where the host need not know of the end, until a stream waits for it, if that
-// is sooner. Made and finished by its Communicator; the other methods may be
-// called from any thread.
+// Keeps the operation's tensors alive until it has finished; on an accelerator
+// its Flight does, and this the outputs alone. Made and finished by its Communicator; the other
+// methods may be called from any thread.
 class Work final : public c10d::Work {
  public:
   Work(
@@ -85,16 +85,12 @@ class Work final : public c10d::Work {
   void setTimed(bool timed);
   // Of a batch: what it turned out to be, when it is launched.
   void become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
-  // Of an accelerator: the operation is in a stream. It ends with `end`, and
-  // needs `held` until then. `start`: null without timing.
-  void queued(EventPtr start, EventPtr end, std::shared_ptr<const void> held);
-  EventPtr end() const;
-  // Whether the stream is past the operation.
-  bool reached() const;
-  // Since it started, of an operation that has ended; 0: not known.
+  // Of an accelerator: the operation is in a stream, or in a graph.
+  void depart(std::shared_ptr<Flight> flight);
+  // Null: it has not departed.
+  std::shared_ptr<Flight> flight() const;
+  // Since it started; 0: not known.
   Clock::duration elapsed() const;
-  // Drops what only the operation needed.
-  void release();
   bool done() const { return done_.load(std::memory_order_acquire); }
   // False when `deadline` passed first.
   bool waitUntil(std::optional<Clock::time_point> deadline);
@@ -118,9 +114,11 @@ class Work final : public c10d::Work {
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
+  // Called when its users are gone, and only a Flight may still look for it.
+  void release_resources() override;
+
  private:
   void wait(std::chrono::milliseconds timeout, bool onHost);
-  Clock::duration measured() const;  // between the events, with the mutex held
 
   const std::shared_ptr<Communicator> comm_;
   Operation op_;
@@ -130,11 +128,9 @@ class Work final : public c10d::Work {
   int source_ = -1;
   Clock::time_point started_{};
   Clock::time_point finished_{};
-  EventPtr start_;
-  EventPtr end_;
-  std::shared_ptr<const void> held_;  // released with the inputs
-  std::vector<at::Tensor> inputs_;    // released when finished
-  std::vector<at::Tensor> outputs_;   // what result() and the future give
+  std::shared_ptr<Flight> flight_;
+  std::vector<at::Tensor> inputs_;   // released when finished, or departed
+  std::vector<at::Tensor> outputs_;  // what result() and the future give
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
   bool futureAnnounced_ = false;

@@ -18,10 +18,11 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
     : Device(device),
       highPriority_(highPriority),
       own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
-      finisher_("tcpg_finish") {}
+      finisher_("tcpg_finish"),
+      watch_(EventWatch::of(device)) {}
 
 cudaStream_t AcceleratorDevice::stream(bool async) {
-  return handle(async ? follow() : currentStream());
+  return handle(async ? follow(currentStream()) : currentStream());
 }
 
 std::unique_ptr<Device> AcceleratorDevice::another() const {
@@ -32,8 +33,8 @@ c10::Stream AcceleratorDevice::currentStream() const {
   return implementation(device()).getStream(device());
 }
 
-c10::Stream AcceleratorDevice::follow() {
-  record(currentStream(), /*timed=*/false)->block(own_);
+c10::Stream AcceleratorDevice::follow(const c10::Stream& issuer) {
+  await(*record(issuer, /*timed=*/false), own_);
   return own_;
 }
 
@@ -60,15 +61,8 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
           }};
 }
 
-void AcceleratorDevice::await(const c10::Event& event) const {
-  event.block(currentStream());
-}
-
-c10::Stream AcceleratorDevice::after(const c10::Event& event) const {
-  const auto stream =
-      implementation(device()).getStreamFromGlobalPool(device(), /*isHighPriority=*/false);
+void AcceleratorDevice::await(const c10::Event& event, const c10::Stream& stream) const {
   event.block(stream);
-  return stream;
 }
 
 }  // namespace torchcomms_pg

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/Device.hpp"
+#include "device/EventWatch.hpp"
 #include "device/WorkerStream.hpp"
 
 namespace torchcomms_pg {
@@ -21,7 +22,10 @@ class AcceleratorDevice final : public Device {
   // Raises where this process cannot use the device.
   AcceleratorDevice(c10::Device device, bool highPriority);
 
-  void prepare() override { finisher_.start(); }
+  void prepare() override {
+    finisher_.start();
+    watch_.start();
+  }
   cudaStream_t stream(bool async) override;
   // What `body` does is queued where the calling thread queues.
   void run(cudaStream_t, std::function<void()> body) override { body(); }
@@ -31,20 +35,19 @@ class AcceleratorDevice final : public Device {
   std::unique_ptr<Device> another() const override;
   AcceleratorDevice* accelerator() override { return this; }
 
-  // The communicator's stream; what comes next in it waits for what the
-  // calling thread has queued so far in its current stream.
-  c10::Stream follow();
+  // The communicator's stream; what comes next in it waits for what is in `issuer` so far.
+  c10::Stream follow(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
 
   // The end of what is in `stream` so far. `timed`: for a duration.
   EventPtr record(const c10::Stream& stream, bool timed);
 
-  // The current stream goes on when the event has happened; the host does not wait.
-  void await(const c10::Event& event) const;
+  // `stream` goes on when the event has happened; the host does not wait.
+  void await(const c10::Event& event, const c10::Stream& stream) const;
 
-  // A stream apart in which `event` has happened.
-  c10::Stream after(const c10::Event& event) const;
+  // Where the ends of operations are awaited.
+  EventWatch& watch() const { return watch_; }
 
   static cudaStream_t handle(const c10::Stream& stream) {
     return static_cast<cudaStream_t>(stream.native_handle());
@@ -61,6 +64,7 @@ class AcceleratorDevice final : public Device {
   const c10::Stream own_;
   const std::shared_ptr<Events> events_ = std::make_shared<Events>();
   WorkerStream finisher_;
+  EventWatch& watch_;
 };
 
 }  // namespace torchcomms_pg

@@ -6,23 +6,47 @@
 
 namespace torchcomms_pg {
 
-bool isCudaCapturing(cudaStream_t stream) {
-  // As in CUDA's runtime API: cudaSuccess and cudaStreamCaptureStatusNone are 0.
-  using Ask = int (*)(cudaStream_t, int* status);
-  // Not kept while it is missing: torch loads the runtime with its first use of a GPU.
-  static std::atomic<Ask> known = nullptr;
-  auto ask = known.load(std::memory_order_relaxed);
-  if (ask == nullptr) {
+namespace {
+
 #ifdef TORCHCOMMS_PG_ROCM
-    constexpr const char* kName = "hipStreamIsCapturing";
+#define TORCHCOMMS_PG_RUNTIME(name) "hip" name
 #else
-    constexpr const char* kName = "cudaStreamIsCapturing";
+#define TORCHCOMMS_PG_RUNTIME(name) "cuda" name
 #endif
-    ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, kName));
-    known.store(ask, std::memory_order_relaxed);
+
+// A function of the runtime. Null, and asked for again with the next call, until it is loaded:
+// torch does so with its first use of a GPU.
+template <class Function>
+Function runtime(std::atomic<Function>& known, const char* name) {
+  auto function = known.load(std::memory_order_relaxed);
+  if (function == nullptr) {
+    function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+    known.store(function, std::memory_order_relaxed);
   }
+  return function;
+}
+
+}  // namespace
+
+// As in CUDA's runtime API: cudaSuccess and cudaStreamCaptureStatusNone are 0.
+
+bool isCudaCapturing(cudaStream_t stream) {
+  using Ask = int (*)(cudaStream_t, int* status);
+  static std::atomic<Ask> known = nullptr;
+  const auto ask = runtime(known, TORCHCOMMS_PG_RUNTIME("StreamIsCapturing"));
   int status = 0;
   return ask != nullptr && ask(stream, &status) == 0 && status != 0;
+}
+
+void harmNoCudaCapture() {
+  constexpr int kThreadLocal = 1;  // cudaStreamCaptureModeThreadLocal
+  using Exchange = int (*)(int* mode);
+  static std::atomic<Exchange> known = nullptr;
+  if (const auto exchange =
+          runtime(known, TORCHCOMMS_PG_RUNTIME("ThreadExchangeStreamCaptureMode"))) {
+    int mode = kThreadLocal;
+    exchange(&mode);
+  }
 }
 
 }  // namespace torchcomms_pg

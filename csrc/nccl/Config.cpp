@@ -64,7 +64,7 @@ void checkHeader(const NcclConfig::Field& field) {
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
   static const std::vector<Field> all = {
-      {"blocking", "blocking", 21800, 0, 0, &Config::blocking, nullptr},
+      {"blocking", "blocking", 21800, 0, 1, &Config::blocking, nullptr},
       {"cga_cluster_size", "cgaClusterSize", 21800, 0, 8, &Config::cgaClusterSize, nullptr},
       {"min_ctas", "minCTAs", 21800, 1, kMost, &Config::minCTAs, nullptr},
       {"max_ctas", "maxCTAs", 21800, 1, kMost, &Config::maxCTAs, nullptr},
@@ -152,12 +152,9 @@ void NcclConfig::setNumber(const Field& field, std::optional<int> value) {
   }
   checkHeader(field);
   if (*value < field.least || *value > field.most) {
-    const auto what = std::string("config.") + field.name + " is " + std::to_string(*value);
     throw std::invalid_argument(
-        std::string_view(field.name) == "blocking"
-            ? what + ", wanted 0 or None: communicators never block, since deadlines and abort " +
-                  "depend on it; work.wait(timeout) blocks the caller"
-            : what + ", wanted " + wanted(field) + ", or None for NCCL's default");
+        std::string("config.") + field.name + " is " + std::to_string(*value) + ", wanted " +
+        wanted(field) + ", or None for NCCL's default");
   }
   numbers_[&field] = *value;
 }
@@ -210,7 +207,7 @@ void NcclConfig::check(const NcclApi& api) const {
           ", which would ignore it; leave it None, or load a newer one (TORCHCOMM_NCCL_LIBRARY)");
     }
   }
-  const auto config = raw();
+  const auto config = raw(/*blocking=*/true);
   const bool least = config.minCTAs != NCCL_CONFIG_UNDEF_INT;
   const bool most = config.maxCTAs != NCCL_CONFIG_UNDEF_INT;
   if (least && (!most || config.minCTAs > config.maxCTAs)) {
@@ -221,7 +218,7 @@ void NcclConfig::check(const NcclApi& api) const {
   }
 }
 
-ncclConfig_t NcclConfig::raw() const {
+ncclConfig_t NcclConfig::raw(bool blocking) const {
   // By the header's layout and its version: NCCL reads as much of it as it knows.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   for (const auto& [field, value] : numbers_) {
@@ -230,7 +227,7 @@ ncclConfig_t NcclConfig::raw() const {
   for (const auto& [field, value] : texts_) {
     config.*field->text = value->c_str();
   }
-  config.blocking = 0;
+  config.blocking = blocking ? 1 : 0;
   return config;
 }
 

@@ -44,7 +44,7 @@ class NcclConfig {
   NcclConfig named(const NcclApi& api, const std::string& name) const;
 
   // For the library. Communicators never block: deadlines and abort depend on it.
-  ncclConfig_t raw() const;
+  ncclConfig_t raw(bool blocking) const;
 
  private:
   std::map<const Field*, int> numbers_;

@@ -59,7 +59,7 @@ Registrations::~Registrations() {
 }
 
 ncclResult_t Registrations::add(
-    ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric, const Settle& settle) {
+    ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric) {
   const std::lock_guard lock(mutex_);
   auto& entries = pools_[pool];
   const auto found = entries.find(segment.address);
@@ -75,37 +75,19 @@ ncclResult_t Registrations::add(
     }
   }
   Entry entry{comm, segment.bytes, symmetric, nullptr, nullptr};
-  if (!symmetric) {
-    const auto result =
-        settle(api_.commRegister(comm, segment.address, segment.bytes, &entry.handle));
-    if (result == ncclSuccess) {
-      entries.emplace(segment.address, entry);
-    }
-    return result;
-  }
-  // Written in the background, also after settle() has given up; then it is left.
-  auto window = std::make_unique<ncclWindow_t>(nullptr);
-  auto* const written = window.release();
-  const auto result = settle(api_.commWindowRegister(
-      comm, segment.address, segment.bytes, written, NCCL_WIN_COLL_SYMMETRIC));
-  window.reset(written);
+  const auto result =
+      symmetric ? api_.commWindowRegister(
+                      comm, segment.address, segment.bytes, &entry.window, NCCL_WIN_COLL_SYMMETRIC)
+                : api_.commRegister(comm, segment.address, segment.bytes, &entry.handle);
   if (result == ncclSuccess) {
-    entry.window = *window;
     entries.emplace(segment.address, entry);
   }
   return result;
 }
 
 ncclResult_t Registrations::deregister(const Entry& entry) const {
-  auto result = entry.symmetric ? api_.commWindowDeregister(entry.comm, entry.window)
-                                : api_.commDeregister(entry.comm, entry.handle);
-  // In the background where the communicator does not block. It waits for no peer.
-  while (result == ncclInProgress) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-    const auto asked = api_.commGetAsyncError(entry.comm, &result);
-    result = asked == ncclSuccess ? result : asked;
-  }
-  return result;
+  return entry.symmetric ? api_.commWindowDeregister(entry.comm, entry.window)
+                         : api_.commDeregister(entry.comm, entry.handle);
 }
 
 ncclResult_t Registrations::clear(Entries& entries) const {

@@ -33,8 +33,6 @@ class Registrations {
  public:
   // The two numbers of torch's pool.
   using Pool = std::pair<uint64_t, uint64_t>;
-  // Waits for what a communicator that does not block does in the background; may throw.
-  using Settle = std::function<ncclResult_t(ncclResult_t)>;
 
   explicit Registrations(const NcclApi& api);
   ~Registrations();
@@ -43,8 +41,7 @@ class Registrations {
 
   // Does nothing for one that is registered already. `symmetric`: as a window,
   // which is collective.
-  ncclResult_t add(
-      ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric, const Settle& settle);
+  ncclResult_t add(ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric);
 
   // None: nothing of the pool was ever added. It is gone, whatever the library says.
   std::optional<ncclResult_t> remove(Pool pool);

@@ -19,10 +19,11 @@ const NcclConfig::Field& field(const char* name) {
 
 TEST(whatIsNotSetIsLeftToTheLibraryAndNothingBlocks) {
   const ncclConfig_t untouched = NCCL_CONFIG_INITIALIZER;
-  const auto raw = NcclConfig().raw();
+  const auto raw = NcclConfig().raw(/*blocking=*/true);
   CHECK_EQUAL(raw.size, sizeof(ncclConfig_t));
   CHECK_EQUAL(raw.version, static_cast<unsigned>(NCCL_VERSION_CODE));
-  CHECK_EQUAL(raw.blocking, 0);
+  CHECK_EQUAL(raw.blocking, 1);
+  CHECK_EQUAL(NcclConfig().raw(/*blocking=*/false).blocking, 0);
   for (const auto& each : NcclConfig::fields()) {
     if (each.isText()) CHECK(raw.*each.text == nullptr);
     if (each.number != nullptr && std::strcmp(each.name, "blocking") != 0) {
@@ -37,7 +38,7 @@ TEST(everyFieldReachesItsPlace) {
     if (each.number != nullptr) config.setNumber(each, each.least);
     if (each.isText()) config.setText(each, each.inNccl);
   }
-  const auto raw = config.raw();
+  const auto raw = config.raw(true);
   for (const auto& each : NcclConfig::fields()) {
     if (each.number != nullptr) CHECK_EQUAL(raw.*each.number, each.least);
     if (each.isText()) CHECK_EQUAL(std::string(raw.*each.text), std::string(each.inNccl));
@@ -47,7 +48,7 @@ TEST(everyFieldReachesItsPlace) {
 TEST(aCopyKeepsTheTextsThatTheLibraryWasGiven) {
   auto first = std::make_unique<NcclConfig>();
   first->setText(field("net_name"), "a name that is too long to be kept in the string itself");
-  const auto raw = first->raw();
+  const auto raw = first->raw(true);
   const NcclConfig copy = *first;
   first.reset();
   CHECK_EQUAL(std::string(raw.netName), *copy.text(field("net_name")));

@@ -17,7 +17,6 @@ namespace {
 
 std::string calls;
 ncclResult_t answer = ncclSuccess;
-int polls = 0;
 
 void note(const char* what, const void* where) {
   calls += std::string(what) + std::to_string(reinterpret_cast<uintptr_t>(where)) + " ";
@@ -37,19 +36,12 @@ ncclResult_t give(const ncclComm_t, void* handle) {
 ncclResult_t takeWindow(ncclComm_t, void* buffer, size_t, ncclWindow_t* window, int flags) {
   note(flags == NCCL_WIN_COLL_SYMMETRIC ? "+w" : "+?", buffer);
   *window = static_cast<ncclWindow_t>(buffer);
-  polls = 3;
-  return ncclInProgress;
+  return answer;
 }
 
 ncclResult_t giveWindow(ncclComm_t, ncclWindow_t window) {
   note("-w", window);
-  polls = 3;
-  return ncclInProgress;
-}
-
-ncclResult_t poll(ncclComm_t, ncclResult_t* state) {
-  *state = polls > 0 && --polls > 0 ? ncclInProgress : ncclSuccess;
-  return ncclSuccess;
+  return answer;
 }
 
 const NcclApi& recording() {
@@ -59,15 +51,9 @@ const NcclApi& recording() {
     t.commDeregister = give;
     t.commWindowRegister = takeWindow;
     t.commWindowDeregister = giveWindow;
-    t.commGetAsyncError = poll;
     return t;
   }();
   return table;
-}
-
-ncclResult_t settle(ncclResult_t result) {
-  while (result == ncclInProgress) poll(nullptr, &result);
-  return result;
 }
 
 Segment at(uintptr_t address, size_t bytes = 8) {
@@ -75,7 +61,7 @@ Segment at(uintptr_t address, size_t bytes = 8) {
 }
 
 void add(Registrations& to, const Segment& segment, bool symmetric = false, uint64_t pool = 1) {
-  CHECK_NCCL(to.add(nullptr, {0, pool}, segment, symmetric, settle));
+  CHECK_NCCL(to.add(nullptr, {0, pool}, segment, symmetric));
 }
 
 std::string since() {
@@ -106,9 +92,8 @@ TEST(aSegmentOfAnotherSizeOrUseAtTheAddressReplacesTheFormer) {
   add(all, at(16, 24), true);
   add(all, at(16, 24), true);
   CHECK_EQUAL(since(), "-16 +w16 ");
-  CHECK(all.remove({0, 1}) == ncclSuccess);  // which the library has in progress for a while
+  CHECK(all.remove({0, 1}) == ncclSuccess);
   CHECK_EQUAL(since(), "-w16 ");
-  CHECK_EQUAL(polls, 0);
 }
 
 TEST(memoryThatIsFreedIsDeregisteredFromAllCommunicatorsFirst) {
@@ -136,7 +121,7 @@ TEST(whatALostCommunicatorHadRegisteredIsForgotten) {
 TEST(aRefusedSegmentIsNotHeldForRegistered) {
   Registrations all(recording());
   answer = ncclInvalidUsage;
-  CHECK_EQUAL(all.add(nullptr, {0, 1}, at(16), false, settle), ncclInvalidUsage);
+  CHECK_EQUAL(all.add(nullptr, {0, 1}, at(16), false), ncclInvalidUsage);
   answer = ncclSuccess;
   since();
   CHECK(all.remove({0, 1}) == ncclSuccess);

@@ -1,0 +1,104 @@
+#include "comm/BlockingCall.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pthread.h>
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "monitor/SpareThread.hpp"
+
+namespace torchcomms_pg {
+
+struct BlockingCall::State {
+  State(const NcclApi& api, Body body) : api(api), body(std::move(body)) {}
+
+  const NcclApi& api;  // never freed
+  // Kept when it is done: the library may read the texts of its configuration later.
+  const Body body;
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool done = false;
+  bool left = false;
+  ncclResult_t result = ncclInternalError;
+  std::string text;
+  // Written by the library while the call goes on.
+  ncclComm_t made = nullptr;
+};
+
+BlockingCall::BlockingCall(const NcclApi& api, c10::Device device, Body body)
+    : state_(std::make_shared<State>(api, std::move(body))) {
+  try {
+    std::thread([state = state_, device] {
+      pthread_setname_np(pthread_self(), "tcpg_nccl");
+      auto result = ncclInternalError;
+      std::string text;
+      try {
+        c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+        result = state->body(&state->made);
+        text = result == ncclSuccess ? "" : state->api.getLastError(nullptr);
+      } catch (const std::exception& error) {
+        text = error.what();
+      }
+      std::unique_lock lock(state->mutex);
+      state->result = result;
+      state->text = std::move(text);
+      state->done = true;
+      auto* const unwanted =
+          state->left && result == ncclSuccess ? std::exchange(state->made, nullptr) : nullptr;
+      lock.unlock();
+      state->ended.notify_all();
+      if (unwanted != nullptr) {
+        state->api.commAbort(unwanted);
+      }
+    }).detach();
+  } catch (const std::system_error& error) {
+    raiseNoThread("a communicator of libnccl", error.what());
+  }
+}
+
+bool BlockingCall::waitUntil(Clock::time_point deadline) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->ended.wait_until(lock, deadline, [&] { return state_->done; });
+}
+
+bool BlockingCall::done() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+ncclResult_t BlockingCall::result() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->result;
+}
+
+std::string BlockingCall::text() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->text;
+}
+
+ncclComm_t BlockingCall::take() {
+  std::lock_guard lock(state_->mutex);
+  return state_->done && state_->result == ncclSuccess ? std::exchange(state_->made, nullptr)
+                                                       : nullptr;
+}
+
+void BlockingCall::leave() {
+  ncclComm_t unwanted = nullptr;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->left = true;
+    if (state_->done && state_->result == ncclSuccess) {
+      unwanted = std::exchange(state_->made, nullptr);
+    }
+  }
+  if (unwanted != nullptr) {
+    state_->api.commAbort(unwanted);
+  }
+}
+
+}  // namespace torchcomms_pg

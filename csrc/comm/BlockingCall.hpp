@@ -1,0 +1,50 @@
+// A call of libnccl that may block for long, in a thread of its own.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/Operation.hpp"
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+// Communicators of libnccl block: one that does not starts a thread for each operation (NCCL's
+// src/group.cc, groupLaunchNonBlocking), may be asked for its state by one thread at a time, and
+// keeps a wrong argument as a failure for good. An abort from another thread ends a blocked call of
+// a communicator that is there. What makes or ends one runs here, so that whoever waits for it can
+// give up. Thread-safe.
+class BlockingCall {
+ public:
+  using Body = std::function<ncclResult_t(ncclComm_t* made)>;
+
+  // Starts `body`, which may outlive this and everything else of the caller, on `device`. Raises
+  // std::runtime_error where no thread can be started.
+  BlockingCall(const NcclApi& api, c10::Device device, Body body);
+  ~BlockingCall() { leave(); }
+  BlockingCall(const BlockingCall&) = delete;
+  BlockingCall& operator=(const BlockingCall&) = delete;
+
+  // False when `deadline` passed first.
+  bool waitUntil(Clock::time_point deadline) const;
+  bool done() const;
+
+  // Of a call that is done.
+  ncclResult_t result() const;
+  std::string text() const;  // the library's, of one that failed
+
+  // The communicator that a successful call has made; null when it has been taken or left.
+  ncclComm_t take();
+
+  // What it makes, and nobody has taken, is aborted. Does not wait for it.
+  void leave();
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace torchcomms_pg

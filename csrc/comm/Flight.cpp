@@ -1,0 +1,112 @@
+#include "comm/Flight.hpp"
+
+#include <c10/core/Event.h>
+
+#include <utility>
+
+#include "comm/Communicator.hpp"
+
+namespace torchcomms_pg {
+
+Flight::Flight(std::shared_ptr<Communicator> comm, Operation op)
+    : comm_(std::move(comm)), op_(std::move(op)), work_(WorkPtr()), started_(Clock::now()) {}
+
+void Flight::attach(const WorkPtr& work, bool kept) {
+  std::lock_guard lock(mutex_);
+  work_ = c10::weak_intrusive_ptr<Work>(work);
+  kept_ = kept ? work : nullptr;
+}
+
+WorkPtr Flight::work() const {
+  std::lock_guard lock(mutex_);
+  return work_.lock();
+}
+
+void Flight::depart(
+    c10::Stream stream,
+    c10::Stream issuer,
+    EventPtr start,
+    EventPtr end,
+    std::shared_ptr<const void> shelf) {
+  std::lock_guard lock(mutex_);
+  stream_ = stream;
+  issuer_ = issuer;
+  start_ = std::move(start);
+  end_ = std::move(end);
+  shelf_ = std::move(shelf);
+}
+
+void Flight::departInGraph(c10::Stream stream, EventPtr end) {
+  std::lock_guard lock(mutex_);
+  stream_ = stream;
+  end_ = std::move(end);
+  inGraph_.store(true, std::memory_order_release);
+}
+
+EventPtr Flight::end() const {
+  std::lock_guard lock(mutex_);
+  return end_;
+}
+
+std::optional<c10::Stream> Flight::stream() const {
+  std::lock_guard lock(mutex_);
+  return stream_;
+}
+
+void Flight::release(const c10::Stream& waiting) {
+  std::shared_ptr<const void> shelf;  // freed after the lock is released
+  std::lock_guard lock(mutex_);
+  if (issuer_ == waiting) {
+    shelf.swap(shelf_);
+  }
+}
+
+void Flight::release() {
+  std::shared_ptr<const void> shelf;  // freed after the lock is released
+  WorkPtr kept;
+  std::lock_guard lock(mutex_);
+  shelf.swap(shelf_);
+  kept.swap(kept_);
+}
+
+bool Flight::reached() const {
+  const auto event = end();
+  return event && !inGraph() && event->query();
+}
+
+bool Flight::ask() noexcept {
+  try {
+    if (!reached()) {
+      return false;
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+  }
+  asked_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Flight::ended(std::shared_ptr<Awaited> self) noexcept {
+  comm_->conclude(std::static_pointer_cast<Flight>(std::move(self)));
+}
+
+std::exception_ptr Flight::error() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+Clock::time_point Flight::started() const {
+  return started_;
+}
+
+Clock::duration Flight::elapsed() const {
+  std::lock_guard lock(mutex_);
+  if (!start_ || !end_) {
+    return {};
+  }
+  const std::chrono::duration<double, std::milli> between(start_->elapsedTime(*end_));
+  return std::chrono::duration_cast<Clock::duration>(between);
+}
+
+}  // namespace torchcomms_pg

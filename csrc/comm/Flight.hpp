@@ -1,0 +1,98 @@
+// An operation on an accelerator, from its call until its streams are past it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "comm/Operation.hpp"
+#include "comm/Work.hpp"
+#include "device/Device.hpp"
+#include "device/EventWatch.hpp"
+
+namespace torchcomms_pg {
+
+class Communicator;
+struct InFlight;
+
+// What the monitor and the thread that finishes the operation need of it. Its Work is the caller's:
+// the outputs go with the caller's last reference, whenever that is. Thread-safe.
+class Flight final : public EventWatch::Awaited {
+ public:
+  Flight(std::shared_ptr<Communicator> comm, Operation op);
+
+  const Operation& operation() const { return op_; }
+
+  // Before departure. `kept`: what is told of the end wants the Work, too.
+  void attach(const WorkPtr& work, bool kept);
+  // Null: there is none, or nobody has it any more.
+  WorkPtr work() const;
+
+  void setEntry(std::list<InFlight>::iterator entry) { entry_ = entry; }
+  std::list<InFlight>::iterator entry() const { return entry_; }
+
+  // The operation is in `stream`, the caller went on in `issuer`. It ends with `end`, and needs
+  // `shelf` until then. `start`: null without timing.
+  void depart(
+      c10::Stream stream,
+      c10::Stream issuer,
+      EventPtr start,
+      EventPtr end,
+      std::shared_ptr<const void> shelf);
+  // The same, into the graph that the stream records.
+  void departInGraph(c10::Stream stream, EventPtr end);
+
+  EventPtr end() const;
+  std::optional<c10::Stream> stream() const;
+  bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
+
+  // Drops what only the operation needs: `waiting` waits for it, so that what is queued there from
+  // now on may use that memory again. Kept where it belongs to another stream.
+  void release(const c10::Stream& waiting);
+  void release();
+
+  // Whether the stream is past it, as the device says now.
+  bool reached() const;
+  // Whether ask() has said so.
+  bool asked() const { return asked_.load(std::memory_order_acquire); }
+  std::exception_ptr error() const;  // of asking
+
+  bool ask() noexcept override;
+  void ended(std::shared_ptr<Awaited> self) noexcept override;
+
+  Clock::time_point started() const;
+  // From start to end, of one that has ended; 0: not known.
+  Clock::duration elapsed() const;
+
+ private:
+  const std::shared_ptr<Communicator> comm_;
+  const Operation op_;
+  std::list<InFlight>::iterator entry_;
+  std::atomic<bool> asked_{false};
+  std::atomic<bool> inGraph_{false};
+  mutable std::mutex mutex_;
+  c10::weak_intrusive_ptr<Work> work_;
+  WorkPtr kept_;
+  std::optional<c10::Stream> stream_;
+  std::optional<c10::Stream> issuer_;
+  Clock::time_point started_;
+  EventPtr start_;
+  EventPtr end_;
+  std::shared_ptr<const void> shelf_;
+  std::exception_ptr error_;
+};
+
+// An entry of the list that the monitor looks at.
+struct InFlight {
+  const Operation* op;
+  WorkPtr work;  // keeps `op`; null: `op` lives in a calling thread, or in `flight`
+  std::shared_ptr<Flight> flight;  // of an accelerator
+};
+
+}  // namespace torchcomms_pg

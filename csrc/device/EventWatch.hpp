@@ -1,0 +1,75 @@
+// The thread that asks the events of one device whether they have happened.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg {
+
+// One for each device of the process, with a thread of its own, since the driver may hold up
+// whoever asks for an event: a cudaFree behind a stuck kernel keeps the context's lock until that
+// kernel ends. The monitor, which has to see deadlines meanwhile, asks nothing of the device.
+// Thread-safe.
+class EventWatch {
+ public:
+  // An operation in a stream, whose end is awaited.
+  class Awaited {
+   public:
+    virtual ~Awaited() = default;
+    // Whether the stream is past it. Also true when the device has failed.
+    virtual bool ask() noexcept = 0;
+    // Called once, when it is. `self` is the watch's reference to this.
+    virtual void ended(std::shared_ptr<Awaited> self) noexcept = 0;
+  };
+
+  // How often events are asked, and while somebody waits for nothing else.
+  static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
+  static constexpr std::chrono::milliseconds kHurriedTick{1};
+
+  // Never freed: its thread may be inside the driver when the process ends.
+  static EventWatch& of(c10::Device device);
+
+  // Has a thread from now on. Raises std::runtime_error where none can be started.
+  void start();
+
+  // Of one stream they are asked in the order in which they came.
+  void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
+
+  // While it lives, events are asked as often as kHurriedTick.
+  class Hurry {
+   public:
+    explicit Hurry(EventWatch& watch);
+    ~Hurry();
+    Hurry(const Hurry&) = delete;
+    Hurry& operator=(const Hurry&) = delete;
+
+   private:
+    EventWatch& watch_;
+  };
+
+ private:
+  using Queue = std::list<std::shared_ptr<Awaited>>;
+
+  explicit EventWatch(c10::Device device) : device_(device) {}
+  void run();
+  void askAll();
+
+  const c10::Device device_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool started_ = false;
+  int hurried_ = 0;
+  bool idle_ = true;
+  std::unordered_map<c10::StreamId, Queue> added_;
+  std::unordered_map<c10::StreamId, Queue> awaited_;  // of the thread
+};
+
+}  // namespace torchcomms_pg
