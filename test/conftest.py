@@ -25,7 +25,8 @@ def rank_processes():
 def pytest_collection_finish(session):
     """Starts what forks the ranks before the first test's time limit counts: it imports torch."""
     if session.items and not session.config.option.collectonly:
-        ranks.start()
+        wanted = {getattr(item.function, "started_with", None) for item in session.items}
+        ranks.start(wanted)
 
 
 def pytest_report_header():

@@ -197,11 +197,12 @@ def _rank_main(connection_fd, output_fd, rank, env, delete):
 
 
 class _Zygote:
-    def __init__(self):
+    def __init__(self, started_with):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         # A failure on an accelerator is raised here, so that tests can look at it.
         env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        env.update(started_with)
         env["PYTHONPATH"] = os.pathsep.join(
             [str(HERE), str(HERE.parent)] + env.get("PYTHONPATH", "").split(os.pathsep)
         ).rstrip(os.pathsep)
@@ -218,14 +219,21 @@ class _Zygote:
         return pickle.loads(self.control.recv(1 << 16))
 
 
-@functools.cache
-def _zygote_process():
-    return _Zygote()
+_zygotes = {}
 
 
-def start():
-    """Returns once ranks can be forked."""
-    _zygote_process().ask("ready")
+def _zygote_process(started_with=None):
+    """The one whose environment has these variables beside this process's."""
+    variables = tuple(sorted(started_with().items())) if started_with else ()
+    if variables not in _zygotes:
+        _zygotes[variables] = _Zygote(variables)
+    return _zygotes[variables]
+
+
+def start(started_with=(None,)):
+    """Returns once ranks can be forked that were started with each of these."""
+    for zygote in list(map(_zygote_process, started_with)):
+        zygote.ask("ready")
 
 
 @functools.cache
@@ -263,21 +271,33 @@ class Ranks:
 
     init=False leaves init_process_group to the function under test, which finds what it needs in
     `store_args()`. A function is called on every rank in place of that, like `_init`.
+
+    started_with is a function that gives the variables of the environment which a process must be
+    started with, such as those of the dynamic loader. `env` is set once it runs.
     """
 
-    def __init__(self, world, *, init=True, timeout=GROUP_TIMEOUT, env=None, delete_env=()):
+    def __init__(
+        self,
+        world,
+        *,
+        init=True,
+        timeout=GROUP_TIMEOUT,
+        env=None,
+        delete_env=(),
+        started_with=None,
+    ):
         self.world = world
         self.timeout = timeout
         self.busy = False
         self.pids, self.connections, self.outputs = [], [], []
         self.reports = [[] for _ in range(world)]
         self._done = {}
-        zygote = _zygote_process()
+        self._zygote = _zygote_process(started_with)
         for rank in range(world):
             ours, theirs = socket.socketpair()
             output = tempfile.TemporaryFile()
             request = ("fork", rank, env or {}, tuple(delete_env))
-            self.pids.append(zygote.ask(*request, fds=[theirs.fileno(), output.fileno()]))
+            self.pids.append(self._zygote.ask(*request, fds=[theirs.fileno(), output.fileno()]))
             theirs.close()
             self.connections.append(Connection(ours.detach()))
             self.outputs.append(output)
@@ -355,7 +375,7 @@ class Ranks:
     def exit_code(self, rank, timeout=10.0):
         """Wait for the rank's process to end; its exit code, -9 after a kill, None if it lives."""
         deadline = time.monotonic() + timeout
-        while (code := _zygote_process().ask("reap", self.pids[rank])) is None:
+        while (code := self._zygote.ask("reap", self.pids[rank])) is None:
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)  # polling a process that is not our child: nothing to wait on
@@ -436,13 +456,13 @@ def _init(port, prefix, world, timeout):
 _pools = {}
 
 
-def pool(world, init=True):
+def pool(world, init=True, started_with=None):
     """The session's ranks for this world size, with a default group initialised as by `init`."""
-    key = world, getattr(init, "__name__", "")
+    key = world, getattr(init, "__name__", ""), started_with
     if key in _pools and _pools[key].busy:
         _pools.pop(key).close()
     if key not in _pools:
-        _pools[key] = Ranks(world, init=init)
+        _pools[key] = Ranks(world, init=init, started_with=started_with)
     return _pools[key]
 
 
@@ -459,14 +479,17 @@ def close_all():
         _at_close.pop()()
     while _pools:
         _pools.popitem()[1].close()
-    if _zygote_process.cache_info().currsize:
-        zygote = _zygote_process()
+    while _zygotes:
+        zygote = _zygotes.popitem()[1]
         zygote.control.close()
         zygote.process.wait(5)
 
 
-def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True):
-    """Make a function a test whose body runs on every rank, once per world size (default 1-4)."""
+def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
+    """Make a function a test whose body runs on every rank, once per world size (default 1-4).
+
+    For a dictionary of functions `init`, also once for each of them, under its name.
+    """
 
     def decorate(body):
         import pytest
@@ -474,18 +497,25 @@ def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True):
         signature = inspect.signature(body)
         wants_world = "world" in signature.parameters
 
-        def test(world, **kwargs):
+        several = isinstance(init, dict)
+
+        def test(world, group=None, **kwargs):
             __tracebackhide__ = True
             if wants_world:
                 kwargs["world"] = world
-            pool(world, init).run(body, timeout=timeout, **kwargs)
+            chosen = init[group] if several else init
+            pool(world, chosen, started_with).run(body, timeout=timeout, **kwargs)
 
         functools.update_wrapper(test, body)
         del test.__wrapped__
         parameters = [p for p in signature.parameters.values() if p.name != "world"]
-        world = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        test.__signature__ = inspect.Signature([world, *parameters])
+        own = ["world", "group"] if several else ["world"]
+        own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in own]
+        test.__signature__ = inspect.Signature([*own, *parameters])
         test.body = body
+        test.started_with = started_with
+        if several:
+            test = pytest.mark.parametrize("group", list(init))(test)
         sizes = worlds or WORLDS
         return pytest.mark.parametrize("world", sizes, ids=[f"{n}ranks" for n in sizes])(test)
 

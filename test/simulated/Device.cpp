@@ -21,10 +21,6 @@ namespace {
 constexpr size_t kStreamsOfAKind = 16;  // then they are given out again, as CUDA's are
 constexpr c10::StreamId kHighPriority = 1000;
 
-std::mutex delaysMutex;
-Delays delays;
-std::atomic<uint64_t> delaysGeneration{1};
-
 // Streams live as long as the process: others keep their ids and handles.
 class Streams {
  public:
@@ -200,6 +196,7 @@ void PinnedAllocator::release(void* data) {
 Stream::Stream(c10::DeviceIndex device, c10::StreamId id)
     : device_(device),
       id_(id),
+      dawdler_(static_cast<uint64_t>(id) * 31 + static_cast<uint64_t>(device)),
       worker_("sim" + std::to_string(device) + "." + std::to_string(id)) {}
 
 void Graph::replay(Stream& stream) const {
@@ -224,7 +221,7 @@ void Stream::add(std::function<void()> task, bool delayed) {
   pending_.fetch_add(1, std::memory_order_relaxed);
   worker_.enqueue([this, task = std::move(task), delayed]() mutable {
     if (delayed) {
-      dawdle();
+      dawdler_.dawdle();
     }
     std::string error;
     try {
@@ -241,52 +238,12 @@ void Stream::add(std::function<void()> task, bool delayed) {
   });
 }
 
-void Stream::dawdle() {
-  const auto generation = delaysGeneration.load(std::memory_order_acquire);
-  Delays now;
-  {
-    const std::lock_guard lock(delaysMutex);
-    now = delays;
-  }
-  if (generation != generation_) {
-    generation_ = generation;
-    random_.seed(
-        now.seed * 7919 + static_cast<uint64_t>(id_) * 31 + static_cast<uint64_t>(device_));
-  }
-  if (now.longest.count() > 0 && std::bernoulli_distribution(now.probability)(random_)) {
-    std::uniform_int_distribution<int64_t> length(0, now.longest.count());
-    std::this_thread::sleep_for(std::chrono::microseconds(length(random_)));
-  }
-}
-
 void Stream::synchronize() {
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return idle(); });
   if (!error_.empty()) {
     TORCH_CHECK(false, "sim:", int{device_}, ": ", std::exchange(error_, ""));
   }
-}
-
-void Mark::set() {
-  const std::lock_guard lock(mutex_);
-  set_ = true;
-  time_ = std::chrono::steady_clock::now();
-  changed_.notify_all();
-}
-
-void Mark::wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return set_; });
-}
-
-bool Mark::isSet() {
-  const std::lock_guard lock(mutex_);
-  return set_;
-}
-
-std::chrono::steady_clock::time_point Mark::time() {
-  const std::lock_guard lock(mutex_);
-  return time_;
 }
 
 std::shared_ptr<Mark> record(Stream& stream) {
@@ -297,12 +254,6 @@ std::shared_ptr<Mark> record(Stream& stream) {
 
 void wait(Stream& stream, std::shared_ptr<Mark> mark) {
   stream.add([mark = std::move(mark)] { mark->wait(); }, /*delayed=*/false);
-}
-
-void setDelays(const Delays& wanted) {
-  const std::lock_guard lock(delaysMutex);
-  delays = wanted;
-  delaysGeneration.fetch_add(1, std::memory_order_release);
 }
 
 c10::DeviceIndex currentDevice() {

@@ -12,15 +12,15 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "Delays.hpp"
+#include "Mark.hpp"
 #include "device/WorkerStream.hpp"
 
 namespace simulated {
@@ -28,13 +28,6 @@ namespace simulated {
 inline constexpr auto kType = c10::DeviceType::PrivateUse1;
 inline constexpr c10::DeviceIndex kDevices = 2;
 inline constexpr unsigned char kPoison = 0xff;  // NaN, or -1
-
-// How long streams dawdle before an operation.
-struct Delays {
-  uint64_t seed = 0;
-  double probability = 0;
-  std::chrono::microseconds longest{0};
-};
 
 class Stream;
 
@@ -72,8 +65,6 @@ class Stream final : public torchcomms_pg::shm::HostStream {
   c10::StreamId id() const { return id_; }
 
  private:
-  void dawdle();
-
   const c10::DeviceIndex device_;
   const c10::StreamId id_;
   Graph* graph_ = nullptr;
@@ -81,31 +72,12 @@ class Stream final : public torchcomms_pg::shm::HostStream {
   std::mutex mutex_;
   std::condition_variable done_;
   std::string error_;
-  uint64_t generation_ = 0;  // of the delays that random_ was seeded for
-  std::mt19937_64 random_;
+  Dawdler dawdler_;
   torchcomms_pg::WorkerStream worker_;
-};
-
-// One record of an event: what streams and threads wait for.
-class Mark {
- public:
-  void set();
-  void wait();
-  bool isSet();
-  std::chrono::steady_clock::time_point time();
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool set_ = false;
-  std::chrono::steady_clock::time_point time_;
 };
 
 std::shared_ptr<Mark> record(Stream& stream);
 void wait(Stream& stream, std::shared_ptr<Mark> mark);
-
-// Of all streams, from their next operation on.
-void setDelays(const Delays& delays);
 
 c10::DeviceIndex currentDevice();
 void setDevice(c10::DeviceIndex device);

@@ -2,9 +2,7 @@
 // current stream.
 #include <ATen/ATen.h>
 #include <ATen/CPUFunctions.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -20,206 +18,43 @@
 #include <utility>
 
 #include "Device.hpp"
+#include "HostKernels.hpp"
 #include "Operators.hpp"
 
 namespace simulated {
 
 namespace {
 
-bool isSim(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kType;
-}
+class Kernels final : public HostKernels {
+ public:
+  Kernels() : HostKernels(kType) {}
 
-// The same memory as a CPU tensor. Like a kernel on a GPU, it does not keep
-// the memory from being freed.
-at::Tensor onHost(const at::Tensor& tensor) {
-  if (!isSim(tensor)) {
-    return tensor;
+  void enqueue(c10::DeviceIndex device, std::function<void()> kernel) const override {
+    current(device).enqueue(std::move(kernel));
   }
-  auto host = at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
-  host._set_conj(tensor.is_conj());
-  host._set_neg(tensor.is_neg());
-  return host;
-}
 
-at::Tensor onMeta(const at::Tensor& tensor) {
-  if (!tensor.defined() || (!isSim(tensor) && tensor.dim() == 0)) {
-    return tensor;  // a number among the arguments stays one
+ private:
+  c10::DeviceIndex currentDevice() const override { return simulated::currentDevice(); }
+  void synchronize(c10::DeviceIndex device) const override { current(device).synchronize(); }
+  std::function<uint64_t()> drawSeed(
+      c10::DeviceIndex device, const c10::IValue& given) const override {
+    auto generator = given.isNone() ? defaultGenerator(device) : given.toGenerator();
+    return [seed = simulated::drawSeed(generator)] { return seed; };
   }
-  return at::empty_strided(
-      tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).pinned_memory(false));
-}
-
-// `value` with every tensor in it, at any depth, changed by `change`.
-template <class Change>
-c10::IValue mapped(const c10::IValue& value, at::Device device, const Change& change) {
-  if (value.isTensor()) {
-    return change(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(change(tensor));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::optional(change(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  if (value.isDevice() && value.toDevice().type() == kType) {
-    return device;
-  }
-  return value;
-}
-
-template <class Change>
-torch::jit::Stack mapped(const torch::jit::Stack& values, at::Device device, const Change& change) {
-  torch::jit::Stack result;
-  for (const auto& value : values) {
-    result.push_back(mapped(value, device, change));
-  }
-  return result;
-}
-
-// The device of the first tensor that has one; else the current one.
-c10::DeviceIndex deviceFor(const torch::jit::Stack& arguments) {
-  c10::DeviceIndex device = -1;
-  for (const auto& argument : arguments) {
-    mapped(argument, at::kCPU, [&](const at::Tensor& tensor) {
-      if (device < 0 && isSim(tensor)) {
-        device = tensor.device().index();
-      }
-      return tensor;
-    });
-  }
-  return device < 0 ? currentDevice() : device;
-}
-
-// A kernel draws from a generator of its own that was seeded at its launch, so
-// that the numbers do not depend on when it runs.
-void launchGenerators(
-    const c10::FunctionSchema& schema, c10::DeviceIndex device, torch::jit::Stack& arguments) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (schema.arguments()[i].name() != "generator") {
-      continue;
-    }
-    auto generator = arguments[i].isNone() ? defaultGenerator(device) : arguments[i].toGenerator();
-    arguments[i] = at::detail::createCPUGenerator(drawSeed(generator));
-  }
-}
-
-bool isWritten(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
-struct BelowAutograd {
-  at::AutoDispatchBelowADInplaceOrView below;
-  at::NoGradGuard noGrad;
 };
 
-// What the operator will return, as meta tensors; nothing where only running
-// it tells. Outputs among the arguments get the size that they will have.
-std::optional<torch::jit::Stack> foresee(
-    const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
-  for (const auto& returned : op.schema().returns()) {
-    const bool tensors = returned.type()->isSubtypeOf(*c10::TensorType::get()) ||
-                         returned.type()->isSubtypeOf(*c10::ListType::ofTensors());
-    if (!tensors) {
-      return std::nullopt;
-    }
-  }
-  auto metas = mapped(arguments, at::kMeta, onMeta);
-  auto stack = metas;
-  try {
-    op.callBoxed(&stack);
-  } catch (const std::exception&) {
-    return std::nullopt;  // there is no shape function, or running it tells what is wrong
-  }
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (isWritten(op.schema().arguments()[i]) && arguments[i].isTensor()) {
-      const auto& tensor = arguments[i].toTensor();
-      if (isSim(tensor) && tensor.sizes() != metas[i].toTensor().sizes()) {
-        tensor.resize_(metas[i].toTensor().sizes());
-      }
-    }
-  }
-  return stack;
+const Kernels kernels;
+
+bool isSim(const at::Tensor& tensor) {
+  return kernels.isOurs(tensor);
 }
 
-at::Tensor like(const at::Tensor& tensor, c10::DeviceIndex device) {
-  return at::empty_strided(
-      tensor.sizes(), tensor.strides(), tensor.options().device(at::Device(kType, device)));
-}
-
-// The argument that a return of an in-place operator is.
-std::optional<size_t> argumentOf(const c10::FunctionSchema& schema, const c10::Argument& returned) {
-  if (returned.alias_info() == nullptr) {
-    return std::nullopt;
-  }
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* const alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite() &&
-        alias->beforeSets() == returned.alias_info()->beforeSets()) {
-      return i;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "sim: no kernel for the view ", schema.name());
+at::Tensor onHost(const at::Tensor& tensor) {
+  return kernels.onHost(tensor);
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const BelowAutograd guard;
-  const auto& schema = op.schema();
-  auto arguments = torch::jit::pop(*stack, schema.arguments().size());
-  const auto device = deviceFor(arguments);
-  const c10::DeviceGuard onDevice(c10::Device(kType, device));
-  auto& stream = current(device);
-  const auto foreseen = foresee(op, arguments);
-  auto inputs = mapped(arguments, at::kCPU, onHost);
-  launchGenerators(schema, device, inputs);
-
-  if (!foreseen) {
-    stream.synchronize();
-    op.callBoxed(&inputs);
-    for (size_t i = 0; i < schema.returns().size(); ++i) {
-      const auto argument = argumentOf(schema, schema.returns()[i]);
-      torch::jit::push(
-          *stack, argument ? arguments[*argument] : mapped(inputs[i], at::kCPU, [&](auto& tensor) {
-            return tensor.defined() ? tensor.to(at::Device(kType, device)) : tensor;
-          }));
-    }
-    return;
-  }
-  // Where each result goes: to new memory, or it is there already.
-  torch::jit::Stack places;
-  for (size_t i = 0; i < schema.returns().size(); ++i) {
-    const auto argument = argumentOf(schema, schema.returns()[i]);
-    auto result = argument ? arguments[*argument]
-                           : mapped((*foreseen)[i], at::kMeta, [&](const at::Tensor& tensor) {
-                               return tensor.defined() ? like(tensor, device) : tensor;
-                             });
-    places.push_back(argument ? c10::IValue() : mapped(result, at::kCPU, onHost));
-    torch::jit::push(*stack, std::move(result));
-  }
-  stream.enqueue([op, inputs = std::move(inputs), places = std::move(places)]() mutable {
-    const BelowAutograd below;
-    op.callBoxed(&inputs);
-    for (size_t i = 0; i < places.size(); ++i) {
-      if (places[i].isTensor() && places[i].toTensor().defined()) {
-        places[i].toTensor().copy_(inputs[i].toTensor());
-      } else if (places[i].isTensorList()) {
-        const auto to = places[i].toTensorVector();
-        const auto from = inputs[i].toTensorVector();
-        for (size_t j = 0; j < to.size(); ++j) {
-          to[j].copy_(from[j]);
-        }
-      }
-    }
-  });
+  kernels.run(op, stack);
 }
 
 // ---------------------------------------------------------------- memory

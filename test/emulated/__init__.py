@@ -1,0 +1,177 @@
+"""An emulated CUDA for the CUDA build of torch: two GPUs whose memory is the host's.
+
+A process that is started with `environment` has them; all else here is called inside one. What is
+modelled, and what is not, is in README.md.
+"""
+
+import collections
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import runpy
+import sys
+import types
+
+__all__ = [
+    "available",
+    "build",
+    "contexts",
+    "counted",
+    "environment",
+    "hold",
+    "hold_driver",
+    "hold_nccl",
+    "misuses",
+    "nccl_environment",
+    "set_delays",
+]
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@functools.cache
+def _build():
+    return types.SimpleNamespace(**runpy.run_path(str(HERE / "build.py"), run_name="build"))
+
+
+@functools.cache
+def _folder():
+    """Where build.py leaves what it has built for this torch."""
+    tag = f"torch-{_build().about()['__version__']}-{sys.implementation.cache_tag}"
+    return HERE.parents[1] / "build" / tag / "_emulated"
+
+
+def available():
+    """Why there is no emulated CUDA for this torch; empty if there is."""
+    reason = _build().why_not()
+    if not reason and not (_folder() / "operators.so").is_file():
+        reason = "python test/emulated/build.py builds it"
+    return reason
+
+
+def build():
+    """Builds what has changed."""
+    _build().Build().run()
+
+
+def environment():
+    """The variables to start a process with that is to have the emulated GPUs."""
+    folder = _folder()
+    runtime = next(folder.glob("libcudart.so.*"))
+    libraries = [runtime, folder / "libcuda.so.1", folder / "libnccl.so.2"]
+    path = [str(folder / "autoload"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        # torch's libraries have an RPATH, which comes before LD_LIBRARY_PATH.
+        "LD_PRELOAD": ":".join(map(str, libraries)),
+        "PYTHONPATH": os.pathsep.join(path),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def nccl_environment(version):
+    """The variables for the rules and functions of a version of NCCL, not the newest.
+
+    They may be set in the process, before it uses NCCL.
+
+    Args:
+        version: "2.18", "2.24", "2.27" or "2.30".
+    """
+    return {
+        "EMULATED_NCCL": version,
+        "TORCHCOMM_NCCL_LIBRARY": str(_folder() / f"nccl-{version}" / "libnccl.so.2"),
+    }
+
+
+@functools.cache
+def _native():
+    """What the preloaded libraries offer beyond CUDA's functions."""
+    library = ctypes.CDLL(None)
+    for name in ("Counts", "Contexts", "DriverWaiters", "Misuses"):
+        getattr(library, f"emulated{name}").restype = ctypes.c_char_p
+    library.emulatedHold.argtypes = [ctypes.c_void_p]
+    library.emulatedSetDelays.argtypes = [ctypes.c_uint64, ctypes.c_double, ctypes.c_int64]
+    return library
+
+
+@contextlib.contextmanager
+def counted():
+    """Counts the calls of CUDA's runtime in the block.
+
+    Gives a dictionary, filled at the block's end: by thread ("main", or its name) a Counter by
+    function.
+    """
+    calls = {}
+    _native().emulatedCountCalls(1)
+    try:
+        yield calls
+    finally:
+        counts = json.loads(_native().emulatedCounts())
+        _native().emulatedCountCalls(0)
+        calls.update({thread: collections.Counter(all) for thread, all in counts.items()})
+
+
+def contexts():
+    """The devices that have a context in this process, and who made it: "thread: function"."""
+    return {int(d): maker for d, maker in json.loads(_native().emulatedContexts()).items()}
+
+
+def misuses():
+    """What has been done since the last call that NCCL forbids or does not survive."""
+    return _native().emulatedMisuses().decode().splitlines()
+
+
+@contextlib.contextmanager
+def hold(stream=None):
+    """Holds a stream (the current one) up, as a kernel would that does not end.
+
+    Until the block's end, or until what it gives is called.
+    """
+    import torch
+
+    stream = torch.cuda.current_stream() if stream is None else stream
+    with torch.cuda.device(stream.device):
+        held = _native().emulatedHold(stream.cuda_stream)
+    assert held >= 0, f"{stream} is no stream"
+    try:
+        yield functools.partial(_native().emulatedRelease, held)
+    finally:
+        _native().emulatedRelease(held)
+
+
+@contextlib.contextmanager
+def hold_driver():
+    """Holds the lock of the driver's context: no other thread comes back from a call meanwhile.
+
+    Gives a function that tells who waits: a list of [thread, function].
+    """
+    # ctypes lets go of the GIL in the call, and this thread alone gets through.
+    _native().emulatedHoldDriver()
+    try:
+        yield lambda: json.loads(_native().emulatedDriverWaiters())
+    finally:
+        _native().emulatedReleaseDriver()
+
+
+def set_delays(seed=0, probability=0.3, longest_us=2000):
+    """Every stream waits before a kernel, with this probability, up to this long; 0 ends it."""
+    _native().emulatedSetDelays(seed, probability, longest_us)
+
+
+@contextlib.contextmanager
+def hold_nccl(where):
+    """Holds what NCCL does in the background up, until the block's end.
+
+    Args:
+        where: "launch", before it launches operations; "finalize", before a communicator is
+            finalized; "end", when a thread has set the state of its communicators, and has not
+            ended yet. A communicator that blocks stops at the first two, too.
+    """
+    places = ("launch", "finalize", "end")
+    _native().emulatedNcclHold(*(place == where for place in places))
+    try:
+        yield
+    finally:
+        _native().emulatedNcclHold(0, 0, 0)

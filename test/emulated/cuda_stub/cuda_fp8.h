@@ -1,0 +1,2 @@
+// nccl.h includes this header where it sees the CUDA runtime, but uses nothing from it.
+#pragma once

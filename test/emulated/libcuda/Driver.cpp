@@ -1,0 +1,81 @@
+// The driver's API, as far as torch uses it beside the runtime's. The rest of
+// what torch's libraries import refuses each call (test/emulated/stubs.py).
+#include <cstddef>
+
+#define EMULATED_API extern "C" __attribute__((visibility("default")))
+
+// Of the emulated runtime.
+extern "C" {
+int emulatedHasContext(int device);
+int emulatedAddressRange(unsigned long long address, void** base, size_t* bytes);
+int cudaGetDevice(int* device);
+}
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInvalidValue = 1;
+constexpr int kInvalidDevice = 101;
+
+// A context is its device's number, from 1.
+void* contextOf(int device) {
+  return reinterpret_cast<void*>(static_cast<size_t>(device) + 1);
+}
+
+}  // namespace
+
+EMULATED_API int cuInit(unsigned) {
+  return kSuccess;
+}
+
+EMULATED_API int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
+}
+
+// The device has none of what torch asks the driver about: multicast, fabric handles, GPUDirect.
+EMULATED_API int cuDeviceGetAttribute(int* value, int, int) {
+  *value = 0;
+  return kSuccess;
+}
+
+// Driver API, "Primary Context Management".
+EMULATED_API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  if (device < 0) return kInvalidDevice;
+  if (flags != nullptr) *flags = 0;
+  *active = emulatedHasContext(device);
+  return kSuccess;
+}
+
+// Null where the thread's device has no context yet (Driver API, cuCtxGetCurrent).
+EMULATED_API int cuCtxGetCurrent(void** context) {
+  int device = 0;
+  cudaGetDevice(&device);
+  *context = emulatedHasContext(device) != 0 ? contextOf(device) : nullptr;
+  return kSuccess;
+}
+
+EMULATED_API int cuMemGetAddressRange(
+    unsigned long long* base, size_t* bytes, unsigned long long address) {
+  void* begin = nullptr;
+  size_t size = 0;
+  if (emulatedAddressRange(address, &begin, &size) == 0) return kInvalidValue;
+  if (base != nullptr) *base = reinterpret_cast<unsigned long long>(begin);
+  if (bytes != nullptr) *bytes = size;
+  return kSuccess;
+}
+
+// It logs nothing.
+EMULATED_API int cuLogsRegisterCallback(void*, void*, void* handle) {
+  *static_cast<void**>(handle) = nullptr;
+  return kSuccess;
+}
+
+EMULATED_API int cuLogsUnregisterCallback(void*) {
+  return kSuccess;
+}
+
+EMULATED_API int cuGetErrorString(int, const char** text) {
+  *text = "an error of the emulated driver";
+  return kSuccess;
+}

@@ -1,0 +1,36 @@
+// What the emulated runtime offers the operators and the emulated NCCL.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+
+#define EMULATED_SHARED __attribute__((visibility("default")))
+
+namespace torchcomms_pg::shm {
+class HostStream;
+}
+
+namespace emulated {
+
+// Runs in the stream's order, and again with each replay if the stream captures
+// a graph. What it raises is a fault of the device.
+EMULATED_SHARED cudaError_t queueKernel(cudaStream_t stream, std::function<void()> kernel);
+
+// What is behind a handle, also that of the default stream; null for none.
+EMULATED_SHARED torchcomms_pg::shm::HostStream* hostStream(cudaStream_t stream);
+
+EMULATED_SHARED cudaStreamCaptureStatus captureStatus(cudaStream_t stream);
+
+// While the stream captures: keeps `object` until the graph and all that was
+// instantiated of it are gone. False while it does not.
+EMULATED_SHARED bool keepWithGraph(cudaStream_t stream, std::shared_ptr<void> object);
+
+EMULATED_SHARED int currentDevice();
+
+// Memory of the current device that another library has allocated.
+EMULATED_SHARED void adoptMemory(void* memory, size_t bytes);
+EMULATED_SHARED void disownMemory(void* memory);
+
+}  // namespace emulated

@@ -1,0 +1,92 @@
+// A communicator, its state and its background job. What moves data is csrc/shm.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "nccl/NcclApi.hpp"
+
+namespace emulated {
+
+// A thread that launches a group of communicators that do not block
+// (src/group.cc, ncclGroupEndInternal: groupLaunchNonBlocking).
+class GroupJob;
+
+const torchcomms_pg::NcclApi& shm();
+
+}  // namespace emulated
+
+// Never freed: a handle that was destroyed is told from one that never was.
+struct ncclComm {
+  ncclComm(int rank, int size, bool blocking, int device)
+      : rank(rank), size(size), blocking(blocking), device(device) {}
+
+  const int rank;
+  const int size;
+  const bool blocking;
+  const int device;
+
+  std::atomic<ncclComm_t> shm{nullptr};
+  // What ncclCommGetAsyncError tells; ncclInProgress until it has come up.
+  std::atomic<ncclResult_t> state{ncclInProgress};
+  std::atomic<bool> aborted{false};
+  std::atomic<bool> revoked{false};
+  std::atomic<bool> finalized{false};
+  std::atomic<bool> suspended{false};
+  // Captures with operations of the communicator, in graphs that still live.
+  std::atomic<int> persistent{0};
+
+  std::mutex mutex;  // of what follows
+  std::shared_ptr<emulated::GroupJob> job;
+  bool jobDangles = false;                             // see ncclCommRevoke
+  std::multimap<std::thread::id, std::string> inside;  // the functions that threads are in
+  int completing = 0;                                  // threads that complete `job`
+};
+
+namespace emulated {
+
+using Comm = ncclComm;
+
+// A new handle.
+ncclComm_t publish(std::unique_ptr<Comm> comm);
+void end(Comm& comm);
+
+// ncclSuccess for one that lives; else ncclInvalidArgument (src/argcheck.cc, CommCheck). A call on
+// one that was destroyed is a misuse.
+ncclResult_t check(ncclComm_t comm, const char* function);
+
+// A thread inside a function of the communicator. "Only one thread operates the communicator at a
+// time" (user guide, "Thread Safety"): a second one is a misuse.
+class Inside {
+ public:
+  Inside(Comm& comm, const char* function);
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Comm& comm_;
+};
+
+// src/init.cc, ncclCommGetAsyncError: the state; and, when that is ncclSuccess and since 2.26, the
+// end of the background job.
+ncclResult_t asyncError(Comm& comm);
+
+// src/init.cc, ncclCommEnsureReady: ncclInvalidArgument while something is in progress, the error
+// of a communicator that has one; completes the background job.
+ncclResult_t ensureReady(Comm& comm, const char* function);
+
+// What a call returns that is refused; a communicator that does not block keeps it as its state
+// (src/enqueue.cc, ncclEnqueueCheck: ncclCommSetAsyncError).
+ncclResult_t refused(Comm& comm, ncclResult_t result, const std::string& why);
+
+// Joins the background job, if there is one.
+void completeJob(Comm& comm);
+
+}  // namespace emulated

@@ -1,0 +1,69 @@
+// Groups: what is between ncclGroupStart and ncclGroupEnd, or a call alone
+// (src/group.cc).
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "libnccl/Communicator.hpp"
+
+namespace emulated {
+
+struct Task {
+  Comm* comm;
+  // Setting up, and taking down: each of a group in a thread of its own, before
+  // the operations (ncclAsyncLaunch).
+  bool setup;
+  std::function<ncclResult_t()> run;
+};
+
+// The launch of a group in the background.
+class GroupJob {
+ public:
+  explicit GroupJob(std::function<void()> body) : thread_(std::move(body)) {}
+  ~GroupJob();
+  GroupJob(const GroupJob&) = delete;
+  GroupJob& operator=(const GroupJob&) = delete;
+
+  void join();
+
+ private:
+  std::mutex mutex_;
+  std::thread thread_;
+};
+
+// Where a test can hold the background up.
+class Gate {
+ public:
+  void pass() const { closed_.wait(true); }
+  void close(bool closed) {
+    closed_.store(closed);
+    closed_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> closed_{false};
+};
+
+struct Gates {
+  Gate launch;    // before a group of operations
+  Gate finalize;  // in ncclCommFinalize
+  Gate end;       // of a thread that has set the communicators' state
+};
+Gates& gates();
+
+void groupStart();
+ncclResult_t groupEnd();
+// A call in the group has failed: nothing of it is launched (ncclGroupErrCheck).
+void failGroup(ncclResult_t error);
+
+// Adds to the open group, or launches at once. Returns what the function is to
+// return.
+ncclResult_t submit(Task task);
+
+}  // namespace emulated
