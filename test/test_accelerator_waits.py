@@ -127,3 +127,28 @@ def test_nan_check_looks_at_tensors_of_the_device_and_not_inside_a_graph(world):
     graph.replay()
     torch.accelerator.synchronize()
     dist.destroy_process_group(group)
+
+
+@on_sim(2)
+@pytest.mark.parametrize("how", ("abort", "timeout"))
+def test_a_rank_that_calls_nothing_knows_that_its_group_has_failed(world, how):
+    group, hooks = dist.new_group(), []
+    comm = torchcomms_pg.get_comm(group, DEVICE)
+    comm.register_abort_hook(lambda: hooks.append("ran"))
+    store = dist.distributed_c10d._get_default_store()
+    keys = [f"{group.group_name} is used by {rank}" for rank in range(world)]
+    tensor = torch.ones(1, device=DEVICE)
+    dist.all_reduce(tensor, group=group)
+    torch.accelerator.synchronize()
+    store.set(keys[dist.get_rank()], "")
+    store.wait(keys)
+    if dist.get_rank() == 0 and how == "abort":
+        comm.abort()
+    elif dist.get_rank() == 0:
+        comm.set_timeout(datetime.timedelta(seconds=0.5))
+        comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=True)
+    assert wait_for(lambda: comm.is_aborted() and hooks, WAIT), (comm.is_aborted(), hooks)
+    assert hooks == ["ran"]
+    store.set(keys[dist.get_rank()] + " no more", "")
+    store.wait([key + " no more" for key in keys])
+    dist.destroy_process_group(group)

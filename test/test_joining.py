@@ -113,6 +113,29 @@ def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
             assert took < SOON
 
 
+def join_as_another_user(culprit):
+    store = dist.distributed_c10d._get_default_store()
+    begun = time.monotonic()
+    if dist.get_rank() == culprit:
+        os.seteuid(65534)
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm("shm", "cpu", "mixed", **place(store))
+    return str(raised.value), raised.value.ranks, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_of_another_user_is_told_to_all(culprit):
+    """Who opens the other's memory is refused, and says so."""
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for rank, (text, named, took) in enumerate(ranks.run(join_as_another_user, culprit)):
+            assert "the unique id was made by user" in text, text
+            if rank == 0 or (culprit == 1 and rank == 2):  # these could have joined
+                assert re.search(r"rank [12] cannot join", text) and named[0] in (1, 2), text
+            assert took < SOON
+
+
 def operate_in_container(args):
     """Rank 1 is in a pid namespace of its own, with the same host name; None: it may not be."""
     rank = int(os.environ["RANK"])

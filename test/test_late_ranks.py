@@ -1,11 +1,13 @@
 """A rank that is in no operation learns of a failure elsewhere before its next call."""
 
 import datetime
+import json
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks, wait_for
+from test_recorder_dumps import ask
 
 import torchcomms_pg
 
@@ -54,3 +56,32 @@ def test_a_late_rank_knows_that_its_group_has_failed(backend, how):
             assert ("aborted on rank 0" if how == "abort" else "rank 1 has not arrived") in text, (
                 text
             )
+
+
+def look_at_health():
+    """Rank 0 aborts; what rank 1, which calls nothing, has on its page then."""
+    from torch._C._distributed_c10d import _WorkerServer
+
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    options = dict(store=store, rank=me, size=2, abort_process_on_timeout_or_error=False)
+    comm = torchcomms_pg.new_comm("shm", "cpu", "watched", **options)
+    comm.barrier(False)
+    if me == 0:
+        comm.abort()
+        dist.barrier()
+        return None
+    server = _WorkerServer("127.0.0.1", 0)
+    page = lambda: json.loads(ask(server, "torchcomms_health_check")[1])  # noqa: E731
+    try:
+        assert wait_for(lambda: not page()["healthy"], 60)
+        return page()["failures"]
+    finally:
+        server.shutdown()
+        dist.barrier()
+        comm.abort()
+
+
+def test_the_page_of_a_late_rank_does_not_call_a_failed_group_healthy():
+    with Ranks(2) as ranks:
+        (failure,) = ranks.run(look_at_health)[1]
+    assert "aborted on rank 0" in failure

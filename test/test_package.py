@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.resources
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -73,8 +74,9 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
     data = ("_C.pyi", "py.typed", "trace/timeline.html")
-    for file in ("__init__.py", "demo/train.py", extension, *data):
+    for file in (extension, *data):
         assert f"torchcomms_pg/{file}" in names
+    assert {str(file.relative_to(ROOT)) for file in (ROOT / "torchcomms_pg").rglob("*.py")} <= names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
     assert info + "licenses/LICENSE" in names
     assert not [n for n in names if not n.startswith(("torchcomms_pg/", info))]
@@ -181,6 +183,51 @@ def test_what_is_run_as_a_module_warns_of_nothing(module):
     # Without any libnccl the second says so in its last line.
     assert "RuntimeWarning" not in run.stderr
     assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
+
+
+# The documents
+
+
+def document(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_each_command_of_the_documents_is_in_the_package():
+    """Whoever has installed it has neither tools/ nor test/."""
+    texts = [document("README.md"), *(file.read_text() for file in (ROOT / "docs").glob("*.md"))]
+    modules = set(re.findall(r"python -m (torchcomms_pg[\w.]*\w)", "\n".join(texts)))
+    assert {"torchcomms_pg.env", "torchcomms_pg.nccl", "torchcomms_pg.trace"} <= modules
+    for module in modules:
+        assert importlib.util.find_spec(f"{module}.__main__"), module
+
+
+def test_the_reference_has_each_hook_and_what_it_is_given():
+    from torchcomms_pg import _comms
+
+    text = document("docs/api.md")
+    names = [name for name in dir(torchcomms_pg.TorchComm) if re.match(r"register_\w+_hook$", name)]
+    assert len(names) >= 4
+    names += [name for name in dir(torchcomms_pg.hooks) if name.endswith(("Args", "Hook"))]
+    names += ["CommOptions", "TorchWork", "OpName", "RemovableHandle"]
+    names += [name for name in dir(_comms.OpName) if not name.startswith("_")]
+    missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
+    assert missing <= {"name", "value"}, missing  # of every enumeration
+    assert re.search(r"^## Graphs of an accelerator$", text, re.MULTILINE)
+
+
+def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
+    """What has its effect, and what has none: each on a line of its own table."""
+    text = document("docs/environment.md")
+    for name in (
+        "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_NAN_CHECK",
+        "TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_CUDA_EVENT_CACHE",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "TORCHCOMM_ABORT_ON_ERROR",
+    ):  # fmt: skip
+        assert re.search(rf"^\| .*`{name}`.* \|.*\|.*\|$", text, re.MULTILINE), name
+    assert (
+        "NCCL_ALGO" in text and "TORCH_CPP_LOG_LEVEL=INFO" in text and "initIntraNodeComm" in text
+    )
 
 
 # setup.py

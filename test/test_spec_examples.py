@@ -150,8 +150,13 @@ def test_registering_hooks(world, async_op):
         post_handle = comm.register_post_hook(my_post_hook)
         abort_handle = comm.register_abort_hook(my_abort_hook)
         tensor = torch.ones(10)
+        if async_op and comm.get_rank() == 1:
+            dist.barrier()  # rank 0 has looked
         work = comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=async_op)
         if async_op:
+            if comm.get_rank() == 0:
+                assert len(lines) == 1, lines  # it has started, and no more
+                dist.barrier()
             work.wait()
         pre_handle.remove()
         post_handle.remove()

@@ -14,6 +14,7 @@
 #include "comm/Recording.hpp"
 #include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
+#include "monitor/HeldApart.hpp"
 #include "recorder/ProcessRecorder.hpp"
 #include "shm/Process.hpp"
 
@@ -78,7 +79,7 @@ class Registry {
     comms_.push_back(std::move(comm));
   }
 
-  std::vector<std::shared_ptr<Communicator>> alive() {
+  HeldApart<Communicator> alive() {
     std::vector<std::shared_ptr<Communicator>> alive;
     std::lock_guard lock(mutex_);
     for (const auto& known : comms_) {
@@ -86,7 +87,7 @@ class Registry {
         alive.push_back(std::move(comm));
       }
     }
-    return alive;
+    return HeldApart<Communicator>(std::move(alive));
   }
 
  private:
@@ -322,10 +323,10 @@ std::optional<Milliseconds> Inquiring::judge(
 
 void Inquiring::askForDumps() {
   std::shared_ptr<Communicator> largest;
-  for (auto& comm : Registry::get().alive()) {
+  for (const auto& comm : Registry::get().alive()) {
     if (comm->size_ > (largest ? largest : comm_.shared_from_this())->size_ && !comm->failure() &&
         !comm->closed_.load(std::memory_order_acquire)) {
-      largest = std::move(comm);
+      largest = comm;
     }
   }
   if (!largest) {
@@ -391,8 +392,7 @@ Question Inquiring::question(
 }
 
 void Inquiring::tellElsewhere(Answer& answer) {
-  auto all = Registry::get().alive();
-  for (const auto& other : all) {
+  for (const auto& other : Registry::get().alive()) {
     if (other.get() == &comm_ || other->accelerator_ != nullptr) {
       continue;  // libnccl does not tell whom it waits for
     }
@@ -417,8 +417,6 @@ void Inquiring::tellElsewhere(Answer& answer) {
     answer.elsewhere = std::move(awaited);
     break;
   }
-  // The last reference must not go in the monitor's thread, for which the destructor waits.
-  Monitor::get().runApart([unfinished = Unfinished(), all = std::move(all)] {});
 }
 
 Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {

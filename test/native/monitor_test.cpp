@@ -3,12 +3,15 @@
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "Check.hpp"
+#include "monitor/HeldApart.hpp"
 #include "monitor/Monitor.hpp"
 
 using torchcomms_pg::Monitor;
@@ -118,4 +121,36 @@ TEST(watchedObjectsAreToldToGiveUp) {
   Monitor::get().remove(&first);
   CHECK(first.why() == "a test");
   CHECK(second.why().empty());
+}
+
+TEST(whatTheMonitorLooksAtDoesNotEndInItsThread) {
+  std::promise<std::thread::id> ended;
+  struct Looked : Counting {
+    explicit Looked(std::promise<std::thread::id>& ended) : ended(ended) {
+      Monitor::get().add(this);
+    }
+    ~Looked() override {
+      Monitor::get().remove(this);
+      ended.set_value(std::this_thread::get_id());
+    }
+    std::promise<std::thread::id>& ended;
+  };
+  struct Looking : Counting {
+    void check(Monitor::Clock::time_point now) noexcept override {
+      thread = std::this_thread::get_id();
+      if (last) {
+        std::vector<std::shared_ptr<Looked>> all{std::exchange(last, nullptr)};
+        const torchcomms_pg::HeldApart<Looked> held(std::move(all));
+      }
+      Counting::check(now);
+    }
+    std::thread::id thread;
+    std::shared_ptr<Looked> last;
+  };
+  Looking looking;
+  looking.last = std::make_shared<Looked>(ended);
+  Monitor::get().add(&looking);
+  looking.await(2);  // the monitor comes round again
+  CHECK(ended.get_future().get() != looking.thread);
+  Monitor::get().remove(&looking);
 }

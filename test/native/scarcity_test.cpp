@@ -35,7 +35,7 @@ struct NoThreadAtAll {
 struct Idle : Monitor::Watched {
   void check(Monitor::Clock::time_point) noexcept override {}
   void giveUp(const char*) noexcept override {}
-  std::string failureMessage() const override { return ""; }
+  std::string failureMessage() const override { return "watched"; }
 };
 
 template <class Body>

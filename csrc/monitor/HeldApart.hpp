@@ -1,0 +1,40 @@
+// What the monitor's thread looks at for a while. The last reference to such an object must not
+// go in that thread, for which the object's destructor waits; so it goes in a thread of its own.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg {
+
+template <class T>
+class HeldApart {
+ public:
+  explicit HeldApart(std::vector<std::shared_ptr<T>> all) : all_(std::move(all)) {}
+  HeldApart(const HeldApart&) = delete;
+  HeldApart& operator=(const HeldApart&) = delete;
+  ~HeldApart() {
+    if (all_.empty()) {
+      return;
+    }
+    const auto kept = std::make_shared<std::vector<std::shared_ptr<T>>>(std::move(all_));
+    try {
+      Monitor::get().runApart([unfinished = Unfinished(), kept] { kept->clear(); });
+    } catch (const std::exception&) {
+      new auto(kept);  // no thread can be had: leaked rather than waited for forever
+    }
+  }
+
+  auto begin() const { return all_.begin(); }
+  auto end() const { return all_.end(); }
+
+ private:
+  std::vector<std::shared_ptr<T>> all_;
+};
+
+}  // namespace torchcomms_pg
