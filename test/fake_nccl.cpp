@@ -23,7 +23,7 @@ namespace {
 constexpr int kUnknown = -1;  // the size of a split communicator: ranks do not talk to each other
 thread_local int caller = -1;
 std::atomic<bool> hanging = false;  // what waits for other ranks
-int refusal = 0;  // the result of what it refuses; 0: nothing
+int refusal = 0;                    // the result of what it refuses; 0: nothing
 
 void write(const std::string& line) {
   FILE* file = std::fopen(LOG, "a");

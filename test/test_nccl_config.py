@@ -170,7 +170,7 @@ def test_shrinking_with_a_library_that_cannot_names_the_version(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
-def test_a_communicator_that_is_revoked_in_the_background_can_be_shrunk(tmp_path):
+def test_a_revoked_communicator_can_be_shrunk(tmp_path):
     library = Library(tmp_path, 22809, "SHRINK", "REVOKE")
     serve_host_device("sim", library.path)
     try:

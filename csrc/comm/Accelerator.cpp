@@ -153,7 +153,7 @@ void Communicator::land(Flight& flight, const std::exception_ptr& error) {
     op.recording->end(!error, elapsed, -1);
   }
   const auto work = flight.work();
-  flight.release();
+  flight.release();  // hooks may take long
   if (work) {
     work->finish(error);
   }
@@ -168,6 +168,7 @@ void Communicator::land(Flight& flight, const std::exception_ptr& error) {
     device_->handOver();  // callbacks may wait for operations that come after this one
     work->announce();
   }
+  flight.release();  // of what a future has kept meanwhile
 }
 
 bool Communicator::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {
@@ -188,8 +189,7 @@ void Communicator::awaitOnAccelerator(
     const Flight& flight, const Work* work, Milliseconds timeout, bool onHost) {
   const auto& op = flight.operation();
   const bool limited = timeout > kNoTimeout;
-  const bool hostWaits = limited || onHost || op.kind == OpKind::barrier;
-  if (hostWaits) {
+  if (limited || onHost || op.kind == OpKind::barrier) {
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
     while (!awaitEnd(flight, until)) {
@@ -203,13 +203,11 @@ void Communicator::awaitOnAccelerator(
   if (work != nullptr && work->done()) {
     return;  // its error, if any, is raised by Work::wait
   }
-  // Where the host does not wait, the monitor or the next operation tells how it ended: a question
-  // to the device costs time, and is forbidden while another thread captures a graph.
-  if (hostWaits || failure()) {
-    if (const auto error = asyncError(op)) {
-      awaitFailureHook();
-      std::rethrow_exception(error);
-    }
+  // The library is asked, and not the device, which costs time and is forbidden while another
+  // thread captures a graph.
+  if (const auto error = asyncError(op)) {
+    awaitFailureHook();
+    std::rethrow_exception(error);
   }
 }
 

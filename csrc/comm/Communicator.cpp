@@ -375,8 +375,14 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
       "wait: the operation is part of a batch that has not been launched; leave the coalescing "
       "context first");
   if (accelerator_ != nullptr) {
-    const auto flight = work.flight();
-    TORCH_INTERNAL_ASSERT(flight, "a launched operation of an accelerator has departed");
+    auto flight = work.flight();
+    while (!flight && !work.done()) {  // another thread launches the batch that it belongs to
+      std::this_thread::yield();
+      flight = work.flight();
+    }
+    if (!flight) {
+      return;
+    }
     onHost |= blockingWait_.load(std::memory_order_relaxed);
     awaitOnAccelerator(*flight, &work, timeout, onHost);
     return;

@@ -248,15 +248,6 @@ std::shared_ptr<Communicator> Communicator::shrink(
   while (libraryFailed_ && !libraryReleased_ && Clock::now() < deadline) {
     std::this_thread::sleep_for(kTeardownPoll);  // it is being revoked
   }
-  auto* const comm = comm_.load(std::memory_order_acquire);
-  TORCH_CHECK(
-      comm != nullptr,
-      "shrink: the communicator of group '",
-      group_.name,
-      "' for ",
-      device(),
-      " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which came "
-      "with 2.28.7. Destroy the group and create a new one");
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
     call.op.seq = collectives_.fetch_add(1) + 1;
@@ -270,6 +261,15 @@ std::shared_ptr<Communicator> Communicator::shrink(
       }
       leave(entry);
     }
+    auto* const comm = comm_.load(std::memory_order_acquire);
+    TORCH_CHECK(
+        comm != nullptr,
+        "shrink: the communicator of group '",
+        group_.name,
+        "' for ",
+        device(),
+        " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which "
+        "came with 2.28.7. Destroy the group and create a new one");
     if (abort && accelerator_ != nullptr) {
       failInFlight();
     }

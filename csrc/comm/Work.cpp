@@ -139,6 +139,10 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
     if (!futureResult_) {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
     }
+    if (flight_ && !completed_) {
+      // To complete it, also when nobody else has the Work any more.
+      flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
+    }
   }
   announce();
   return futureResult_;
@@ -212,6 +216,9 @@ bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
 void Work::depart(std::shared_ptr<Flight> flight) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
   std::lock_guard lock(mutex_);
+  if (futureResult_) {  // of a batch
+    flight->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
+  }
   flight_ = std::move(flight);
   inputs.swap(inputs_);
 }

@@ -19,7 +19,9 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
       highPriority_(highPriority),
       own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
       finisher_("tcpg_finish"),
-      watch_(EventWatch::of(device)) {}
+      watch_(EventWatch::of(device)) {
+  watch_.join();
+}
 
 cudaStream_t AcceleratorDevice::stream(bool async) {
   return handle(async ? follow(currentStream()) : currentStream());

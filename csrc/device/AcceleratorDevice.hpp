@@ -21,6 +21,7 @@ class AcceleratorDevice final : public Device {
  public:
   // Raises where this process cannot use the device.
   AcceleratorDevice(c10::Device device, bool highPriority);
+  ~AcceleratorDevice() override { watch_.leave(); }
 
   void prepare() override {
     finisher_.start();

@@ -25,6 +25,19 @@ EventWatch& EventWatch::of(c10::Device device) {
   return *watch;
 }
 
+void EventWatch::join() {
+  std::lock_guard lock(mutex_);
+  ++users_;
+}
+
+void EventWatch::leave() {
+  {
+    std::lock_guard lock(mutex_);
+    --users_;
+  }
+  wake_.notify_one();
+}
+
 void EventWatch::start() {
   std::lock_guard lock(mutex_);
   if (started_) {
@@ -60,7 +73,11 @@ void EventWatch::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     idle_ = awaited_.empty() && added_.empty();
-    wake_.wait(lock, [&] { return !idle_; });
+    wake_.wait(lock, [&] { return !idle_ || users_ == 0; });
+    if (idle_) {
+      started_ = false;
+      return;
+    }
     // What has just been added has most likely not ended.
     wake_.wait_for(lock, hurried_ > 0 ? kHurriedTick : kTick);
     for (auto& [stream, queue] : added_) {

@@ -37,6 +37,10 @@ class EventWatch {
   // Never freed: its thread may be inside the driver when the process ends.
   static EventWatch& of(c10::Device device);
 
+  // The thread ends, some time after, when nobody uses the device any more.
+  void join();
+  void leave();
+
   // Has a thread from now on. Raises std::runtime_error where none can be started.
   void start();
 
@@ -66,6 +70,7 @@ class EventWatch {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool started_ = false;
+  int users_ = 0;
   int hurried_ = 0;
   bool idle_ = true;
   std::unordered_map<c10::StreamId, Queue> added_;
