@@ -302,7 +302,12 @@ void Link::tellOthers() {
   } catch (const std::exception&) {
     // Then they learn from the broken connection alone.
   }
-  close();
+  {
+    std::lock_guard lock(mutex_);
+    told_ = true;
+  }
+  kept_.notify_all();
+  disconnect();
 }
 
 std::vector<int> Link::absentRanks() const {
@@ -314,6 +319,14 @@ std::vector<int> Link::absentRanks() const {
 }
 
 void Link::close() {
+  {
+    std::unique_lock lock(mutex_);
+    kept_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+  }
+  disconnect();
+}
+
+void Link::disconnect() {
   Connections last;  // freed after the lock is released: that joins threads
   std::lock_guard lock(mutex_);
   last = std::exchange(connections_, nullptr);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -73,10 +74,14 @@ class Link : public std::enable_shared_from_this<Link> {
   // The ranks that the oldest waiting collective misses, or those at fault.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections. What was sent still arrives.
+  // Ends the connections. What was sent still arrives. After a failure only when the others can
+  // read the reason, for which it waits at most kTellPatience: else they would know of a broken
+  // connection alone.
   void close();
 
  private:
+  static constexpr std::chrono::seconds kTellPatience{5};
+
   // What a rank has sent to itself.
   struct Kept {
     shm::Signature signature;
@@ -90,6 +95,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void compare(const Parcel& parcel, const shm::Signature& theirs);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
   void tellOthers();
+  void disconnect();
   // What another rank has written; none: nobody has, or the store is gone.
   std::optional<shm::Failure> readReason() const;
 
@@ -106,6 +112,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::list<int> late_;
   std::map<int, std::deque<Kept>> toMyself_;
   std::optional<shm::Failure> failure_;
+  bool told_ = false;  // or given up
 };
 
 }  // namespace torchcomms_pg::gloo
