@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import emulated
 import pytest
 
 TOOLS = pathlib.Path(__file__).parent.parent / "tools"
@@ -17,7 +18,7 @@ from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # 
 
 def bench(*arguments):
     env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    env["PYTHONPATH"] = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (TOOLS, TOOLS.parent, TOOLS.parent / "test")))
     return subprocess.run(
         [sys.executable, "-m", "benchmark", *map(str, arguments)],
         env=env,
@@ -174,3 +175,15 @@ def test_a_rank_that_does_not_answer_in_time_ends_the_team():
         with pytest.raises(team.TeamFailed, match="rank 0, 1: no answer in"):
             ranks.call("hang", timeout=0.2)
         assert ranks.closed
+
+
+@pytest.mark.skipif(bool(emulated.available()), reason=emulated.available() or "it is there")
+def test_operations_on_gpus_are_measured_beside_nccl_on_an_emulated_cuda(tmp_path):
+    done = bench("--emulated", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "now.json").read_text())["emulated"]
+    assert [record["case"] for record in records][:2] == ["all_reduce", "all_reduce async"]
+    for record in records:
+        assert min(record[side]["us"] for side in ("torchcomms", "nccl")) > 0
+        assert record["torchcomms"]["calls"] < record["nccl"]["calls"]
+        assert f"{record['ratio']:.2f}" in done.stdout

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import torch
 
 import torchcomms_pg
 
-from . import budgets, compare, groups, mpi, native, plan, plot, steps, table
+from . import budgets, compare, emulated, groups, mpi, native, plan, plot, steps, table
 from .operations import FRONT_ENDS
 from .results import ELEMENT_BYTES, OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return wrong(f"--compare: {error}")
     if args.plot and plot.missing():
         return wrong(f"--plot needs matplotlib: {plot.missing()}")
+    if "emulated" in args.only and (why := emulated.missing()):
+        return wrong(f"--emulated: {why}")
     if "mpi" in args.backends and (command := mpi.missing()):
         print(f"Open MPI or mpi4py is not installed. To compare with it too:\n  {command}")
         args.backends.remove("mpi")
@@ -99,6 +102,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--frontends", list(FRONT_ENDS), ", ".join(FRONT_ENDS))
     option("--backends", BACKENDS, "default: all that are installed")
     option("--only", PARTS, f"parts of a full run, of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--emulated", action="store_true", help="beside nccl on an emulated CUDA, and nothing else"
+    )
     parser.add_argument("--quick", action="store_true", help="a few sizes on 2 ranks, in seconds")
     parser.add_argument(
         "--seconds", type=float, default=0.2, help="of calls for each number (default: 0.2)"
@@ -111,8 +117,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     grid = [args.op, args.sizes, args.ranks, args.dtypes, args.modes, args.frontends]
     args.grid = any(value is not None for value in grid)
     if args.budgets is None:
-        args.budgets = not args.grid and not args.quick and args.only is None
-    if args.only is None:
+        args.budgets = not (args.grid or args.quick or args.emulated) and args.only is None
+    if args.emulated:
+        args.only = ["emulated"]
+    elif args.only is None:
         args.only = ["operations"] if args.grid or args.quick else list(PARTS)
     args.op = args.op or ["all_reduce"]
     args.sizes = args.sizes or ([4, 1 << 20] if args.quick else list(plan.SIZES))
@@ -184,13 +192,14 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "steps": measure_steps,
         "groups": measure_groups,
         "init": measure_init,
+        "emulated": measure_emulated,
     }
     for name in args.only:
         note(f"measuring: {name}")
         start = time.monotonic()
         try:
             parts[name](args, results)
-        except (TeamFailed, native.NativeFailed) as error:
+        except (TeamFailed, native.NativeFailed, subprocess.SubprocessError) as error:
             results.failures.append(f"{name}: {error}")
             print(f"failed: {name}: {error}", file=sys.stderr)
         taken = results.sections.setdefault("seconds_of_parts", {})
@@ -334,6 +343,12 @@ def measure_init(args: argparse.Namespace, results: Results) -> None:
             records.append(record)
     results.sections["init"] = records
     show(table.init(records))
+
+
+def measure_emulated(args: argparse.Namespace, results: Results) -> None:
+    """What the caller of an operation on a GPU pays, beside torch's nccl."""
+    results.sections["emulated"] = emulated.measure()
+    show(emulated.as_text(results.sections["emulated"]))
 
 
 def as_json(results: Results, judged: list[budgets.Budget]) -> dict[str, Any]:
