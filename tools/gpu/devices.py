@@ -10,7 +10,7 @@ import torch
 
 from gpu.check import Skip
 
-DELAY_SECONDS = 0.2
+DELAY_SECONDS = 0.5
 FASTEST_CLOCK = 3e9  # Hz. A GPU with a slower one only sleeps longer
 
 

@@ -62,7 +62,8 @@ def fsdp2(here: Here) -> str:
 def _compare(here: Here, ways: dict[str, Wrap]) -> str:
     told = []
     for name, wrap in ways.items():
-        here.start(here.kind.reference)
+        # torch 2.15's nccl takes the device by the rank unless it is told.
+        here.start(here.kind.reference, eager=here.kind.reference_type == here.kind.type)
         wanted = _train(here, here.reference_device, wrap)
         here.stop()
         here.start()

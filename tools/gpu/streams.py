@@ -77,13 +77,13 @@ def _in_memory_of_its_own(here: Here) -> None:
         mine = here.place(inputs[here.rank], layout)
         output = here.empty((here.ranks * LENGTH, 1))
         here.synchronize()
+        gc.collect()  # which may take longer than the stream is held
         with module.stream(other), here.kind.held():
             # Holds up what comes after it.
             works: list[dist.Work | None] = [dist.all_reduce(first, async_op=True)]
             with module.stream(current):
                 works.append(dist.all_gather_into_tensor(output, mine, async_op=True))
                 del mine
-                gc.collect()
                 reused = [torch.full((LENGTH,), -7.0, device=here.device) for _ in range(20)]
                 current.synchronize()
                 for work in works:

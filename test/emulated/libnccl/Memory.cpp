@@ -91,6 +91,13 @@ EMULATED_API ncclResult_t
 ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t statistic, uint64_t* value) {
   if (!hasFunction(__func__, 22907)) return ncclInvalidUsage;
   if (const auto error = check(comm, __func__)) return error;
-  *value = statistic == ncclStatGpuMemSuspended && comm->suspended ? 1 : 0;
-  return ncclSuccess;
+  constexpr uint64_t kSuspend = 6 << 20;  // figures alone: nothing is given back
+  constexpr uint64_t kPersist = 2 << 20;
+  switch (statistic) {
+    case ncclStatGpuMemSuspend: *value = kSuspend; return ncclSuccess;
+    case ncclStatGpuMemSuspended: *value = comm->suspended ? 1 : 0; return ncclSuccess;
+    case ncclStatGpuMemPersist: *value = kPersist; return ncclSuccess;
+    case ncclStatGpuMemTotal: *value = kSuspend + kPersist; return ncclSuccess;
+    default: return ncclInvalidArgument;
+  }
 }
