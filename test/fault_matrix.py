@@ -78,9 +78,11 @@ FAULTS = {
     # NCCL does not carry the reason: on an accelerator the others know whose doing it was.
     "abort during an operation": r"aborted on rank 1|rank 1 .*revoked the communicator",
     "destroy with operations in flight": r"ranks 0, 2 have not arrived",
-    # Those whom another rank's failure reaches first have its words.
+    # Those whom another rank's failure reaches first have its words; over Gloo these went through
+    # the store, and what is left is the broken connection.
     "store server gone": r"it cannot be known what the other ranks do: the store"
-    r"|gave up: .* timed out|rank \d .*revoked the communicator",
+    r"|gave up: .* timed out|rank \d .*revoked the communicator"
+    r"|rank [02] died or left: its connection is broken",
 }
 APIS = {
     "direct, shm": "shm",
