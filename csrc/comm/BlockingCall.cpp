@@ -17,6 +17,11 @@ namespace torchcomms_pg {
 struct BlockingCall::State {
   State(const NcclApi& api, Body body) : api(api), body(std::move(body)) {}
 
+  // With the mutex held.
+  ncclComm_t take() {
+    return done && result == ncclSuccess ? std::exchange(made, nullptr) : nullptr;
+  }
+
   const NcclApi& api;  // never freed
   // Kept when it is done: the library may read the texts of its configuration later.
   const Body body;
@@ -48,8 +53,7 @@ BlockingCall::BlockingCall(const NcclApi& api, c10::Device device, Body body)
       state->result = result;
       state->text = std::move(text);
       state->done = true;
-      auto* const unwanted =
-          state->left && result == ncclSuccess ? std::exchange(state->made, nullptr) : nullptr;
+      auto* const unwanted = state->left ? state->take() : nullptr;
       lock.unlock();
       state->ended.notify_all();
       if (unwanted != nullptr) {
@@ -83,8 +87,7 @@ std::string BlockingCall::text() const {
 
 ncclComm_t BlockingCall::take() {
   std::lock_guard lock(state_->mutex);
-  return state_->done && state_->result == ncclSuccess ? std::exchange(state_->made, nullptr)
-                                                       : nullptr;
+  return state_->take();
 }
 
 void BlockingCall::leave() {
@@ -92,9 +95,7 @@ void BlockingCall::leave() {
   {
     std::lock_guard lock(state_->mutex);
     state_->left = true;
-    if (state_->done && state_->result == ncclSuccess) {
-      unwanted = std::exchange(state_->made, nullptr);
-    }
+    unwanted = state_->take();
   }
   if (unwanted != nullptr) {
     state_->api.commAbort(unwanted);

@@ -1,7 +1,6 @@
 #include "comm/Connect.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 

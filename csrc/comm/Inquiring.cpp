@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <future>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -1,8 +1,6 @@
 // How a communicator begins, divides and ends.
 #include <unistd.h>
 
-#include <c10/core/DeviceGuard.h>
-
 #include <algorithm>
 #include <atomic>
 #include <limits>
