@@ -76,6 +76,28 @@ def test_ranks_that_call_different_operations_both_learn_so(world):
         comm.finalize()
 
 
+@on_ranks(2)
+def test_other_roots_are_told_at_the_deadline_and_nobody_is_called_late(world):
+    me, op = dist.get_rank(), torchcomms().ReduceOp
+    one, both = torch.ones(4), [torch.ones(4), torch.ones(4)]
+    calls = {
+        "broadcast": lambda comm: comm.broadcast(one, me, True),
+        "scatter": lambda comm: comm.scatter(one, both, me, True),
+        "gather": lambda comm: comm.gather(both, one, me, True),
+        "reduce": lambda comm: comm.reduce(one, me, op.SUM, True),
+    }
+    # Longer than a rank may be held up; all of them at once.
+    comms = {name: make(name, "gloo", timeout=6 * SECOND) for name in calls}
+    works = {name: call(comms[name]) for name, call in calls.items()}
+    for name, work in works.items():
+        with pytest.raises(torchcomms().CommError) as raised:
+            work.wait()
+        for words in ("different operations", f"{name} #1", "root 0", "root 1"):
+            assert words in str(raised.value), raised.value
+        assert "arrive" not in str(raised.value)
+        comms[name].finalize()
+
+
 def _lose_a_peer(port, prefix, world):
     rank, store = int(os.environ["RANK"]), connect_store(port, prefix)
     comm = torchcomms().new_comm(

@@ -35,6 +35,41 @@ class Interrupts:
         self.place = place
 
 
+def interrupted_over_gloo(what):
+    """Rank 0 waits in `what` of a communicator over Gloo; what rank 1 learns of it."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    options = dict(store=store, rank=me, size=2, timeout=LONG)
+    comm = torchcomms_pg.new_comm(
+        "gloo", "cpu", "g", abort_process_on_timeout_or_error=False, **options
+    )
+    comm.barrier(False)
+    one, SUM = torch.ones(1), torchcomms_pg.ReduceOp.SUM
+    if me == 1:
+        store.wait(["interrupted"], datetime.timedelta(seconds=60))
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            comm.all_reduce(one, SUM, False)
+        comm.finalize()
+        return str(raised.value)
+    Interrupts()
+    work = comm.all_reduce(one, SUM, True) if what == "wait" else None
+    report(os.getpid())
+    with pytest.raises(KeyboardInterrupt):
+        if what == "all_reduce":
+            comm.all_reduce(one, SUM, False)
+        elif what == "recv":
+            comm.recv(one, 1, False)
+        elif what == "wait":
+            work.wait()
+        else:
+            comm.split([0, 1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with pytest.raises(torchcomms_pg.CommError, match="interrupt"):
+        comm.all_reduce(one, SUM, False)
+    comm.finalize()
+    store.set("interrupted", "")
+    return None
+
+
 def interrupted(what):
     """Rank 0 waits in `what`; what rank 1 learns of it."""
     store = dist.distributed_c10d._get_default_store()
@@ -69,10 +104,17 @@ def interrupted(what):
 CALLS = ["all_reduce", "recv", "wait", "wait with a timeout", "new_group", "destroy_process_group"]
 
 
-@pytest.mark.parametrize("what", CALLS)
-def test_a_waiting_call_raises_keyboard_interrupt_and_the_peers_are_told(what):
+@pytest.mark.parametrize(
+    "body, what",
+    [
+        *((interrupted, what) for what in CALLS),
+        *((interrupted_over_gloo, what) for what in ("all_reduce", "recv", "wait", "split")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_waiting_call_raises_keyboard_interrupt_and_the_peers_are_told(body, what):
     with Ranks(2, timeout=1800) as ranks:
-        ranks.start(interrupted, what)
+        ranks.start(body, what)
         pid = ranks.wait_report(0)
         begun = time.monotonic()
         while not ranks._done.get(0) and time.monotonic() - begun < 40:

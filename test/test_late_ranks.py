@@ -47,7 +47,8 @@ def learn(backend, how):
 
 
 @pytest.mark.parametrize(
-    "backend, how", [("shm", "abort"), ("shm", "timeout"), ("gloo", "timeout")]
+    "backend, how",
+    [("shm", "abort"), ("shm", "timeout"), ("gloo", "abort"), ("gloo", "timeout")],
 )
 def test_a_late_rank_knows_that_its_group_has_failed(backend, how):
     with Ranks(2) as ranks:

@@ -56,7 +56,7 @@ def over_fake(port, prefix, world, timeout):
     library = Library(tempfile.mkdtemp(dir=folder), 23007, "MEMORY")
     serve_host_device("sim", library.path)
     init_default_group(port, prefix, 0, 1, timeout)
-    torchcomms_pg.get_comm(device=DEVICE)
+    torchcomms_pg.get_comm(device=DEVICE).get_nccl_comm_ptr()  # when the library has made it
     library.latest()
 
 

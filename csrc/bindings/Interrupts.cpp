@@ -12,12 +12,16 @@ namespace {
 // What a handler has raised, until the call is left.
 thread_local std::exception_ptr raised;
 
-// Handlers run in the main thread alone.
+// Python runs handlers in the main thread alone.
+bool here() noexcept {
+  return static_cast<uint32_t>(gettid()) == shm::processId() && Py_IsInitialized() != 0;
+}
+
 bool pending() noexcept {
   if (raised) {
     return true;
   }
-  if (static_cast<uint32_t>(gettid()) != shm::processId() || Py_IsInitialized() == 0) {
+  if (!here()) {
     return false;
   }
   try {
@@ -35,7 +39,7 @@ std::exception_ptr take() noexcept {
   return std::exchange(raised, nullptr);
 }
 
-constexpr shm::InterruptSource kSource{pending, take};
+constexpr shm::InterruptSource kSource{here, pending, take};
 
 }  // namespace
 

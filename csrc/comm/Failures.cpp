@@ -295,6 +295,8 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
     text += "it has not finished; NCCL does not tell which ranks it waits for";
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
+  } else if (verdict.disagree) {
+    text += "the ranks call different operations";
   } else {
     text +=
         rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");

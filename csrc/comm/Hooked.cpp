@@ -162,7 +162,7 @@ void Communicator::tellEnd(
     args->work = work;
     args->error = error;
     args->apart = true;
-    hooks_->firePost(*table, std::move(args));
+    hooks_->firePost(table->post, std::move(args));
   }
 }
 

@@ -72,17 +72,7 @@ void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
   }
 }
 
-void Hooks::firePost(const Table& issued, std::shared_ptr<PostHookArgs> args) {
-  const auto now = table();
-  List<Post> hooks;
-  for (const auto& entry : issued.post) {
-    if (std::find(now->post.begin(), now->post.end(), entry) != now->post.end()) {
-      hooks.push_back(entry);
-    }
-  }
-  if (hooks.empty()) {
-    return;
-  }
+void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
   thread_->add([hooks = std::move(hooks), args = std::move(args)] {
     for (const auto& [id, hook] : hooks) {
       try {

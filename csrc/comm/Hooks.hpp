@@ -113,9 +113,10 @@ class Hooks {
   // thread of their own, since a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
 
-  // Calls those post hooks that were there when the operation was issued, and still are, from the
-  // same thread.
-  void firePost(const Table& issued, std::shared_ptr<PostHookArgs> args);
+  // Calls the post hooks that were there when an asynchronous operation was issued, from the same
+  // thread. One that was removed meanwhile is called too: each saw the operation begin, and may be
+  // removed as soon as wait() returns, which on an accelerator is long before the end.
+  void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
   // Returns when the hooks of all finished operations have run.
   void drain();

@@ -140,7 +140,18 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.rank = comm_.rank_;
   options.size = comm_.size_;
   options.describeSilent = describeSilent;
-  options.polls = comm_.api_.ring == nullptr;
+  if (comm_.api_.ring == nullptr) {
+    options.poll = [weak = comm_.weak_from_this(), probe = std::function<void()>()]() mutable {
+      if (const auto comm = probe ? nullptr : weak.lock()) {
+        std::lock_guard lock(comm->commMutex_);
+        auto* const made = comm->comm_.load(std::memory_order_acquire);
+        probe = made == nullptr ? nullptr : comm->api_.failureProbe(made);
+      }
+      if (probe) {
+        probe();
+      }
+    };
+  }
   const auto& global = comm_.group_.globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank_);
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {

@@ -103,7 +103,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     return ncclSuccess;
   }
   if (stream == nullptr) {
-    run(now);
+    comm->runWatched([&] { run(now); });
     return ncclSuccess;
   }
   shm::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
@@ -167,7 +167,9 @@ ncclResult_t commSplit(
     ncclComm_t handle, int color, int key, ncclComm_t* child, ncclConfig_t* /*config*/) {
   return guarded([&] {
     const auto& comm = from(handle);
-    const auto made = comm->split(color, key, comm->link().nextCollectiveTag());
+    std::shared_ptr<Comm> made;
+    const int tag = comm->link().nextCollectiveTag();
+    comm->runWatched([&] { made = comm->split(color, key, tag); });
     *child = made ? handleOf(made) : nullptr;
     return ncclSuccess;
   });
@@ -224,6 +226,7 @@ NcclApi fill() {
     *state = failure ? failure->result : ncclSuccess;
     return ncclSuccess;
   };
+  t.failureProbe = [](ncclComm_t comm) { return from(comm)->link().failureProbe(); };
   t.commCount = [](const ncclComm_t comm, int* count) {
     *count = from(comm)->link().size();
     return ncclSuccess;

@@ -1,9 +1,13 @@
 #include "gloo/Comm.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <exception>
+#include <stdexcept>
 #include <utility>
 
+#include "shm/Interrupt.hpp"
 #include "shm/Reduce.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -15,6 +19,9 @@ using shm::CollectiveKind;
 
 // Up to so many bytes in all, every rank gets all inputs and reduces them: one step instead of two.
 constexpr size_t kSmall = 64 << 10;
+
+// How often a thread that has handlers to run looks for signals.
+constexpr std::chrono::milliseconds kSignalLook{200};
 
 char* at(void* base, size_t offset) {
   return static_cast<char*>(base) + offset;
@@ -243,6 +250,48 @@ std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message, int tag
        message.count * elementSize(message.type),
        {},
        {}});
+}
+
+void Comm::runWatched(const std::function<void()>& body) {
+  if (!shm::runsHandlers()) {
+    body();
+    return;
+  }
+  struct {
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool done = false;
+    std::exception_ptr error;
+  } run;
+  try {
+    watched_.enqueue([&] {
+      std::exception_ptr error;
+      try {
+        body();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      std::lock_guard lock(run.mutex);  // to the end: `run` goes when the caller sees `done`
+      run.error = std::move(error);
+      run.done = true;
+      run.ended.notify_all();
+    });
+  } catch (const std::runtime_error&) {
+    body();  // no thread can be started
+    return;
+  }
+  std::unique_lock lock(run.mutex);
+  while (!run.ended.wait_for(lock, kSignalLook, [&] { return run.done; })) {
+    lock.unlock();
+    if (shm::interrupted()) {
+      const auto failure = shm::interruption(link_->rank());
+      link_->fail(failure.result, failure.what(), failure.ranks);
+    }
+    lock.lock();
+  }
+  if (run.error) {
+    std::rethrow_exception(run.error);
+  }
 }
 
 void Comm::completeLater(std::shared_ptr<Parcel> parcel, const Message& message) {

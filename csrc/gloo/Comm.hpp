@@ -32,6 +32,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Blocks until this rank's part is done. `tag` by Link::nextCollectiveTag().
   void run(const shm::Collective& collective, int tag);
 
+  // Runs `body`, which may block, and raises what it raises. Gloo's waits look for no signals:
+  // where handlers of signals run in the calling thread, another thread runs the body, and the
+  // caller looks for signals. One whose handler raises fails the group, which ends the body.
+  void runWatched(const std::function<void()>& body);
+
   std::shared_ptr<Parcel> post(bool sending, const Message& message, int tag);
 
   // Before post() of what is completed later: raises where the thread that it takes cannot be
@@ -61,6 +66,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const Connect connect_;
   const std::shared_ptr<Link> link_;
   WorkerStream waiters_{"tcpg_gloo"};
+  WorkerStream watched_{"tcpg_gloo"};
 
   mutable std::mutex mutex_;
   int lastOperator_ = ncclNumOps;

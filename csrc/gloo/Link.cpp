@@ -248,10 +248,10 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   }
 }
 
-std::optional<shm::Failure> Link::readReason() const {
+std::optional<shm::Failure> Link::readReason(c10d::Store& store) {
   try {
-    if (store_->check({kReasonKey})) {
-      const auto text = store_->get(kReasonKey);
+    if (store.check({kReasonKey})) {
+      const auto text = store.get(kReasonKey);
       return decode({text.begin(), text.end()});
     }
   } catch (const std::exception&) {
@@ -260,9 +260,23 @@ std::optional<shm::Failure> Link::readReason() const {
   return std::nullopt;
 }
 
+std::function<void()> Link::failureProbe() {
+  return [self = shared_from_this(), store = c10::intrusive_ptr<c10d::Store>()]() mutable {
+    if (self->failure()) {
+      return;
+    }
+    if (!store) {
+      store = self->store_->clone();  // since another thread may wait in the shared connection
+    }
+    if (const auto told = readReason(*store)) {
+      self->fail(ncclRemoteError, told->what(), told->ranks);
+    }
+  };
+}
+
 void Link::raiseBroken(int peer, const std::string& what) {
   checkUsable();
-  if (const auto told = readReason()) {
+  if (const auto told = readReason(*store_)) {
     fail(ncclRemoteError, told->what(), told->ranks);
   } else {
     const std::string who = peer >= 0 ? "rank " + std::to_string(peer) : "a rank";

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -71,6 +72,10 @@ class Link : public std::enable_shared_from_this<Link> {
   // From any thread, without blocking. The first failure stands.
   void fail(ncclResult_t result, const std::string& reason, const std::vector<int>& ranks);
 
+  // What asks the store whether another rank has failed the group, and fails it here as well: for
+  // ranks that wait for nothing, and so see no broken connection. May block; for one thread.
+  std::function<void()> failureProbe();
+
   // The ranks that the oldest waiting collective misses, or those at fault.
   std::vector<int> absentRanks() const;
 
@@ -97,7 +102,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void tellOthers();
   void disconnect();
   // What another rank has written; none: nobody has, or the store is gone.
-  std::optional<shm::Failure> readReason() const;
+  static std::optional<shm::Failure> readReason(c10d::Store& store);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;

@@ -54,7 +54,7 @@ std::string sinceLongAgo() {
 
 std::shared_ptr<Inquiry> Inquiry::open(std::unique_ptr<Board> board, Options options) {
   std::shared_ptr<Inquiry> made(new Inquiry(std::move(board), std::move(options)));
-  if (made->options_.polls) {
+  if (made->options_.poll) {
     std::lock_guard lock(made->mutex_);
     made->wake();
   }
@@ -76,7 +76,7 @@ void Inquiry::close() {
 void Inquiry::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
     // Not joined: it may be in the store for as long as that likes.
-    if (options_.polls) {
+    if (options_.poll) {
       try {
         std::thread([self = shared_from_this()] { self->run(); }).detach();
       } catch (const std::system_error& error) {
@@ -159,7 +159,7 @@ Verdict Inquiry::await(const Question& question) {
 
 std::optional<Verdict> Inquiry::awaitOthers() {
   // Where no library rings, the reason of a failure may be here before the inquiry.
-  const auto until = Clock::now() + (options_.polls ? kBehind : milliseconds(0));
+  const auto until = Clock::now() + (options_.poll ? kBehind : milliseconds(0));
   const auto end = Clock::now() + kPatience;  // its thread may have none of its own
   std::unique_lock lock(mutex_);
   const auto known = [&] {
@@ -193,7 +193,7 @@ void Inquiry::run() {
   while (!closed_ && broken_.empty()) {
     const auto something = [&] { return asked_ || noticed_ || dumpsWanted_ || closed_; };
     if (phase_ == Phase::idle && !something()) {
-      if (!options_.polls) {
+      if (!options_.poll) {
         break;
       }
       changed_.wait_for(lock, kIdleTick, something);
@@ -243,6 +243,9 @@ void Inquiry::look(Clock::time_point now) {
     asked = asked_.has_value();
     noticed_ = false;
     wanted = dumpsWanted_;
+  }
+  if (options_.poll) {
+    options_.poll();
   }
   lookForDumps(wanted);
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));

@@ -58,7 +58,9 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
     // What is to be said of a rank that does not answer; `introduction` is what
     // it wrote to the board under "who/<rank>" when the group was made.
     std::function<std::string(const std::string& introduction)> describeSilent;
-    bool polls = false;          // no library rings: look at the board now and then
+    // Where no library rings: called before the board is looked at, which is then done now and
+    // then. May block, and raise as a Board.
+    std::function<void()> poll;
     std::function<void()> dump;  // another rank has asked for it; must not block, nor throw
   };
 

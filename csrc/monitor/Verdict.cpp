@@ -106,6 +106,7 @@ class Report {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
     disagree_ = !question_.disagreement.empty() || !others().empty();
+    verdict.disagree = disagree_;
     if (!disagree_) {
       verdict.ranks = missing();
       if (const auto [more, why] = extension(verdict.ranks); more > 0) {
@@ -344,7 +345,7 @@ std::optional<Answer> decodeAnswer(const std::string& text) {
 
 std::string encode(const Verdict& verdict) {
   Writer out;
-  out << verdict.text << verdict.extensionMs << verdict.answered;
+  out << verdict.text << verdict.extensionMs << verdict.answered << int{verdict.disagree};
   for (const int rank : verdict.ranks) {
     out << rank;
   }
@@ -354,7 +355,9 @@ std::string encode(const Verdict& verdict) {
 std::optional<Verdict> decodeVerdict(const std::string& text) {
   Reader in(text);
   Verdict verdict;
-  in >> verdict.text >> verdict.extensionMs >> verdict.answered;
+  int disagree = 0;
+  in >> verdict.text >> verdict.extensionMs >> verdict.answered >> disagree;
+  verdict.disagree = disagree != 0;
   while (in.ok() && !in.complete()) {
     in >> verdict.ranks.emplace_back();
   }

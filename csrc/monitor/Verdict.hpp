@@ -56,6 +56,7 @@ struct Verdict {
   int64_t extensionMs =
       0;             // positive: nobody has failed; wait that much longer, for what `text` says
   int answered = 0;  // ranks that did
+  bool disagree = false;  // the ranks call different operations: none is late
 };
 
 // `silent`: of ranks without an answer, what else is known of them.

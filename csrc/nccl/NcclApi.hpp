@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -183,6 +184,11 @@ struct NcclApi {
       ncclResult_t result,
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
+
+  // What asks whether another rank has failed the communicator, which commGetAsyncError tells then.
+  // It may block, is for one thread, and may outlive the communicator. Null: commGetAsyncError
+  // knows by itself.
+  std::function<void()> (*failureProbe)(ncclComm_t comm) = nullptr;
 
   // Adds to a counter that all ranks see, for one that wants the attention of
   // the others, and returns it. Callable from any thread at any time, also

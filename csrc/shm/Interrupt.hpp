@@ -3,11 +3,17 @@
 
 #include <atomic>
 #include <exception>
+#include <string>
+
+#include "shm/Failure.hpp"
+#include "shm/Process.hpp"
 
 namespace torchcomms_pg::shm {
 
 // Asked a few times a second by a thread that waits in a call, with no lock held.
 struct InterruptSource {
+  // Whether handlers run in the calling thread.
+  bool (*here)() noexcept;
   // Whether the calling thread is to leave its call. It stays true until take().
   bool (*pending)() noexcept;
   // What the call is to raise then; null: nothing.
@@ -15,6 +21,11 @@ struct InterruptSource {
 };
 
 inline std::atomic<const InterruptSource*> interruptSource{nullptr};
+
+inline bool runsHandlers() noexcept {
+  const auto* const source = interruptSource.load(std::memory_order_acquire);
+  return source != nullptr && source->here();
+}
 
 inline bool interrupted() noexcept {
   const auto* const source = interruptSource.load(std::memory_order_acquire);
@@ -24,6 +35,15 @@ inline bool interrupted() noexcept {
 inline std::exception_ptr takeInterrupt() noexcept {
   const auto* const source = interruptSource.load(std::memory_order_acquire);
   return source == nullptr ? nullptr : source->take();
+}
+
+// What the other ranks are told of `rank`, this process's, when it has left a call so.
+inline Failure interruption(int rank) {
+  return Failure(
+      ncclRemoteError,
+      "rank " + std::to_string(rank) + " (pid " + std::to_string(processId()) +
+          ") was interrupted by a signal",
+      {rank});
 }
 
 }  // namespace torchcomms_pg::shm

@@ -214,11 +214,7 @@ void Waiter::waitLong(
     }
     if (ready()) return learn(ringer, Clock::now() - begin <= kPatience);
     if (lookForDead && interrupted()) {
-      throw Failure(
-          ncclRemoteError,
-          "rank " + std::to_string(self_) + " (pid " + std::to_string(processId()) +
-              ") was interrupted by a signal",
-          {self_});
+      throw interruption(self_);
     }
     if (failed()) throw segment_.failure();
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {

@@ -70,7 +70,9 @@ class Group {
       Inquiry::Options options;
       options.rank = rank;
       options.size = size;
-      options.polls = polls;
+      if (polls) {
+        options.poll = [] {};
+      }
       options.dump = [&count = dumps[rank]] { ++count; };
       options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
       MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
