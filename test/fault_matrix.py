@@ -40,7 +40,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks, connect_store, receive, report, wait_for
+from ranks import Ranks, connect_store, receive, report, thread_names, wait_for
 from scarcity import no_more_descriptors, no_more_threads
 
 import torchcomms_pg
@@ -415,11 +415,7 @@ def descriptors():
 
 
 def threads():
-    names = []
-    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has just ended
-            names.append(path.read_text().strip())
-    return [name for name in names if name.startswith("tcpg_")]
+    return [name for name in thread_names() if name.startswith("tcpg_")]
 
 
 def mappings():

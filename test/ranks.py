@@ -531,6 +531,15 @@ def time_limit(low, high, what):
     assert low <= took <= high, f"{what} took {took:.2f} s, expected {low} to {high} s"
 
 
+def thread_names():
+    """Of this process; a thread has its name a moment after its start."""
+    names = []
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(path.read_text().strip())
+    return names
+
+
 def wait_for(condition, timeout=5.0):
     """Poll for something that has no event to wait on (/proc, /dev/shm). Its last value."""
     deadline = time.monotonic() + timeout

@@ -22,6 +22,7 @@ from ranks import (
     init_default_group,
     on_ranks,
     report,
+    thread_names,
     time_limit,
     wait_for,
 )
@@ -192,13 +193,7 @@ def test_nothing_is_in_dev_shm_while_a_group_is_alive():
 
 
 def resources():
-    threads = []
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as file:
-                threads.append(file.read().strip())
-        except OSError:
-            pass  # it has just ended
+    threads = thread_names()
     files = []
     for fd in os.listdir("/proc/self/fd"):
         try:

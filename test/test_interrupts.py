@@ -43,19 +43,19 @@ def interrupted_over_gloo(what):
         "gloo", "cpu", "g", abort_process_on_timeout_or_error=False, **options
     )
     comm.barrier(False)
-    one, SUM = torch.ones(1), torchcomms_pg.ReduceOp.SUM
+    one, op = torch.ones(1), torchcomms_pg.ReduceOp.SUM
     if me == 1:
         store.wait(["interrupted"], datetime.timedelta(seconds=60))
         with pytest.raises(torchcomms_pg.CommError) as raised:
-            comm.all_reduce(one, SUM, False)
+            comm.all_reduce(one, op, False)
         comm.finalize()
         return str(raised.value)
     Interrupts()
-    work = comm.all_reduce(one, SUM, True) if what == "wait" else None
+    work = comm.all_reduce(one, op, True) if what == "wait" else None
     report(os.getpid())
     with pytest.raises(KeyboardInterrupt):
         if what == "all_reduce":
-            comm.all_reduce(one, SUM, False)
+            comm.all_reduce(one, op, False)
         elif what == "recv":
             comm.recv(one, 1, False)
         elif what == "wait":
@@ -64,7 +64,7 @@ def interrupted_over_gloo(what):
             comm.split([0, 1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.raises(torchcomms_pg.CommError, match="interrupt"):
-        comm.all_reduce(one, SUM, False)
+        comm.all_reduce(one, op, False)
     comm.finalize()
     store.set("interrupted", "")
     return None

@@ -3,7 +3,6 @@
 torch's analyser, ``torchfrtrace``, and the front end of its debug server are run as they are.
 """
 
-import contextlib
 import datetime
 import json
 import logging
@@ -24,6 +23,7 @@ from ranks import (
     keep_the_gil,
     receive,
     report,
+    thread_names,
     time_limit,
     wait_for,
 )
@@ -463,11 +463,8 @@ def test_without_the_variable_there_is_neither_pipe_nor_thread(recording):
 
 def no_pipe():
     dist.all_reduce(torch.ones(5))
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-            names.append(file.read().strip())  # or it has just ended
-    assert "tcpg_monitor" in names and "tcpg_dump_pipe" not in names
+    assert wait_for(lambda: "tcpg_monitor" in thread_names())  # a thread names itself
+    assert "tcpg_dump_pipe" not in thread_names()
 
 
 def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):

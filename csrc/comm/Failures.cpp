@@ -292,7 +292,9 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
     text += absent.empty() ? std::string("the group was still being set up")
                            : rankNames(absent) + " did not join the group";
   } else if (absent.empty() && api_.absentRanks == nullptr) {
-    text += "it has not finished; NCCL does not tell which ranks it waits for";
+    text +=
+        "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
+        "ranks it waits for";
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
   } else if (verdict.disagree) {

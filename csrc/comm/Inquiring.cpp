@@ -140,7 +140,7 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.rank = comm_.rank_;
   options.size = comm_.size_;
   options.describeSilent = describeSilent;
-  if (comm_.api_.ring == nullptr) {
+  if (comm_.api_.failureProbe != nullptr) {
     options.poll = [weak = comm_.weak_from_this(), probe = std::function<void()>()]() mutable {
       if (const auto comm = probe ? nullptr : weak.lock()) {
         std::lock_guard lock(comm->commMutex_);
@@ -151,6 +151,8 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
         probe();
       }
     };
+  } else if (comm_.api_.ring == nullptr) {
+    options.poll = [] {};
   }
   const auto& global = comm_.group_.globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank_);
@@ -398,6 +400,7 @@ Question Inquiring::question(
   question.timeoutMs = timeout.count();
   question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   question.absent = comm_.absentRanks();
+  question.queued = comm_.accelerator_ != nullptr;
   return question;
 }
 

@@ -91,6 +91,11 @@ namespace torchcomms_pg {
 
 // Whether what is queued in the stream goes into a graph, and does not run.
 inline bool isCapturing(const c10::Stream& stream) {
+  // CUDA refuses to capture its legacy stream, which is torch's default one (CUDA Runtime API,
+  // cudaStreamBeginCapture): most operations are spared a call.
+  if (stream.device_type() == c10::DeviceType::CUDA && stream.id() == 0) {
+    return false;
+  }
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(12)
   return stream.is_capturing();
 #else

@@ -108,7 +108,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
   }
   shm::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
     try {
-      run(now);
+      comm->runWatched([&] { run(now); });  // a caller that waits may help the stream's thread
     } catch (const shm::Failure&) {
       // The communicator has failed, which commGetAsyncError tells.
     } catch (const std::exception& error) {

@@ -217,8 +217,11 @@ class Report {
     }
     const auto what = question_.op + ", issued " + seconds(question_.waitedMs) + " ago";
     if (guilty.empty()) {
-      return "verdict on " + group + "all ranks have arrived at " + what +
-             ", and it has not finished";
+      return "verdict on " + group +
+             (question_.queued
+                  ? "all ranks have queued " + what +
+                        ", and it has not finished, nor perhaps what is queued before it"
+                  : "all ranks have arrived at " + what + ", and it has not finished");
     }
     return "verdict on " + group + named(guilty) + (guilty.size() == 1 ? " has" : " have") +
            " not arrived at " + what;

@@ -44,9 +44,10 @@ struct Question {
   int peer = -1;              // of a message
   uint64_t seq = 0;
   int64_t timeoutMs = 0;
-  int64_t waitedMs = 0;       // since its issue
-  std::vector<int> absent;    // whom the library misses, where it can tell
-  std::string disagreement;   // what the library says of ranks that call different operations
+  int64_t waitedMs = 0;      // since its issue
+  std::vector<int> absent;   // whom the library misses, where it can tell
+  bool queued = false;       // ranks that have come need not have started: a device's queue is long
+  std::string disagreement;  // what the library says of ranks that call different operations
   int64_t compileLeftMs = 0;  // how much longer it may wait for ranks that compile
 };
 
