@@ -3,6 +3,8 @@
 import copy
 import ctypes
 import os
+import pathlib
+import runpy
 import threading
 
 import emulated
@@ -520,6 +522,18 @@ def test_calls_are_counted_by_thread_and_function():
 
 
 # ---------------------------------------------------------------- errors
+
+
+def test_an_emulator_that_was_built_for_another_torch_says_so(monkeypatch):
+    (folder,) = [
+        path
+        for path in emulated.environment()["PYTHONPATH"].split(os.pathsep)
+        if "autoload" in path
+    ]
+    (module,) = pathlib.Path(folder).glob("*.py")
+    monkeypatch.setattr(torch, "__version__", "2.0.0")
+    with pytest.raises(ImportError, match="was built for torch 2.1.*torch 2.0.0 is loaded; run "):
+        runpy.run_path(str(module))["load"]()
 
 
 def a_kernel_fails():

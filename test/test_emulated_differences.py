@@ -310,3 +310,46 @@ def a_deadline_behind_a_kernel(port, prefix, world):
 
 def test_nobody_is_said_to_have_arrived_whose_stream_has_not():
     apart(2, a_deadline_behind_a_kernel)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@on_gpus(1, groups=("torchcomms",))
+def test_tensors_of_several_devices_in_one_call_are_refused_with_nothing_issued(world):
+    here, elsewhere, cpu = ones(), torch.ones(1000, device="cuda:1"), torch.ones(1000)
+    dist.all_reduce(here)
+    backend = dist.group.WORLD._get_backend(here.device)
+    before = backend._get_sequence_number_for_group()
+    for other in (elsewhere, cpu):
+        for call in (
+            lambda: dist.all_gather([other], here),
+            lambda: dist.all_gather_into_tensor(other, here),
+            lambda: dist.reduce_scatter_tensor(other, here),
+            lambda: dist.all_to_all([other], [here]),
+            lambda: dist.all_to_all_single(other, here),
+            lambda: dist.scatter(here, [other], 0),
+            lambda: dist.gather(here, [other], 0),
+        ):
+            with pytest.raises(ValueError, match=rf"is on {other.device}, wanted cuda:0; move it "):
+                call()
+        comm = torchcomms_pg.get_comm(device=here.device)
+        with pytest.raises(ValueError, match=rf"tensor is on {other.device}, wanted cuda:0"):
+            comm.all_reduce(other, torchcomms_pg.ReduceOp.SUM, False)
+    assert backend._get_sequence_number_for_group() == before
+
+
+def capture_first(port, prefix, world):
+    emulated_group.torchcomms(port, prefix, world, 30)
+    tensor, graph = ones(), torch.cuda.CUDAGraph()
+    with pytest.raises(
+        RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
+    ):
+        with torch.cuda.graph(graph):
+            dist.all_reduce(tensor)
+    dist.all_reduce(tensor)
+    assert (tensor == world).all()
+
+
+def test_a_capture_before_the_first_operation_is_refused_and_the_group_stands():
+    apart(1, capture_first)

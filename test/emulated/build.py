@@ -27,6 +27,11 @@ AUTOLOAD = '''"""Puts the emulated operators in place when torch is imported."""
 def load():
     import torch
 
+    if str(torch.__version__) != {version!r}:
+        raise ImportError(
+            "the emulated CUDA at {path} was built for torch {version}, and torch "
+            f"{{torch.__version__}} is loaded; run python test/emulated/build.py with this Python"
+        )
     torch.ops.load_library({path!r})
 '''
 
@@ -218,15 +223,17 @@ class Build(setup.Build):
     def write_autoload(self):
         """Writes a package with an entry point that torch calls when it is imported."""
         folder = self.folder / "autoload"
-        about = folder / "emulated_autoload-1.dist-info"
-        about.mkdir(parents=True, exist_ok=True)
-        text = AUTOLOAD.format(path=str(self.folder / "operators.so"))
+        info = folder / "emulated_autoload-1.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        text = AUTOLOAD.format(
+            path=str(self.folder / "operators.so"), version=about()["__version__"]
+        )
         setup.write_if_changed(folder / "emulated_autoload.py", text)
         setup.write_if_changed(
-            about / "METADATA", "Metadata-Version: 2.1\nName: emulated_autoload\nVersion: 1\n"
+            info / "METADATA", "Metadata-Version: 2.1\nName: emulated_autoload\nVersion: 1\n"
         )
         setup.write_if_changed(
-            about / "entry_points.txt", "[torch.backends]\nemulated = emulated_autoload:load\n"
+            info / "entry_points.txt", "[torch.backends]\nemulated = emulated_autoload:load\n"
         )
 
     def run(self):
