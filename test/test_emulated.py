@@ -17,11 +17,9 @@ if reason := emulated.available():
 
 import emulated_group
 import ranks
-from emulated_group import on_gpu, on_gpus
+from emulated_group import on_gpu
 
 pytestmark = pytest.mark.torch_version
-
-over_nccl = dict(groups=("nccl",))
 
 
 def filled(value, size=1000):
@@ -572,143 +570,6 @@ def test_a_trace_shows_the_calls():
 
 
 # ---------------------------------------------------------------- torch's nccl over it
-
-
-def of_all_ranks(world, make):
-    return [make(rank) for rank in range(world)]
-
-
-def reference(rank, size=12):
-    return torch.arange(size, dtype=torch.float32) * (rank + 1) + rank
-
-
-@pytest.mark.parametrize("how", ["sync", "async"])
-@on_gpus(1, 2, **over_nccl)
-def test_collectives_are_those_of_the_cpu(world, how):
-    rank = dist.get_rank()
-    inputs = of_all_ranks(world, reference)
-    mine, total, zeros = inputs[rank].cuda(), sum(inputs), torch.zeros
-    options = dict(async_op=how == "async")
-
-    def done(work):
-        if how == "async":
-            work.wait()
-
-    out = mine.clone()
-    done(dist.all_reduce(out, **options))
-    assert torch.equal(out.cpu(), total)
-    out = mine.clone()
-    done(dist.broadcast(out, src=world - 1, **options))
-    assert torch.equal(out.cpu(), inputs[-1])
-    out = mine.clone()
-    done(dist.reduce(out, dst=0, op=dist.ReduceOp.MAX, **options))
-    assert rank != 0 or torch.equal(out.cpu(), torch.stack(inputs).amax(0))
-    out = zeros(12 * world, device="cuda")
-    done(dist.all_gather_into_tensor(out, mine, **options))
-    assert torch.equal(out.cpu(), torch.cat(inputs))
-    out = zeros(12 // world, device="cuda")
-    done(dist.reduce_scatter_tensor(out, mine, **options))
-    assert torch.equal(out.cpu(), total.chunk(world)[rank])
-    out = zeros(12, device="cuda")
-    done(dist.all_to_all_single(out, mine, **options))
-    assert torch.equal(out.cpu(), torch.cat([each.chunk(world)[rank] for each in inputs]))
-    parts = [zeros(12, device="cuda") for _ in range(world)]
-    done(dist.gather(mine, parts if rank == 0 else None, dst=0, **options))
-    assert rank != 0 or all(torch.equal(p.cpu(), i) for p, i in zip(parts, inputs))
-    out = zeros(12, device="cuda")
-    source = [each.cuda() for each in inputs] if rank == 0 else None
-    done(dist.scatter(out, source, src=0, **options))
-    assert torch.equal(out.cpu(), inputs[rank])
-    dist.barrier()
-
-
-@on_gpus(2, **over_nccl)
-def test_messages_cross(world):
-    rank = dist.get_rank()
-    mine, theirs = reference(rank).cuda(), torch.zeros(12, device="cuda")
-    operations = [
-        dist.P2POp(dist.isend, mine, 1 - rank),
-        dist.P2POp(dist.irecv, theirs, 1 - rank),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    assert torch.equal(theirs.cpu(), reference(1 - rank))
-
-
-@on_gpus(2, **over_nccl)
-def test_a_collective_comes_after_what_its_stream_has_queued(world):
-    values = filled(1)
-    with emulated.hold():
-        values.add_(dist.get_rank())
-        dist.all_reduce(values)
-        work = dist.all_reduce(values, async_op=True)
-        assert not torch.cuda.current_stream().query() and not work.is_completed()
-    work.wait()
-    assert values.cpu()[0] == 6
-
-
-@on_gpus(1, 2, **over_nccl)
-def test_a_graph_holds_a_collective(world):
-    values = filled(1)
-    dist.all_reduce(values)  # comes up before
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        dist.all_reduce(values)
-        work = dist.all_reduce(values, async_op=True)
-        work.wait()
-        result = values + 1
-    for _ in range(3):
-        values.fill_(1)
-        graph.replay()
-        assert result.cpu()[0] == world * world + 1
-    graph.reset()  # the communicator cannot end before
-    dist.all_reduce(values)
-    assert values.cpu()[0] == world**3
-
-
-def a_model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-
-
-def trained(model, inputs):
-    """The model after three steps on a batch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-    return model
-
-
-def batch(rank):
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
-
-
-def expected_weights(world):
-    model = trained(a_model(), torch.cat(of_all_ranks(world, batch)))
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-@on_gpus(1, 2, **over_nccl)
-def test_ddp_trains_as_one_process_does(world):
-    model = torch.nn.parallel.DistributedDataParallel(a_model().cuda())
-    trained(model, batch(dist.get_rank()).cuda())
-    for ours, theirs in zip(model.parameters(), expected_weights(world)):
-        torch.testing.assert_close(ours.detach().cpu(), theirs)
-
-
-@on_gpus(1, 2, **over_nccl)
-def test_fsdp2_trains_as_one_process_does(world):
-    from torch.distributed.fsdp import fully_shard
-
-    model = a_model().cuda()
-    for layer in model[0], model[2], model:
-        fully_shard(layer)
-    trained(model, batch(dist.get_rank()).cuda())
-    for ours, theirs in zip(model.parameters(), expected_weights(world)):
-        torch.testing.assert_close(ours.detach().full_tensor().cpu(), theirs)
 
 
 def groups_in_turn(port, prefix, world):
