@@ -199,6 +199,24 @@ def test_a_graph_holds_a_collective(world):
     assert values.cpu()[0] == world**3
 
 
+@on_gpus(2)
+def test_tensors_of_a_registered_pool_are_reduced(world):
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.all_reduce(torch.ones(1, device=device))  # the communicator is there
+    backend = dist.group.WORLD._get_backend(device)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.full((1000,), dist.get_rank() + 1.0, device=device)
+    backend.register_mem_pool(pool)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, async_op=True).wait()
+    assert (tensor.cpu() == 6).all()
+    backend.deregister_mem_pool(pool)
+    del tensor, pool
+    torch.cuda.empty_cache()
+    assert not emulated.misuses()
+
+
 # ---------------------------------------------------------------- training
 
 
