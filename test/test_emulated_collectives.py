@@ -11,6 +11,7 @@ import torch.distributed as dist
 if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
 
+import test_spec_examples
 from emulated_group import on_gpus
 
 pytestmark = pytest.mark.torch_version
@@ -197,6 +198,11 @@ def test_a_graph_holds_a_collective(world):
     graph.reset()  # the communicator cannot end before
     dist.all_reduce(values)
     assert values.cpu()[0] == world**3
+
+
+@on_gpus(2, groups=("torchcomms",))
+def test_the_documents_example_of_graphs_runs(world):
+    test_spec_examples.cuda_graphs(world)
 
 
 @on_gpus(2)

@@ -95,6 +95,10 @@ def test_asynchronous_operations(world):
 @pytest.mark.needs_gpu(2)
 @on_ranks(2)
 def test_cuda_graphs(world):
+    cuda_graphs(world)
+
+
+def cuda_graphs(world):
     with as_launched(world):
         device = torch.device("cuda", dist.get_rank())
         torch.cuda.set_device(device)
