@@ -375,7 +375,8 @@ class TorchComm(Operations):
         That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
         what the hook raises then goes to the caller when all post hooks have run. Of an
         asynchronous operation it is called when that has completed or failed, in a thread of its
-        own, which `finalize` waits for; what it raises is written to stderr.
+        own, which `finalize` waits for, also where the hook was removed meanwhile; what it raises
+        is written to stderr.
         """
         return self._comm.register_post_hook(hook)
 
