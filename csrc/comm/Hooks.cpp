@@ -1,7 +1,5 @@
 #include "comm/Hooks.hpp"
 
-#include <algorithm>
-
 namespace torchcomms_pg {
 
 uint64_t Hooks::nextOpId() {
