@@ -43,7 +43,11 @@ class Issue:
             self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side) if self.side else contextlib.nullcontext():
             work = collective(*args, async_op=True, **kwargs)
-        work.get_future().wait() if self.how == "future" else work.wait()
+        # Over torch's nccl of 2.11 the future of a gather has no tensors but on the root.
+        if self.how == "future" and collective is not dist.gather:
+            work.get_future().wait()
+        else:
+            work.wait()
 
 
 def with_gaps(tensor):
@@ -210,7 +214,11 @@ def test_tensors_of_a_registered_pool_are_reduced(world):
     device = torch.device("cuda", torch.cuda.current_device())
     dist.all_reduce(torch.ones(1, device=device))  # the communicator is there
     backend = dist.group.WORLD._get_backend(device)
-    pool = torch.cuda.MemPool(backend.mem_allocator)
+    try:
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+    except RuntimeError as error:
+        assert "allocator is not supported" in str(error)
+        pytest.skip("this torch's nccl has no allocator")
     with torch.cuda.use_mem_pool(pool):
         tensor = torch.full((1000,), dist.get_rank() + 1.0, device=device)
     backend.register_mem_pool(pool)

@@ -240,8 +240,8 @@ def test_a_temporary_is_not_used_again_while_another_stream_waits(world):
 # ---------------------------------------------------------------- the device
 
 
-@on_gpus(2, groups=("torchcomms",))
-def test_operations_and_the_monitor_make_no_context_elsewhere(world):
+def operations_and_the_monitor(port, prefix, world):
+    emulated_group.torchcomms(port, prefix, world, 30)
     tensor = ones()
     for _ in range(3):
         dist.all_reduce(tensor)
@@ -250,6 +250,10 @@ def test_operations_and_the_monitor_make_no_context_elsewhere(world):
     work = dist.all_reduce(tensor, async_op=True)
     wait_for(work.get_future_result().done)
     assert set(emulated.contexts()) == {torch.cuda.current_device()}
+
+
+def test_operations_and_the_monitor_make_no_context_elsewhere():
+    apart(2, operations_and_the_monitor)  # contexts stay as long as their process
 
 
 @on_gpus(1, groups=("torchcomms",))
