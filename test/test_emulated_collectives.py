@@ -43,8 +43,8 @@ class Issue:
             self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side) if self.side else contextlib.nullcontext():
             work = collective(*args, async_op=True, **kwargs)
-        # Over torch's nccl of 2.11 the future of a gather has no tensors but on the root.
-        if self.how == "future" and collective is not dist.gather:
+        # Over torch's nccl of 2.11 the futures of these fail but on the root.
+        if self.how == "future" and collective not in (dist.gather, dist.scatter):
             work.get_future().wait()
         else:
             work.wait()
