@@ -276,6 +276,11 @@ def test_an_operation_takes_few_calls_of_cuda(world):
         assert calls(lambda: dist.all_reduce(tensor, async_op=True).wait()) <= 5
 
 
+def told(error, words):
+    """Whether an error has these words of a verdict; on a starved machine there may be none."""
+    return words in str(error) or "it cannot be known what the other ranks do" in str(error)
+
+
 def a_deadline_behind_the_driver(port, prefix, world):
     emulated_group.torchcomms(port, prefix, world, 3)
     store = dist.distributed_c10d._get_default_store()
@@ -288,8 +293,9 @@ def a_deadline_behind_the_driver(port, prefix, world):
     held = dist.all_reduce(on_gpu, async_op=True)
     with emulated.hold_driver() as waiters:
         wait_for(waiters)
-        with pytest.raises(torchcomms_pg.CommError, match="timed out.* rank 1 did not arrive"):
+        with pytest.raises(torchcomms_pg.CommError, match="timed out") as raised:
             dist.all_reduce(on_cpu)
+        assert told(raised.value, "rank 1 did not arrive"), raised.value
     store.set("rank 0 has seen it", "")
     del held
 
@@ -308,7 +314,7 @@ def a_deadline_behind_a_kernel(port, prefix, world):
         assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
         with pytest.raises(torchcomms_pg.CommError) as raised:
             dist.all_reduce(tensor)
-    assert "all ranks have queued all_reduce #2" in str(raised.value), raised.value
+    assert told(raised.value, "all ranks have queued all_reduce #2"), raised.value
     assert "arrived" not in str(raised.value)
 
 
