@@ -1,6 +1,7 @@
 """What torch's nccl does on a GPU torchcomms does, too: one body over each, on emulated CUDA."""
 
 import contextlib
+import datetime
 import functools
 import gc
 import time
@@ -282,17 +283,18 @@ def told(error, words):
 
 
 def a_deadline_behind_the_driver(port, prefix, world):
-    emulated_group.torchcomms(port, prefix, world, 3)
+    emulated_group.torchcomms(port, prefix, world, 30)
     store = dist.distributed_c10d._get_default_store()
     on_gpu, on_cpu = ones(), torch.ones(4)
     dist.all_reduce(on_gpu)
     torch.cuda.synchronize()
+    torchcomms_pg.get_comm().set_timeout(datetime.timedelta(seconds=3))
     if dist.get_rank() == 1:
         store.wait(["rank 0 has seen it"])
         return
     held = dist.all_reduce(on_gpu, async_op=True)
     with emulated.hold_driver() as waiters:
-        wait_for(waiters)
+        assert ranks.wait_for(waiters, 20)
         with pytest.raises(torchcomms_pg.CommError, match="timed out") as raised:
             dist.all_reduce(on_cpu)
         assert told(raised.value, "rank 1 did not arrive"), raised.value
@@ -305,16 +307,18 @@ def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events():
 
 
 def a_deadline_behind_a_kernel(port, prefix, world):
-    emulated_group.torchcomms(port, prefix, world, 6)
+    emulated_group.torchcomms(port, prefix, world, 30)
     tensor = ones()
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
+    torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=6))
+    dist.barrier()  # both are here
     with emulated.hold():
         dist.all_reduce(tensor, async_op=True)
         assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
         with pytest.raises(torchcomms_pg.CommError) as raised:
             dist.all_reduce(tensor)
-    assert told(raised.value, "all ranks have queued all_reduce #2"), raised.value
+    assert told(raised.value, "all ranks have queued all_reduce #3"), raised.value
     assert "arrived" not in str(raised.value)
 
 
