@@ -277,11 +277,6 @@ def test_an_operation_takes_few_calls_of_cuda(world):
         assert calls(lambda: dist.all_reduce(tensor, async_op=True).wait()) <= 5
 
 
-def told(error, words):
-    """Whether an error has these words of a verdict; on a starved machine there may be none."""
-    return words in str(error) or "it cannot be known what the other ranks do" in str(error)
-
-
 def a_deadline_behind_the_driver(port, prefix, world):
     emulated_group.torchcomms(port, prefix, world, 30)
     store = dist.distributed_c10d._get_default_store()
@@ -295,9 +290,8 @@ def a_deadline_behind_the_driver(port, prefix, world):
     held = dist.all_reduce(on_gpu, async_op=True)
     with emulated.hold_driver() as waiters:
         assert ranks.wait_for(waiters, 20)
-        with pytest.raises(torchcomms_pg.CommError, match="timed out") as raised:
+        with pytest.raises(torchcomms_pg.CommError, match="timed out.* rank 1 did not arrive"):
             dist.all_reduce(on_cpu)
-        assert told(raised.value, "rank 1 did not arrive"), raised.value
     store.set("rank 0 has seen it", "")
     del held
 
@@ -318,7 +312,7 @@ def a_deadline_behind_a_kernel(port, prefix, world):
         assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
         with pytest.raises(torchcomms_pg.CommError) as raised:
             dist.all_reduce(tensor)
-    assert told(raised.value, "all ranks have queued all_reduce #3"), raised.value
+    assert "all ranks have queued all_reduce #3" in str(raised.value), raised.value
     assert "arrived" not in str(raised.value)
 
 

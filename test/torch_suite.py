@@ -7,13 +7,11 @@ ranks. Ranks are forked, which takes a fraction of a second where torch's own ru
 """
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
 VARIABLE = "TORCH_SUITE_BACKEND"
 LIMIT = 30  # seconds of one test
 
@@ -30,10 +28,9 @@ ARGUED = {
 def collected():
     """The class with torch's tests, over the backend that the environment names."""
     over = os.environ[VARIABLE]
-    folder = tempfile.mkdtemp()
     for name in ("barrier", "init_dir"):
-        os.makedirs(f"{folder}/{name}")
-    os.environ.update(BACKEND="nccl", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", TEMP_DIR=folder)
+        os.makedirs(f"{os.environ['TEMP_DIR']}/{name}")
+    os.environ.update(BACKEND="nccl", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
 
     import torch
     import torch.distributed as dist
@@ -70,7 +67,7 @@ def passed(backend, arguments):
                 *(sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
                 *("--timeout", str(LIMIT), "--rootdir", folder, "--tb=no", __file__, *arguments),
             ],
-            env={**os.environ, **emulated.environment(), VARIABLE: backend},
+            env={**os.environ, **emulated.environment(), VARIABLE: backend, "TEMP_DIR": folder},
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
