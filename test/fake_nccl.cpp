@@ -125,6 +125,7 @@ void fakeRank(int rank) {
 }
 void fakeHang(bool hang) {
   hanging = hang;
+  hanging.notify_all();
 }
 void fakeRefuse(int result) {
   refusal = result;
@@ -179,6 +180,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t) {
+  hanging.wait(true);
   note("finalize");
   return ncclSuccess;
 }

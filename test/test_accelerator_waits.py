@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import test_memory
 from ranks import Ranks, check, on_ranks, report, time_limit, wait_for
 
 import torchcomms_pg
@@ -73,6 +74,21 @@ def waits_alone():
         work.wait()
     dist.destroy_process_group()
     return str(error.value)
+
+
+def end_four_groups():
+    for group in (None, *(dist.new_group([0]) for _ in range(3))):
+        dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
+    hang = test_memory.library.functions.fakeHang
+    hang(True)
+    with time_limit(0, 25, "the end of four groups"):  # 10 s for the first one
+        dist.destroy_process_group()
+    hang(False)
+
+
+def test_a_library_that_does_not_let_go_costs_one_group_its_patience_and_not_each():
+    with Ranks(1, init=test_memory.over_fake) as ranks:
+        ranks.run(end_four_groups)
 
 
 def comes_once():

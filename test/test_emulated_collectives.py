@@ -7,6 +7,7 @@ import emulated
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
@@ -209,6 +210,48 @@ def test_the_documents_example_of_graphs_runs(world):
     test_spec_examples.cuda_graphs(world)
 
 
+def functional_cases(world, rank):
+    """Name, what is called, and what it gives, of functional collectives on CUDA tensors."""
+    group, device = dist.group.WORLD, f"cuda:{torch.cuda.current_device()}"
+
+    def part(r, size=6):
+        return torch.randn(size, generator=torch.Generator().manual_seed(r))
+
+    mine, wide = part(rank).to(device), part(rank, 6 * world).to(device)
+    parts, wides = of_all_ranks(world, part), [part(r, 6 * world) for r in range(world)]
+    chunk = slice(6 * rank, 6 * rank + 6)
+    yield "all_reduce", lambda: functional.all_reduce(mine, "sum", group), sum(parts)
+    yield "all_gather", lambda: functional.all_gather_tensor(mine, 0, group), torch.cat(parts)
+    yield (
+        "reduce_scatter",
+        lambda: functional.reduce_scatter_tensor(wide, "sum", 0, group),
+        sum(wides)[chunk],
+    )
+    yield (
+        "all_to_all",
+        lambda: functional.all_to_all_single(wide, None, None, group),
+        torch.cat([other[chunk] for other in wides]),
+    )
+    yield "broadcast", lambda: functional.broadcast(mine, world - 1, group), parts[world - 1]
+    yield (
+        "coalesced",
+        lambda: functional.all_reduce_coalesced([mine, wide], "sum", group)[1],
+        sum(wides),
+    )
+
+
+@on_gpus(2, 3)
+@pytest.mark.parametrize("stream", ("current", "side"))
+def test_functional_collectives_are_those_of_the_cpu(world, stream):
+    for name, call, expected in functional_cases(world, dist.get_rank()):
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side if stream == "side" else torch.cuda.current_stream()):
+            result = functional.wait_tensor(call()) * 2
+        torch.cuda.synchronize()
+        torch.testing.assert_close(result.cpu(), expected * 2, msg=lambda text: f"{name}: {text}")
+
+
 @on_gpus(2)
 def test_tensors_of_a_registered_pool_are_reduced(world):
     device = torch.device("cuda", torch.cuda.current_device())
@@ -267,12 +310,16 @@ def test_ddp_trains_as_one_process_does(world):
 
 
 @on_gpus(1, 2)
-def test_fsdp2_trains_as_one_process_does(world):
+@pytest.mark.parametrize("prefetch", (False, True), ids=("implicit", "prefetch"))
+def test_fsdp2_trains_as_one_process_does(world, prefetch):
     from torch.distributed.fsdp import fully_shard
 
     model = a_model().cuda()
     for layer in model[0], model[2], model:
         fully_shard(layer)
+    if prefetch:
+        model[0].set_modules_to_forward_prefetch([model[2]])
+        model[2].set_modules_to_backward_prefetch([model[0]])
     trained(model, batch(dist.get_rank()).cuda())
     for ours, theirs in zip(model.parameters(), expected_weights(world)):
         torch.testing.assert_close(ours.detach().full_tensor().cpu(), theirs)

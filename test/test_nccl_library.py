@@ -4,6 +4,7 @@ Real libraries: that of the installed package, and those that TORCHCOMMS_PG_TEST
 (separated by colons). What no real one at hand does, a small library made here does.
 """
 
+import ctypes
 import datetime
 import os
 import pathlib
@@ -90,6 +91,13 @@ def test_real_library_has_what_its_version_has(path):
     assert os.path.samefile(library.path, path)
     assert library.version >= 21800
     assert library.missing == [name for name in OPTIONAL if SINCE[name] > library.version]
+
+
+@pytest.mark.torch_version
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
+def test_torch_has_the_questions_of_captures_where_they_are_looked_for():
+    process = ctypes.CDLL(None)
+    assert process.cudaStreamIsCapturing and process.cudaThreadExchangeStreamCaptureMode
 
 
 @pytest.mark.skipif(not real_libraries(), reason="no libnccl is installed")

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from torchcomms_pg import env
-from torchcomms_pg.errors import CommError
 
 
 def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -57,27 +56,6 @@ def find_store(
     if len(name) > 200:  # torch's store breaks the connection at a key of 8 KiB
         name = f"{name[:100]}...{hashlib.sha256(name.encode()).hexdigest()}"
     return dist.PrefixStore(f"torchcomm/{name}", store)
-
-
-def connect_gloo(
-    name: str, timeout: timedelta, store: dist.Store, rank: int, size: int
-) -> dist.ProcessGroupGloo:
-    """Connects the ranks that meet in a store through torch's Gloo; the extension calls this.
-
-    Which network interface that takes, GLOO_SOCKET_IFNAME says; else it is the host name's.
-
-    Raises:
-        CommError: they could not be connected.
-    """
-    try:
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    except RuntimeError as error:
-        raise CommError(
-            f"{name!r}: rank {rank} could not be connected with the others over Gloo within "
-            f"{timeout.total_seconds():g} s: {error}. Its network interface: GLOO_SOCKET_IFNAME",
-            op="init",
-            group=name,
-        ) from error
 
 
 def with_index(device: torch.device) -> torch.device:

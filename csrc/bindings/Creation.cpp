@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/Bindings.hpp"
+#include "comm/CommError.hpp"
 #include "comm/Connect.hpp"
 
 namespace torchcomms_pg {
@@ -86,9 +87,23 @@ std::unique_ptr<Comm> newAccelerator(
 gloo::Connect glooConnector(const std::string& name, Milliseconds timeout) {
   return [name, timeout](StorePtr store, int rank, int size) {
     py::gil_scoped_acquire gil;
-    return py::module_::import("torchcomms_pg.bootstrap")
-        .attr("connect_gloo")(name, timeout, std::move(store), rank, size)
-        .cast<gloo::Connections>();
+    try {
+      return py::module_::import("torch.distributed")
+          .attr("ProcessGroupGloo")(std::move(store), rank, size, timeout)
+          .cast<gloo::Connections>();
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_RuntimeError)) {
+        throw;
+      }
+      const auto why = py::str(error.value()).cast<std::string>();
+      throw CommError(
+          {.message = "'" + name + "': rank " + std::to_string(rank) +
+                      " could not be connected with the others over Gloo within " +
+                      inSeconds(timeout) + ": " + why +
+                      ". Its network interface: GLOO_SOCKET_IFNAME",
+           .op = "init",
+           .group = name});
+    }
   };
 }
 

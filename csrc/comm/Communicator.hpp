@@ -346,8 +346,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // How long a failed library may take to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
 
-  // The same where graphs may hold operations: NCCL's communicator ends when they have gone.
-  static constexpr Milliseconds kGraphPatience{200};
+  // The same where more would most likely be in vain.
+  static constexpr Milliseconds kBriefPatience{200};
 
   // How often a thread that waits asks whether it is wanted elsewhere, and what fails it then.
   static constexpr Milliseconds kInterruptInterval{200};

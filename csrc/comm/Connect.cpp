@@ -1,5 +1,6 @@
 #include "comm/Connect.hpp"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
@@ -148,11 +149,13 @@ std::shared_ptr<Communicator> connectHosts(
       "' goes through shared memory, and its ranks are on different hosts: ",
       joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
-  return connectThroughGloo(meeting, connectGloo);
+  const bool accelerators = at::accelerator::deviceCount() > 0;
+  return connectThroughGloo(
+      meeting, connectGloo, accelerators ? gloo::Connected::whenNeeded : gloo::Connected::now);
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(
-    const Meeting& meeting, const gloo::Connect& connectGloo) {
+    const Meeting& meeting, const gloo::Connect& connectGloo, gloo::Connected connected) {
   auto overGloo = meeting;
   overGloo.members += "/gloo";
   return meet(overGloo, [&](const Met& met) {
@@ -160,7 +163,8 @@ std::shared_ptr<Communicator> connectThroughGloo(
         c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
         meeting.rank,
         meeting.size,
-        connectGloo);
+        connectGloo,
+        connected);
     return own(meeting, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
   });
 }

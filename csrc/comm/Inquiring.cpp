@@ -140,12 +140,12 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.rank = comm_.rank_;
   options.size = comm_.size_;
   options.describeSilent = describeSilent;
-  if (comm_.api_.failureProbe != nullptr) {
+  if (comm_.api_.probe != nullptr) {
     options.poll = [weak = comm_.weak_from_this(), probe = std::function<void()>()]() mutable {
       if (const auto comm = probe ? nullptr : weak.lock()) {
         std::lock_guard lock(comm->commMutex_);
         auto* const made = comm->comm_.load(std::memory_order_acquire);
-        probe = made == nullptr ? nullptr : comm->api_.failureProbe(made);
+        probe = made == nullptr ? nullptr : comm->api_.probe(made);
       }
       if (probe) {
         probe();

@@ -19,6 +19,10 @@ namespace {
 
 constexpr std::chrono::microseconds kTeardownPoll{200};
 
+// Until when communicators that end are given little time: one of this process has just not come to
+// its end, and what keeps it, such as a peer that is stopped, most likely keeps the others.
+std::atomic<Clock::time_point> impatientUntil{};
+
 }  // namespace
 
 ncclComm_t Communicator::usable() const {
@@ -536,9 +540,13 @@ void Communicator::endLibrary(ncclComm_t comm, bool failed, std::string& mismatc
   const auto text = std::make_shared<std::string>();
   try {
     BlockingCall call(api_, device(), [end, text](ncclComm_t*) { return end(*text); });
-    const Milliseconds patience = captured_ ? kGraphPatience : Milliseconds(kReleasePatience);
+    // NCCL's communicator ends when the graphs that hold its operations have gone.
+    const bool impatient = captured_ || Clock::now() < impatientUntil.load();
+    const auto patience = impatient ? kBriefPatience : Milliseconds(kReleasePatience);
     if (call.waitUntil(Clock::now() + patience)) {
       mismatch = *text;
+    } else if (!captured_) {
+      impatientUntil = Clock::now() + kReleasePatience;
     }
   } catch (const std::runtime_error&) {
     end(mismatch);  // no thread can be started

@@ -160,7 +160,8 @@ void Communicator::runMessages(Call& call, const WorkPtr& work) {
       const auto result = part.op.kind == OpKind::send ? api_.sendTagged(message, comm, nullptr)
                                                        : api_.recvTagged(message, comm, nullptr);
       if (result != ncclSuccess) {
-        std::rethrow_exception(resultError(part.op, result));
+        const auto raised = interruption();  // the first message may wait for connections
+        std::rethrow_exception(raised ? raised : resultError(part.op, result));
       }
       one.release();  // done() has it now
       ++launched;

@@ -226,7 +226,7 @@ NcclApi fill() {
     *state = failure ? failure->result : ncclSuccess;
     return ncclSuccess;
   };
-  t.failureProbe = [](ncclComm_t comm) { return from(comm)->link().failureProbe(); };
+  t.probe = [](ncclComm_t comm) { return from(comm)->link().probe(); };
   t.commCount = [](const ncclComm_t comm, int* count) {
     *count = from(comm)->link().size();
     return ncclSuccess;
@@ -368,8 +368,12 @@ const NcclApi& api() {
 }
 
 ncclComm_t newComm(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Connect connect) {
-  return handleOf(std::make_shared<Comm>(store, rank, size, std::move(connect)));
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    Connect connect,
+    Connected connected) {
+  return handleOf(std::make_shared<Comm>(store, rank, size, std::move(connect), connected));
 }
 
 }  // namespace torchcomms_pg::gloo

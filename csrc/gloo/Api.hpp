@@ -10,9 +10,12 @@ namespace torchcomms_pg::gloo {
 // ranks meet in a store (newComm); registration, windows, shrinking.
 const NcclApi& api();
 
-// A communicator for the table; collective over the ranks that meet in `store`. Raises what
-// `connect` does.
+// A communicator for the table, of the ranks that meet in `store`.
 ncclComm_t newComm(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Connect connect);
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    Connect connect,
+    Connected connected);
 
 }  // namespace torchcomms_pg::gloo

@@ -69,12 +69,19 @@ class Comm::Step {
   std::vector<std::shared_ptr<Parcel>> parcels_;
 };
 
-Comm::Comm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Connect connect)
+Comm::Comm(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    Connect connect,
+    Connected connected)
     : store_(store),
       connect_(std::move(connect)),
-      link_(
-          std::make_shared<Link>(
-              size == 1 ? nullptr : connect_(store, rank, size), store, rank, size)) {}
+      link_(std::make_shared<Link>(connect_, store, rank, size)) {
+  if (size > 1 && connected == Connected::now) {
+    link_->connect();
+  }
+}
 
 void Comm::run(const Collective& c, int tag) {
   const int rank = link_->rank(), size = link_->size();
@@ -252,6 +259,13 @@ std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message, int tag
        {}});
 }
 
+void Comm::prepareLater() {
+  waiters_.start();
+  if (!link_->connected()) {
+    runWatched([this] { link_->awaitConnections(); });
+  }
+}
+
 void Comm::runWatched(const std::function<void()>& body) {
   if (!shm::runsHandlers()) {
     body();
@@ -342,7 +356,11 @@ std::shared_ptr<Comm> Comm::split(int color, int key, int tag) {
   const auto meeting = c10::make_intrusive<c10d::PrefixStore>(
       "split/" + std::to_string(tag) + "/" + std::to_string(color), store_);
   return std::make_shared<Comm>(
-      meeting, static_cast<int>(position), static_cast<int>(choices.size()), connect_);
+      meeting,
+      static_cast<int>(position),
+      static_cast<int>(choices.size()),
+      connect_,
+      Connected::now);
 }
 
 ncclRedOp_t Comm::createOperator(const shm::Operator& op) {

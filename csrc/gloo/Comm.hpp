@@ -14,9 +14,9 @@
 
 namespace torchcomms_pg::gloo {
 
-// Connects the ranks that meet in the store; collective over them.
-using Connect =
-    std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
+// When the ranks are connected: by the constructor, which then is collective and raises what
+// Connect does, or by the first rank that communicates, see Link::awaitConnections().
+enum class Connected { now, whenNeeded };
 
 // Gloo moves bytes, and the arithmetic is that of the shared-memory library: every type and
 // reduction of NCCL, reduced in rank order, to the same bits on every rank. Every message goes
@@ -25,7 +25,12 @@ using Connect =
 // Thread-safe. Operations raise shm::Failure.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  Comm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Connect connect);
+  Comm(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      Connect connect,
+      Connected connected);
 
   Link& link() { return *link_; }
 
@@ -39,9 +44,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   std::shared_ptr<Parcel> post(bool sending, const Message& message, int tag);
 
-  // Before post() of what is completed later: raises where the thread that it takes cannot be
-  // started.
-  void prepareLater() { waiters_.start(); }
+  // Before post() of what is completed later. Raises where the thread that it takes cannot be
+  // started, or the ranks cannot be connected.
+  void prepareLater();
 
   // Calls the message's `done` when it has ended, from a thread of its own: Gloo can tell of the
   // end of a message only to somebody who waits for it.

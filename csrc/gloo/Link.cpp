@@ -1,9 +1,11 @@
 #include "gloo/Link.hpp"
 
 #include <ATen/ATen.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,6 +22,10 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
 // Where a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
+
+// Where a rank writes that the ranks are to be connected, and one that ends without having been so.
+constexpr const char* kConnectKey = "connect";
+constexpr const char* kLeftKey = "left";
 
 // Tags, by what they are of.
 constexpr int kCollectiveTags = Link::kTagLimit;
@@ -75,8 +81,8 @@ std::string told(const shm::Signature& signature) {
 
 }  // namespace
 
-Link::Link(Connections connections, c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(std::move(store)), rank_(rank), size_(size), connections_(std::move(connections)) {}
+Link::Link(Connect connect, c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+    : connect_(std::move(connect)), store_(std::move(store)), rank_(rank), size_(size) {}
 
 int Link::nextCollectiveTag() {
   std::lock_guard lock(mutex_);
@@ -93,11 +99,58 @@ void Link::checkUsable() const {
   if (const auto known = failure()) throw *known;
 }
 
-Connections Link::connections() const {
+bool Link::connected() const {
   std::lock_guard lock(mutex_);
+  return connections_ != nullptr;
+}
+
+Connections Link::connections() {
+  if (!connected()) {
+    startConnecting();
+  }
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ || connections_ || closed_; });
   if (failure_) throw *failure_;
   if (!connections_) throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
   return connections_;
+}
+
+void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto made = connect_(store, rank_, size_);
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_ && !closed_) {
+      connections_ = std::move(made);
+    }
+  }
+  changed_.notify_all();
+}
+
+// In a thread of its own: the other ranks may take long or never come, and whoever waits here is
+// released by a failure.
+void Link::startConnecting() {
+  {
+    std::lock_guard lock(mutex_);
+    if (connecting_ || connections_ || failure_ || closed_) {
+      return;
+    }
+    connecting_ = true;
+  }
+  try {
+    std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+      pthread_setname_np(pthread_self(), "tcpg_gloo");
+      try {
+        const auto store = self->store_->clone();  // another thread may wait in the shared one
+        store->set(kConnectKey, std::vector<uint8_t>{});
+        self->connectThrough(store);
+      } catch (const std::exception& error) {
+        self->fail(ncclRemoteError, error.what(), {});
+      }
+    }).detach();
+  } catch (const std::system_error& error) {
+    const auto who = "rank " + std::to_string(rank_) + " cannot be connected: ";
+    fail(ncclSystemError, who + "no thread can be started (" + error.what() + ")", {rank_});
+  }
 }
 
 std::shared_ptr<Parcel> Link::post(Parcel posted) {
@@ -107,7 +160,7 @@ std::shared_ptr<Parcel> Link::post(Parcel posted) {
       const auto* const data = static_cast<const char*>(parcel->data);
       std::lock_guard lock(mutex_);
       toMyself_[parcel->tag].push_back({parcel->signature, {data, data + parcel->bytes}});
-      kept_.notify_all();
+      changed_.notify_all();
     }
     return parcel;
   }
@@ -198,7 +251,7 @@ void Link::receive(Parcel& parcel) {
 void Link::receiveOwn(Parcel& parcel) {
   std::unique_lock lock(mutex_);
   auto& queue = toMyself_[parcel.tag];
-  kept_.wait(lock, [&] { return failure_ || !queue.empty(); });
+  changed_.wait(lock, [&] { return failure_ || !queue.empty(); });
   if (failure_) throw *failure_;
   const Kept message = std::move(queue.front());
   queue.pop_front();
@@ -260,7 +313,7 @@ std::optional<shm::Failure> Link::readReason(c10d::Store& store) {
   return std::nullopt;
 }
 
-std::function<void()> Link::failureProbe() {
+std::function<void()> Link::probe() {
   return [self = shared_from_this(), store = c10::intrusive_ptr<c10d::Store>()]() mutable {
     if (self->failure()) {
       return;
@@ -270,8 +323,27 @@ std::function<void()> Link::failureProbe() {
     }
     if (const auto told = readReason(*store)) {
       self->fail(ncclRemoteError, told->what(), told->ranks);
+    } else if (!self->connected()) {
+      self->lookForOthers(*store);
     }
   };
+}
+
+void Link::lookForOthers(c10d::Store& store) {
+  if (!store.check({kConnectKey})) {
+    return;
+  }
+  if (store.check({kLeftKey})) {
+    const auto text = store.get(kLeftKey);
+    const int rank = std::stoi(std::string(text.begin(), text.end()));
+    fail(
+        ncclRemoteError,
+        "rank " + std::to_string(rank) +
+            " has left before the ranks were connected for tensors of the CPU, which the first "
+            "operation on such has them do",
+        {rank});
+  }
+  startConnecting();
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
@@ -298,7 +370,7 @@ void Link::fail(ncclResult_t result, const std::string& reason, const std::vecto
     failure_.emplace(result, reason, ranks);
     blocked.assign(awaited_.begin(), awaited_.end());
   }
-  kept_.notify_all();
+  changed_.notify_all();
   for (const auto& work : blocked) {
     work->abort();  // has its wait() return
   }
@@ -320,7 +392,7 @@ void Link::tellOthers() {
     std::lock_guard lock(mutex_);
     told_ = true;
   }
-  kept_.notify_all();
+  changed_.notify_all();
   disconnect();
 }
 
@@ -333,11 +405,32 @@ std::vector<int> Link::absentRanks() const {
 }
 
 void Link::close() {
+  bool unconnected = false;
   {
     std::unique_lock lock(mutex_);
-    kept_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+    changed_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+    unconnected = !connections_ && !failure_ && !closed_ && size_ > 1;
+    closed_ = true;
+  }
+  changed_.notify_all();
+  if (unconnected) {
+    tellLeft();
   }
   disconnect();
+}
+
+void Link::tellLeft() {
+  try {
+    Monitor::get().runApart([unfinished = Unfinished(), store = store_, rank = rank_] {
+      try {
+        store->set(kLeftKey, std::to_string(rank));
+      } catch (const std::exception&) {
+        // The store has gone, and so have those who would have read it.
+      }
+    });
+  } catch (const std::runtime_error&) {
+    // No thread can be started: whoever still waits does so until the deadline.
+  }
 }
 
 void Link::disconnect() {

@@ -185,10 +185,11 @@ struct NcclApi {
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
 
-  // What asks whether another rank has failed the communicator, which commGetAsyncError tells then.
-  // It may block, is for one thread, and may outlive the communicator. Null: commGetAsyncError
-  // knows by itself.
-  std::function<void()> (*failureProbe)(ncclComm_t comm) = nullptr;
+  // What looks for what other ranks have to tell where this one calls nothing: a failure, which
+  // commGetAsyncError tells then, or that it is needed to connect the ranks. To be called every
+  // second or so; it may block, is for one thread, and may outlive the communicator. Null: the
+  // library needs no such look.
+  std::function<void()> (*probe)(ncclComm_t comm) = nullptr;
 
   // Adds to a counter that all ranks see, for one that wants the attention of
   // the others, and returns it. Callable from any thread at any time, also
