@@ -5,9 +5,9 @@ import os
 import time
 
 import pytest
+import test_memory
 import torch
 import torch.distributed as dist
-import test_memory
 from ranks import Ranks, check, on_ranks, report, time_limit, wait_for
 
 import torchcomms_pg

@@ -1,4 +1,4 @@
-"""Groups of GPUs on several hosts, on emulated CUDA: the ranks are connected for CPU tensors late."""
+"""Groups of emulated GPUs on several hosts: the first CPU tensor has the ranks connected for such."""
 
 import datetime
 import os
@@ -23,7 +23,7 @@ SECOND = datetime.timedelta(seconds=1)
 
 
 class Meshes:
-    """Counts what is connected through Gloo in this process; holds it up until told, if asked to."""
+    """Counts what this process connects through Gloo; calls `hold` before that."""
 
     def __init__(self, hold=None):
         self.made, self.real, self.hold = 0, dist.ProcessGroupGloo, hold
@@ -47,7 +47,7 @@ def on_two_hosts(body, world):
 
 
 def start(port, prefix, world, timeout=40):
-    """A default group whose rank 0 is elsewhere: its meshes, and a store beside; None: it may not."""
+    """The meshes of a default group whose rank 0 is elsewhere, and a store; None: it may not."""
     if not move(int(os.environ["RANK"])):
         return None
     meshes = Meshes()
