@@ -1,4 +1,4 @@
-"""Groups of emulated GPUs on several hosts: the first CPU tensor has the ranks connected for such."""
+"""Groups of emulated GPUs on several hosts: the first CPU tensor has the ranks connected."""
 
 import datetime
 import os
