@@ -19,6 +19,8 @@ from test_hosts import move
 
 import torchcomms_pg
 
+pytestmark = pytest.mark.torch_version
+
 SECOND = datetime.timedelta(seconds=1)
 
 
