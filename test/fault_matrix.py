@@ -72,7 +72,8 @@ FAULTS = {
     "kill -9 in new_group": r"rank 1\b.*died",
     "SIGSTOP for a while": r"rank 1: its process is stopped \(pid \d+\)",
     "no thread to spare": r"rank 1 has not arrived at ",
-    "no descriptor to spare": r"rank 1 has not arrived at ",
+    # It cannot always answer.
+    "no descriptor to spare": r"rank 1 (has not arrived at|did not answer)",
     "holds the GIL": r"rank 1: .*(\n.*)*holds the GIL(.*\n)*.*in native_code",
     "compiles long": None,
     # NCCL does not carry the reason: on an accelerator the others know whose doing it was.

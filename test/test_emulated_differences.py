@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import gc
+import re
 import time
 
 import emulated
@@ -312,7 +313,9 @@ def a_deadline_behind_a_kernel(port, prefix, world):
         assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
         with pytest.raises(torchcomms_pg.CommError) as raised:
             dist.all_reduce(tensor)
-    assert "all ranks have queued all_reduce #3" in str(raised.value), raised.value
+    # A rank that was held up for longer than its answer is waited for is not accused either.
+    known = "all ranks have queued|did not answer, so that nobody knows whether it has queued"
+    assert re.search(f"({known}) all_reduce #3", str(raised.value)), raised.value
     assert "arrived" not in str(raised.value)
 
 

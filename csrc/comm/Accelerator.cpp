@@ -189,8 +189,7 @@ void Communicator::awaitOnAccelerator(
     const Flight& flight, const Work* work, Milliseconds timeout, bool onHost) {
   const auto& op = flight.operation();
   const bool limited = timeout > kNoTimeout;
-  const bool byHost = limited || onHost || op.kind == OpKind::barrier;
-  if (byHost) {
+  if (limited || onHost || op.kind == OpKind::barrier) {
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
     while (!awaitEnd(flight, until)) {
@@ -204,13 +203,9 @@ void Communicator::awaitOnAccelerator(
   if (work != nullptr && work->done()) {
     return;  // its error, if any, is raised by Work::wait
   }
-  // The device is not asked, which costs time and is forbidden while another thread captures a
-  // graph. The library is asked where the host goes on with the result; it is not where a stream
-  // does, which has not got there: of what the library finds until then the monitor hears.
-  const auto error = byHost      ? asyncError(op)
-                     : failure() ? resultError(op, ncclRemoteError)
-                                 : nullptr;
-  if (error) {
+  // The library is asked, and not the device, which costs time and is forbidden while another
+  // thread captures a graph.
+  if (const auto error = asyncError(op)) {
     awaitFailureHook();
     std::rethrow_exception(error);
   }

@@ -1,6 +1,8 @@
 // How a communicator fails, and what it says then.
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -300,8 +302,18 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
   } else if (verdict.disagree) {
     text += "the ranks call different operations";
   } else {
-    text +=
-        rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
+    const auto& silent = verdict.silent;
+    std::vector<int> late;
+    std::copy_if(absent.begin(), absent.end(), std::back_inserter(late), [&silent](int rank) {
+      return std::find(silent.begin(), silent.end(), rank) == silent.end();
+    });
+    if (!late.empty()) {
+      text +=
+          rankNames(late) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
+    }
+    if (!silent.empty()) {
+      text += (late.empty() ? "" : ", ") + rankNames(silent) + " did not answer";
+    }
   }
   auto failure = describeFailure(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(absent);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -85,6 +86,10 @@ std::string kindOf(const std::string& op) {
   return sizes == std::string::npos ? name : name + op.substr(sizes);
 }
 
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 std::string indented(const std::string& lines) {
   std::string text;
   std::istringstream in(lines);
@@ -117,8 +122,14 @@ class Report {
     } else {
       verdict.ranks = question_.disagreement.empty() ? others() : question_.absent;
     }
-    verdict.text =
-        printable(headline(verdict.ranks) + cycles(verdict.ranks) + details(verdict.ranks));
+    std::copy_if(
+        verdict.ranks.begin(),
+        verdict.ranks.end(),
+        std::back_inserter(verdict.silent),
+        [this](int rank) {
+          return !contains(question_.absent, rank) && answers_.count(rank) == 0;
+        });
+    verdict.text = printable(headline(verdict) + cycles(verdict.ranks) + details(verdict.ranks));
     return verdict;
   }
 
@@ -209,22 +220,36 @@ class Report {
     return same ? text : text + " (global " + numbers + ")";
   }
 
-  std::string headline(const std::vector<int>& guilty) const {
+  std::string headline(const Verdict& verdict) const {
     const auto group =
         "group '" + question_.group + "', " + std::to_string(question_.size) + " ranks: ";
     if (disagree_) {
       return "verdict on " + group + "its ranks call different operations";
     }
     const auto what = question_.op + ", issued " + seconds(question_.waitedMs) + " ago";
-    if (guilty.empty()) {
+    if (verdict.ranks.empty()) {
       return "verdict on " + group +
              (question_.queued
                   ? "all ranks have queued " + what +
                         ", and it has not finished, nor perhaps what is queued before it"
                   : "all ranks have arrived at " + what + ", and it has not finished");
     }
-    return "verdict on " + group + named(guilty) + (guilty.size() == 1 ? " has" : " have") +
-           " not arrived at " + what;
+    const auto& silent = verdict.silent;
+    if (silent.size() == verdict.ranks.size()) {
+      return "verdict on " + group + named(silent) +
+             " did not answer, so that nobody knows whether " +
+             (silent.size() == 1 ? "it has " : "they have ") +
+             (question_.queued ? "queued " : "arrived at ") + what;
+    }
+    std::vector<int> late;
+    for (const int rank : verdict.ranks) {
+      if (!contains(silent, rank)) {
+        late.push_back(rank);
+      }
+    }
+    return "verdict on " + group + named(late) + (late.size() == 1 ? " has" : " have") +
+           " not arrived at " + what +
+           (silent.empty() ? "" : "; " + named(silent) + " did not answer");
   }
 
   std::string details(const std::vector<int>& guilty) const {
@@ -235,7 +260,7 @@ class Report {
     // The others, those together that wait at one place.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < question_.size; ++rank) {
-      if (std::find(guilty.begin(), guilty.end(), rank) == guilty.end()) {
+      if (!contains(guilty, rank)) {
         places[about(rank, false)].push_back(rank);
       }
     }
@@ -350,7 +375,7 @@ std::string encode(const Verdict& verdict) {
   Writer out;
   out << verdict.text << verdict.extensionMs << verdict.answered << int{verdict.disagree};
   for (const int rank : verdict.ranks) {
-    out << rank;
+    out << rank << int{contains(verdict.silent, rank)};
   }
   return out.take();
 }
@@ -362,7 +387,11 @@ std::optional<Verdict> decodeVerdict(const std::string& text) {
   in >> verdict.text >> verdict.extensionMs >> verdict.answered >> disagree;
   verdict.disagree = disagree != 0;
   while (in.ok() && !in.complete()) {
-    in >> verdict.ranks.emplace_back();
+    int silent = 0;
+    in >> verdict.ranks.emplace_back() >> silent;
+    if (silent != 0) {
+      verdict.silent.push_back(verdict.ranks.back());
+    }
   }
   return in.complete() ? std::optional(std::move(verdict)) : std::nullopt;
 }

@@ -52,7 +52,8 @@ struct Question {
 };
 
 struct Verdict {
-  std::vector<int> ranks;  // that hold up the operation
+  std::vector<int> ranks;   // that hold up the operation
+  std::vector<int> silent;  // those of them that did not answer: they may have come
   std::string text;
   int64_t extensionMs =
       0;             // positive: nobody has failed; wait that much longer, for what `text` says

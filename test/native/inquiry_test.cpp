@@ -191,6 +191,27 @@ TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
   CHECK_CONTAINS(verdict.text, "rank 1: is silent (pid 1)");
 }
 
+TEST(aRankThatDoesNotAnswerIsNotCalledLate) {
+  auto question = questionOn(3);
+  const auto answer = [](int rank, uint64_t issued) {
+    Answer answer;
+    answer.rank = rank;
+    answer.issued = issued;
+    return answer;
+  };
+  std::map<int, Answer> answers = {{0, answer(0, 3)}, {2, answer(2, 3)}};
+  const auto text = [&] { return judge(question, answers, {}).text; };
+  CHECK_CONTAINS(
+      text(),
+      "rank 1 did not answer, so that nobody knows whether it has arrived at all_reduce #3");
+  answers[2].issued = 2;
+  CHECK_CONTAINS(text(), "rank 2 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
+  CHECK_CONTAINS(text(), "; rank 1 did not answer\n");
+  // Shared memory shows who has not come, whether it answers or not.
+  question.absent = {1, 2};
+  CHECK_CONTAINS(text(), "ranks 1, 2 have not arrived at all_reduce #3");
+}
+
 TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
   for (const bool hangs : {true, false}) {
     Group group(2);
@@ -353,8 +374,11 @@ TEST(answersAndVerdictsSurviveTheBoard) {
   CHECK(again.elsewhereFor == answer.elsewhereFor);
   Verdict verdict;
   verdict.ranks = {3, 1};
+  verdict.silent = {1};
   verdict.text = "text";
-  CHECK_EQUAL(ranksOf(decodeVerdict(encode(verdict)).value()), "3 1 ");
+  const auto same = decodeVerdict(encode(verdict)).value();
+  CHECK_EQUAL(ranksOf(same), "3 1 ");
+  CHECK(same.silent == verdict.silent);
   for (const std::string damaged : {"", "5:ab", "x", "99999999999999999999:a", "-1:a"}) {
     CHECK(!decodeAnswer(damaged));
     CHECK(!decodeVerdict(damaged));
