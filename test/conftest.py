@@ -15,6 +15,28 @@ dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-")
 os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps.name, "trace_")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=("emulated", "cuda"),
+        default="emulated",
+        help="the GPUs of test_gpu_*.py: emulated ones, or this machine's",
+    )
+
+
+collect_ignore_glob = []
+
+
+def pytest_configure(config):
+    os.environ["TEST_DEVICE"] = config.getoption("--device")
+    if config.getoption("--device") == "cuda":
+        import gpus
+
+        collect_ignore_glob.append("test_emulated*.py")
+        if reason := gpus.missing():
+            raise pytest.UsageError(f"--device cuda: {reason}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def rank_processes():
     yield
@@ -41,18 +63,3 @@ def pytest_collection_modifyitems(items):
         mark = item.get_closest_marker("beyond_gloo")
         if mark and ranks.BACKEND == "gloo":
             item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call(item):
-    mark = item.get_closest_marker("needs_gpu")
-    if mark is None:
-        return
-    import torch
-
-    wanted, found = mark.args[0], torch.cuda.device_count()
-    if found < wanted:
-        reason = f"needs {wanted} GPU{'s' if wanted > 1 else ''}, torch sees {found}"
-        if os.environ.get("FAIL_WITHOUT_GPU") == "1":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)

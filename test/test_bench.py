@@ -179,9 +179,9 @@ def test_a_rank_that_does_not_answer_in_time_ends_the_team():
 
 @pytest.mark.skipif(bool(emulated.available()), reason=emulated.available() or "it is there")
 def test_operations_on_gpus_are_measured_beside_nccl_on_an_emulated_cuda(tmp_path):
-    done = bench("--emulated", "--json", tmp_path / "now.json")
+    done = bench("--gpus", "emulated", "--json", tmp_path / "now.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads((tmp_path / "now.json").read_text())["emulated"]
+    records = json.loads((tmp_path / "now.json").read_text())["gpus"]
     assert [record["case"] for record in records][:2] == ["all_reduce", "all_reduce async"]
     for record in records:
         assert min(record[side]["us"] for side in ("torchcomms", "nccl")) > 0

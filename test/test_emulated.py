@@ -9,15 +9,16 @@ import threading
 
 import emulated
 import pytest
+import streams
 import torch
 import torch.distributed as dist
 
 if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
 
-import emulated_group
+import gpus
 import ranks
-from emulated_group import on_gpu
+from gpus import on_gpu
 
 pytestmark = pytest.mark.torch_version
 
@@ -44,7 +45,7 @@ def in_thread(function):
 
 def alone(body, **env):
     """Runs a body that leaves its process in no state for others in one of its own."""
-    options = dict(init=emulated_group.no_group, env=env, started_with=emulated.environment)
+    options = dict(init=gpus.no_group, env=env, started_with=emulated.environment)
     with ranks.Ranks(1, **options) as rank:
         rank.run(body)
         return rank.output(0)
@@ -70,7 +71,7 @@ def test_operators_are_those_of_the_cpu():
 @on_gpu()
 def test_random_numbers_depend_on_the_seed_and_not_on_when_a_kernel_runs():
     torch.manual_seed(7)
-    with emulated.hold():
+    with streams.hold():
         first = torch.rand(5, device="cuda")
         second = torch.rand(5, device="cuda")
     torch.manual_seed(7)
@@ -104,7 +105,7 @@ def test_memory_is_that_of_torchs_own_allocator():
     assert again.data_ptr() == place  # of the same stream: at once
     side = torch.cuda.Stream()
     again.record_stream(side)
-    with emulated.hold(side):
+    with streams.hold(side):
         del again
         assert torch.empty(1 << 20, device="cuda").data_ptr() != place
     both = [torch.empty(1 << 20, device="cuda") for _ in range(2)]
@@ -126,7 +127,7 @@ def test_a_device_has_no_more_memory_than_it_tells():
 @on_gpu()
 def test_operators_return_before_they_have_run():
     values = filled(1)
-    with emulated.hold():
+    with streams.hold():
         values.add_(1)
         more = values * 3
         assert not torch.cuda.current_stream().query()
@@ -138,7 +139,7 @@ def test_streams_run_side_by_side_and_in_their_own_order():
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     values = filled(1)
     torch.cuda.synchronize()
-    with emulated.hold(first):
+    with streams.hold(first):
         with torch.cuda.stream(first):
             values.add_(1)
             values.mul_(10)
@@ -155,7 +156,7 @@ def test_an_event_orders_streams():
     values = filled(1)
     torch.cuda.synchronize()
     assert event.query()  # nothing is recorded
-    with emulated.hold(first):
+    with streams.hold(first):
         with torch.cuda.stream(first):
             values.add_(1)
             event.record(first)
@@ -184,7 +185,7 @@ def test_an_event_tells_how_long_it_took():
 def test_copies_wait_for_pageable_memory_alone():
     device, pinned = filled(1), torch.zeros(1000).pin_memory()
     torch.cuda.synchronize()
-    with emulated.hold():
+    with streams.hold():
         pinned.copy_(device, non_blocking=True)  # returns
         pageable = torch.full((1000,), 5.0)
         device.copy_(pageable, non_blocking=True)
@@ -200,7 +201,7 @@ def test_the_default_stream_waits_for_blocking_streams():
     blocking, other = torch.cuda.ExternalStream(handle.value), torch.cuda.Stream()
     values = filled(1)
     torch.cuda.synchronize()
-    with emulated.hold(blocking):
+    with streams.hold(blocking):
         other.query()
         values.add_(1)  # in the default stream
         assert other.query() and not torch.cuda.default_stream().query()
@@ -274,7 +275,7 @@ def test_branches_of_a_graph_run_side_by_side_and_joins_hold():
         main.wait_stream(side)
         joined = branch.clone()
     torch.cuda.synchronize()
-    with emulated.hold(other):
+    with streams.hold(other):
         outside.record(other)
         graph.replay()
         place = values.data_ptr()
@@ -291,7 +292,7 @@ def test_a_graph_waits_for_its_stream_and_for_its_last_replay():
         values.add_(1)
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
-    with emulated.hold(first):
+    with streams.hold(first):
         with torch.cuda.stream(first):
             graph.replay()
         with torch.cuda.stream(second):
@@ -574,7 +575,7 @@ def test_a_trace_shows_the_calls():
 
 def groups_in_turn(port, prefix, world):
     for number in range(2):
-        emulated_group.nccl(port, f"{prefix}.{number}", world, 20)
+        gpus.nccl(port, f"{prefix}.{number}", world, 20)
         values = filled(1)
         dist.all_reduce(values)
         assert values.cpu()[0] == world

@@ -12,7 +12,7 @@ import torch.distributed as dist
 if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
 
-import emulated_group
+import gpus
 import ranks
 from ranks import connect_store, report, time_limit
 from test_hosts import move
@@ -53,7 +53,7 @@ def start(port, prefix, world, timeout=40):
     if not move(int(os.environ["RANK"])):
         return None
     meshes = Meshes()
-    emulated_group.torchcomms(port, prefix, world, timeout)
+    gpus.torchcomms(port, prefix, world, timeout)
     return meshes, connect_store(port, f"{prefix}/beside")
 
 
@@ -118,7 +118,7 @@ def send_to_none(port, prefix, world, timeout, error, told):
     if not move(rank := int(os.environ["RANK"])):
         report(None)
         return None
-    emulated_group.torchcomms(port, prefix, world, 40)
+    gpus.torchcomms(port, prefix, world, 40)
     store, work = connect_store(port, f"{prefix}/beside"), None
     dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
     if rank == 1:

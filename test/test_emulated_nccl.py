@@ -10,8 +10,9 @@ import pytest
 if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
 
-import emulated_group
+import gpus
 import ranks
+import streams
 import torch
 
 pytestmark = pytest.mark.torch_version
@@ -94,7 +95,7 @@ def all_reduce(comm, tensor, stream=None):
 
 def alone(body, version, *args):
     """Runs a body in a process of its own over a version of NCCL."""
-    options = dict(init=emulated_group.no_group, started_with=emulated.environment)
+    options = dict(init=gpus.no_group, started_with=emulated.environment)
     with ranks.Ranks(1, env=emulated.nccl_environment(version), **options) as rank:
         rank.run(body, *args)
 
@@ -125,7 +126,7 @@ def test_it_has_the_functions_of_its_version(version):
 # ---------------------------------------------------------------- blocking or not
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_communicator_that_blocks_is_ready_when_a_call_returns():
     result, comm = begin(blocking=1)
     values = torch.ones(4, device="cuda")
@@ -136,7 +137,7 @@ def test_a_communicator_that_blocks_is_ready_when_a_call_returns():
     assert not emulated.misuses()
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_communicator_that_does_not_block_refuses_calls_while_it_launches():
     comm = made(blocking=0)
     values = torch.ones(4, device="cuda")
@@ -152,7 +153,7 @@ def test_a_communicator_that_does_not_block_refuses_calls_while_it_launches():
     assert nccl.ncclCommAbort(comm) == SUCCESS and not emulated.misuses()
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_an_argument_that_is_refused_is_the_state_of_one_that_does_not_block():
     values = torch.ones(4, device="cuda")
     memory, stream = ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(None)
@@ -164,12 +165,12 @@ def test_an_argument_that_is_refused_is_the_state_of_one_that_does_not_block():
         assert nccl.ncclCommAbort(comm) == SUCCESS
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_group_is_launched_at_its_end_and_has_communicators_of_one_kind():
     comms = [made(blocking) for blocking in (1, 1, 0)]
     values = torch.ones(3, 4, device="cuda")
     assert nccl.ncclGroupEnd() == INVALID_USAGE
-    with emulated.hold():
+    with streams.hold():
         assert nccl.ncclGroupStart() == SUCCESS
         assert all_reduce(comms[0], values[0]) == all_reduce(comms[1], values[1]) == SUCCESS
         assert nccl.ncclGroupEnd() == SUCCESS
@@ -203,7 +204,7 @@ def test_a_destroy_that_comes_too_early_leaks(version):
     alone(destroy_while_it_finalizes, version, version in ("2.24", "2.27", "2.30"))
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_communicator_that_was_finalized_is_destroyed():
     comm = made(blocking=0)
     assert nccl.ncclCommFinalize(comm) in (SUCCESS, IN_PROGRESS)
@@ -216,7 +217,7 @@ def test_a_communicator_that_was_finalized_is_destroyed():
 
 
 @pytest.mark.parametrize("blocking", [1, 0], ids=["blocking", "non-blocking"])
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_an_abort_ends_an_init_that_waits_for_its_peers(blocking):
     comm, returned = ctypes.c_void_p(), []
     config = Config(blocking)
@@ -276,7 +277,7 @@ def revoke():
 
 @pytest.mark.parametrize("end", [abort, revoke])
 def test_a_kernel_that_waits_for_its_peer_ends(end):
-    options = dict(init=emulated_group.no_group, started_with=emulated.environment)
+    options = dict(init=gpus.no_group, started_with=emulated.environment)
     with ranks.Ranks(2, **options) as both:
         where = both.store_args()
         both.start(end)
@@ -285,7 +286,7 @@ def test_a_kernel_that_waits_for_its_peer_ends(end):
         ranks.check(both.wait())
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_graph_keeps_its_communicator_from_ending():
     comm = made(blocking=0)
     values = torch.ones(4, device="cuda")
@@ -305,7 +306,7 @@ def test_a_graph_keeps_its_communicator_from_ending():
 # ---------------------------------------------------------------- misuse
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_two_threads_in_one_communicator_are_told():
     comm = made(blocking=0)
     values = torch.ones(4, device="cuda")
@@ -332,7 +333,7 @@ def test_two_threads_in_one_communicator_are_told():
     assert nccl.ncclCommAbort(comm) == SUCCESS
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_a_thread_may_ask_for_the_state_of_a_communicator_that_blocks():
     comm = made(blocking=1)
     values = torch.ones(4, device="cuda")
@@ -348,7 +349,7 @@ def test_a_thread_may_ask_for_the_state_of_a_communicator_that_blocks():
 # ---------------------------------------------------------------- memory
 
 
-@emulated_group.on_gpu()
+@gpus.on_gpu()
 def test_memory_is_that_of_a_device_and_is_registered():
     memory, handle, window = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     size = ctypes.c_size_t(1 << 16)

@@ -92,13 +92,8 @@ def test_asynchronous_operations(world):
     assert recv_tensor.tolist() == [7.0 * rank] * 10
 
 
-@pytest.mark.needs_gpu(2)
-@on_ranks(2)
-def test_cuda_graphs(world):
-    cuda_graphs(world)
-
-
 def cuda_graphs(world):
+    """For test_gpu_graphs.py."""
     with as_launched(world):
         device = torch.device("cuda", dist.get_rank())
         torch.cuda.set_device(device)

@@ -11,6 +11,7 @@ import sys
 import zipfile
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
@@ -179,3 +180,53 @@ def test_the_pins_are_of_the_range(checkout):
             f"torch=={minor}." + done.stdout.strip()[-1],
         ]
     assert len(list((checkout / "requirements").iterdir())) == 5
+
+
+# ---------------------------------------------------------------- tools/gpu_check
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_sums_are_right(size):
+    if size == 3:
+        pytest.skip("needs 3 GPUs")
+    assert size < 2, f"{size} is not"
+
+def test_all_is_well():
+    pass
+"""
+
+
+def test_the_table_has_a_row_for_each_test_function(tmp_path):
+    (tmp_path / "test_gpu_sums.py").write_text(CASES)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "gpu_table", "-p", "no:cacheprovider"]
+        + ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path)],
+        env=dict(os.environ, PYTHONPATH=str(ROOT / "test")),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = done.stdout[done.stdout.index("what GPUs have shown") :].splitlines()[2:5]
+    sums, why, well = (" ".join(row.split()) for row in rows)
+    assert sums.startswith("sums: sums are right FAILED ")
+    assert sums.endswith("1 ok, 1 FAILED, 1 skipped")
+    assert why.startswith("2: AssertionError: 2 is not")
+    assert well.startswith("sums: all is well ok ") and well.endswith(" 1 ok")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.timeout(120)
+def test_without_a_gpu_it_says_so():
+    env = {name: value for name, value in os.environ.items() if name != "TORCH"}
+    done = subprocess.run(
+        [ROOT / "tools" / "gpu_check"],
+        env=dict(env, PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "sees no GPU" in done.stderr and "tools/gpu_check --emulated" in done.stderr

@@ -21,7 +21,6 @@ __all__ = [
     "contexts",
     "counted",
     "environment",
-    "hold",
     "hold_driver",
     "hold_nccl",
     "misuses",
@@ -91,7 +90,6 @@ def _native():
     library = ctypes.CDLL(None)
     for name in ("Counts", "Contexts", "DriverWaiters", "Misuses"):
         getattr(library, f"emulated{name}").restype = ctypes.c_char_p
-    library.emulatedHold.argtypes = [ctypes.c_void_p]
     library.emulatedSetDelays.argtypes = [ctypes.c_uint64, ctypes.c_double, ctypes.c_int64]
     return library
 
@@ -121,24 +119,6 @@ def contexts():
 def misuses():
     """What has been done since the last call that NCCL forbids or does not survive."""
     return _native().emulatedMisuses().decode().splitlines()
-
-
-@contextlib.contextmanager
-def hold(stream=None):
-    """Holds a stream (the current one) up, as a kernel would that does not end.
-
-    Until the block's end, or until what it gives is called.
-    """
-    import torch
-
-    stream = torch.cuda.current_stream() if stream is None else stream
-    with torch.cuda.device(stream.device):
-        held = _native().emulatedHold(stream.cuda_stream)
-    assert held >= 0, f"{stream} is no stream"
-    try:
-        yield functools.partial(_native().emulatedRelease, held)
-    finally:
-        _native().emulatedRelease(held)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import torch
 
 import torchcomms_pg
 
-from . import budgets, compare, emulated, groups, mpi, native, plan, plot, steps, table
+from . import budgets, compare, gpus, groups, mpi, native, plan, plot, steps, table
 from .operations import FRONT_ENDS
 from .results import ELEMENT_BYTES, OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return wrong(f"--compare: {error}")
     if args.plot and plot.missing():
         return wrong(f"--plot needs matplotlib: {plot.missing()}")
-    if "emulated" in args.only and (why := emulated.missing()):
-        return wrong(f"--emulated: {why}")
+    if args.gpus and (why := gpus.missing(args.gpus)):
+        return wrong(f"--gpus {args.gpus}: {why}")
     if "mpi" in args.backends and (command := mpi.missing()):
         print(f"Open MPI or mpi4py is not installed. To compare with it too:\n  {command}")
         args.backends.remove("mpi")
@@ -103,7 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--backends", BACKENDS, "default: all that are installed")
     option("--only", PARTS, f"parts of a full run, of {', '.join(PARTS)}")
     parser.add_argument(
-        "--emulated", action="store_true", help="beside nccl on an emulated CUDA, and nothing else"
+        "--gpus", choices=("cuda", "emulated"), help="beside nccl on such GPUs, and nothing else"
     )
     parser.add_argument("--quick", action="store_true", help="a few sizes on 2 ranks, in seconds")
     parser.add_argument(
@@ -117,9 +117,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     grid = [args.op, args.sizes, args.ranks, args.dtypes, args.modes, args.frontends]
     args.grid = any(value is not None for value in grid)
     if args.budgets is None:
-        args.budgets = not (args.grid or args.quick or args.emulated) and args.only is None
-    if args.emulated:
-        args.only = ["emulated"]
+        args.budgets = not (args.grid or args.quick or args.gpus) and args.only is None
+    if args.gpus:
+        args.only = ["gpus"]
     elif args.only is None:
         args.only = ["operations"] if args.grid or args.quick else list(PARTS)
     args.op = args.op or ["all_reduce"]
@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "steps": measure_steps,
         "groups": measure_groups,
         "init": measure_init,
-        "emulated": measure_emulated,
+        "gpus": measure_gpus,
     }
     for name in args.only:
         note(f"measuring: {name}")
@@ -345,10 +345,10 @@ def measure_init(args: argparse.Namespace, results: Results) -> None:
     show(table.init(records))
 
 
-def measure_emulated(args: argparse.Namespace, results: Results) -> None:
+def measure_gpus(args: argparse.Namespace, results: Results) -> None:
     """What the caller of an operation on a GPU pays, beside torch's nccl."""
-    results.sections["emulated"] = emulated.measure()
-    show(emulated.as_text(results.sections["emulated"]))
+    results.sections["gpus"] = gpus.measure(args.gpus)
+    show(gpus.as_text(results.sections["gpus"]))
 
 
 def as_json(results: Results, judged: list[budgets.Budget]) -> dict[str, Any]:

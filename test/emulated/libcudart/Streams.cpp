@@ -199,31 +199,7 @@ cudaError_t notAStream(const char* function) {
   return failed(cudaErrorInvalidResourceHandle, function);
 }
 
-// A stream held up by a test, as by a kernel that does not end.
-std::mutex holdsMutex;
-std::unordered_map<int, MarkPtr> holds;
-int holdsMade = 0;
-
 }  // namespace
-
-// Of the streams' own order, past a capture. Returns what emulatedRelease takes, or -1.
-EMULATED_API int emulatedHold(cudaStream_t handle) {
-  auto* const stream = findStream(handle);
-  if (stream == nullptr) return -1;
-  auto mark = std::make_shared<simulated::Mark>();
-  stream->wait(mark);
-  const std::lock_guard lock(holdsMutex);
-  holds[++holdsMade] = std::move(mark);
-  return holdsMade;
-}
-
-EMULATED_API void emulatedRelease(int hold) {
-  const std::lock_guard lock(holdsMutex);
-  const auto found = holds.find(hold);
-  if (found == holds.end()) return;
-  found->second->set();
-  holds.erase(found);
-}
 
 EMULATED_API void emulatedSetDelays(uint64_t seed, double probability, int64_t longest) {
   simulated::setDelays({seed, probability, std::chrono::microseconds(longest)});

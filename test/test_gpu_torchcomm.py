@@ -1,92 +1,56 @@
-"""Every operation of TorchComm, on tensors of the device, against plain values."""
+"""TorchComm on GPU tensors beside plain values: every operation, batches, groups, windows."""
 
-from __future__ import annotations
+import functools
 
-from datetime import timedelta
-from typing import Any
-
+import gpus
+import pytest
 import torch
 import torch.distributed as dist
-from values import all_data, assert_reduced, assert_same, data
+from gpus import on_ours
+from values import assert_reduced, assert_same, data
 
 import torchcomms_pg
-from gpu.here import LAYOUTS, Here
 from torchcomms_pg import ReduceOp
 
+if reason := gpus.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.torch_version
+
 ROWS = 1000
+WINDOW_SIZES = (1, 1025, 300_000)
 
 
-def new_comm(here: Here, name: str, timeout: float = 60.0) -> torchcomms_pg.TorchComm:
-    """Makes a communicator of all ranks that raises what fails."""
+def new_comm(name):
+    """A communicator of all ranks that raises what fails."""
     return torchcomms_pg.new_comm(
         "auto",
-        here.device,
+        gpus.current_device(),
         name,
-        store=here.store,
-        rank=here.rank,
-        size=here.ranks,
-        timeout=timedelta(seconds=timeout),
+        store=dist.distributed_c10d._get_default_store(),
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
         abort_process_on_timeout_or_error=False,
     )
 
 
-def check(here: Here) -> str:
-    """All of them, synchronous and asynchronous, in every layout."""
-    comm = new_comm(here, "operations")
-    count = 0
-    for layout in LAYOUTS:
-        for async_op in (False, True):
-            case = Case(here, comm, async_op, layout)
-            for operation in OPERATIONS:
-                try:
-                    operation(case)
-                except Exception as error:
-                    mode = "async" if async_op else "sync"
-                    what = f"{operation.__name__}, {mode}, {layout}"
-                    raise AssertionError(f"{what}: {error}") from error
-                count += 1
-    _split(here, comm)
-    comm.finalize()
-    return f"{len(OPERATIONS)} operations, {count} cases; split"
+@functools.cache
+def comm():
+    return new_comm("operations")
 
 
-class Case:
+class Case(gpus.Case):
     """The operations in one mode and layout."""
 
-    def __init__(
-        self, here: Here, comm: torchcomms_pg.TorchComm, async_op: bool, layout: str
-    ) -> None:
-        self.here, self.comm, self.async_op, self.layout = here, comm, async_op, layout
-        self.rank, self.ranks = here.rank, here.ranks
-        self.inputs = all_data(here.ranks, (ROWS, 3))
-        self.parts = all_data(here.ranks, (here.ranks, ROWS, 3), salt=1)
+    def __init__(self, world, async_op, layout):
+        super().__init__(world, ROWS, layout)
+        self.comm, self.async_op = comm(), async_op
         # Of rank r for rank p.
         self.uneven = [
-            [data(r, (r + 2 * p + 1, 3), salt=p) for p in range(here.ranks)]
-            for r in range(here.ranks)
+            [data(r, (r + 2 * p + 1, 3), salt=p) for p in range(world)] for r in range(world)
         ]
 
-    def place(self, values: torch.Tensor) -> torch.Tensor:
-        """Copies values to the device."""
-        return self.here.place(values, self.layout)
-
-    def empty(self, rows: int = ROWS) -> torch.Tensor:
-        """Makes room for a result."""
-        return self.here.empty((rows, 3), layout=self.layout)
-
-    def mine(self) -> torch.Tensor:
-        """This rank's input."""
-        return self.place(self.inputs[self.rank])
-
-    def my_parts(self) -> list[torch.Tensor]:
-        """This rank's part for every rank."""
-        return [self.place(part) for part in self.parts[self.rank]]
-
-    def column(self) -> list[torch.Tensor]:
-        """What all ranks have for this one."""
-        return [parts[self.rank] for parts in self.parts]
-
-    def all_reduce(self) -> None:
+    def all_reduce(self):
         """In place and to an output."""
         tensor = self.mine()
         self.comm.all_reduce(tensor, ReduceOp.SUM, self.async_op).wait()
@@ -96,16 +60,16 @@ class Case:
         assert_reduced(output.cpu(), self.inputs, dist.ReduceOp.MAX)
         assert_same(tensor.cpu(), self.inputs[self.rank], "the input")
 
-    def broadcast(self) -> None:
+    def broadcast(self):
         """From every root."""
-        for root in range(self.ranks):
+        for root in range(self.world):
             tensor = self.mine()
             self.comm.broadcast(tensor, root, self.async_op).wait()
             assert_same(tensor.cpu(), self.inputs[root])
 
-    def reduce(self) -> None:
+    def reduce(self):
         """To every root; elsewhere the tensor stays as it is."""
-        for root in range(self.ranks):
+        for root in range(self.world):
             tensor = self.mine()
             self.comm.reduce(tensor, root, ReduceOp.SUM, self.async_op).wait()
             if self.rank == root:
@@ -113,61 +77,61 @@ class Case:
             else:
                 assert_same(tensor.cpu(), self.inputs[self.rank])
 
-    def all_gather(self) -> None:
+    def all_gather(self):
         """To a list."""
         outputs = [self.empty() for _ in self.inputs]
         self.comm.all_gather(outputs, self.mine(), self.async_op).wait()
         assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.inputs))
 
-    def all_gather_v(self) -> None:
+    def all_gather_v(self):
         """To a list of tensors of different sizes."""
         inputs = [parts[0] for parts in self.uneven]
         outputs = [self.empty(len(x)) for x in inputs]
         self.comm.all_gather_v(outputs, self.place(inputs[self.rank]), self.async_op).wait()
         assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(inputs))
 
-    def all_gather_single(self) -> None:
+    def all_gather_single(self):
         """To one tensor."""
-        output = self.empty(self.ranks * ROWS)
+        output = self.empty(self.world * ROWS)
         self.comm.all_gather_single(output, self.mine(), self.async_op).wait()
         assert_same(output.cpu(), torch.cat(self.inputs))
 
-    def reduce_scatter(self) -> None:
+    def reduce_scatter(self):
         """From a list."""
         output = self.empty()
         self.comm.reduce_scatter(output, self.my_parts(), ReduceOp.SUM, self.async_op).wait()
         assert_reduced(output.cpu(), self.column())
 
-    def reduce_scatter_v(self) -> None:
+    def reduce_scatter_v(self):
         """From a list of tensors of different sizes."""
         parts = [
-            [data(r, (p + 1, 3), salt=p) for p in range(self.ranks)] for r in range(self.ranks)
+            [data(r, (p + 1, 3), salt=p) for p in range(self.world)] for r in range(self.world)
         ]
         output = self.empty(self.rank + 1)
         tensors = [self.place(part) for part in parts[self.rank]]
         self.comm.reduce_scatter_v(output, tensors, ReduceOp.SUM, self.async_op).wait()
         assert_reduced(output.cpu(), [x[self.rank] for x in parts])
 
-    def reduce_scatter_single(self) -> None:
+    def reduce_scatter_single(self):
         """From one tensor."""
         output, tensor = self.empty(), self.place(self.parts[self.rank].flatten(0, 1))
         self.comm.reduce_scatter_single(output, tensor, ReduceOp.SUM, self.async_op).wait()
         assert_reduced(output.cpu(), self.column())
 
-    def all_to_all(self) -> None:
+    def all_to_all(self):
         """From a list to another."""
         outputs = [self.empty() for _ in self.parts]
         self.comm.all_to_all(outputs, self.my_parts(), self.async_op).wait()
         assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.column()))
 
-    def all_to_all_single(self) -> None:
+    def all_to_all_single(self):
         """From one tensor to another."""
-        output = self.empty(self.ranks * ROWS)
+        output = self.empty(self.world * ROWS)
         tensor = self.place(self.parts[self.rank].flatten(0, 1))
         self.comm.all_to_all_single(output, tensor, self.async_op).wait()
         assert_same(output.cpu(), torch.cat(self.column()))
 
-    def all_to_all_v_single(self) -> None:
+    def all_to_all_v_single(self):
         """The same in parts of different sizes."""
         takes = [parts[self.rank] for parts in self.uneven]
         gives = self.uneven[self.rank]
@@ -177,42 +141,42 @@ class Case:
         self.comm.all_to_all_v_single(output, tensor, *splits, self.async_op).wait()
         assert_same(output.cpu(), torch.cat(takes))
 
-    def gather(self) -> None:
+    def gather(self):
         """To a list, on every root."""
-        for root in range(self.ranks):
+        for root in range(self.world):
             outputs = [self.empty() for _ in self.inputs] if self.rank == root else []
             self.comm.gather(outputs, self.mine(), root, self.async_op).wait()
             if outputs:
                 assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.inputs))
 
-    def gather_single(self) -> None:
+    def gather_single(self):
         """To one tensor, on every root."""
-        for root in range(self.ranks):
-            shape = (self.ranks * ROWS, 3)  # contiguous in every layout
-            output = self.here.empty(shape) if self.rank == root else None
+        for root in range(self.world):
+            shape = (self.world * ROWS, 3)  # contiguous in every layout
+            output = gpus.empty(shape) if self.rank == root else None
             self.comm.gather_single(output, self.mine(), root, self.async_op).wait()
             if output is not None:
                 assert_same(output.cpu(), torch.cat(self.inputs))
 
-    def scatter(self) -> None:
+    def scatter(self):
         """From every root."""
-        for root in range(self.ranks):
+        for root in range(self.world):
             output = self.empty()
             tensors = [self.place(x) for x in self.parts[root]] if self.rank == root else []
             self.comm.scatter(output, tensors, root, self.async_op).wait()
             assert_same(output.cpu(), self.parts[root][self.rank])
 
-    def messages(self) -> None:
+    def messages(self):
         """Round a ring in a batch, also where the ring is one rank; and one by one."""
-        right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+        right, left = (self.rank + 1) % self.world, (self.rank - 1) % self.world
         tensor, got = self.mine(), self.empty()
         batch = self.comm.batch_op_create()
         batch.send(tensor, right)
         batch.recv(got, left)
         batch.issue(self.async_op).wait()
         assert_same(got.cpu(), self.inputs[left])
-        if self.ranks > 1:
-            steps: list[Any] = [
+        if self.world > 1:
+            steps = [
                 (self.comm.send, tensor, right),
                 (self.comm.recv, got.zero_(), left),
             ]
@@ -220,7 +184,7 @@ class Case:
                 step(where, peer, self.async_op).wait()
             assert_same(got.cpu(), self.inputs[left])
 
-    def group(self) -> None:
+    def group(self):
         """Operations that are launched as one."""
         first, second = self.mine(), self.mine()
         with self.comm.group() as launch:
@@ -230,7 +194,7 @@ class Case:
         for tensor in (first, second):
             assert_reduced(tensor.cpu(), self.inputs)
 
-    def barrier(self) -> None:
+    def barrier(self):
         """Stops the host."""
         self.comm.barrier(self.async_op).wait()
 
@@ -245,13 +209,49 @@ OPERATIONS = (
 )
 
 
-def _split(here: Here, comm: torchcomms_pg.TorchComm) -> None:
-    """A communicator of the last ranks, and one of the first."""
-    first = [0]
-    members = first if here.rank in first else list(range(1, here.ranks))
-    part = comm.split(members, f"part{members[0]}")
-    assert part is not None
-    tensor = torch.full((100,), float(here.rank + 1), device=here.device)
+@pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
+@pytest.mark.parametrize("operation", [operation.__name__ for operation in OPERATIONS])
+@on_ours(1, 2, 3)
+def test_operations_are_those_of_plain_values(world, operation, async_op):
+    for layout in gpus.LAYOUTS:
+        try:
+            getattr(Case(world, async_op, layout), operation)()
+        except Exception as error:
+            raise AssertionError(f"{layout}: {error}") from error
+
+
+@on_ours(1, 2, 3)
+def test_split_makes_a_communicator_of_some_ranks(world):
+    rank = dist.get_rank()
+    members = [0] if rank == 0 else list(range(1, world))
+    part = comm().split(members, f"part{members[0]}")
+    tensor = torch.full((100,), rank + 1.0, device="cuda")
     part.all_reduce(tensor, ReduceOp.SUM, True).wait()
-    assert (tensor.cpu() == sum(rank + 1 for rank in members)).all(), "all_reduce after split"
+    assert (tensor.cpu() == sum(member + 1 for member in members)).all()
     part.finalize()
+
+
+@on_ours(1, 2)
+def test_what_is_put_into_a_window_is_there_when_its_signal_is(world):
+    rank, made = dist.get_rank(), new_comm("windows")
+    after, before = (rank + 1) % world, (rank - 1) % world
+    try:
+        window = made.new_window(torch.zeros(max(WINDOW_SIZES), device="cuda"))
+    except (NotImplementedError, RuntimeError) as error:
+        made.finalize()
+        if isinstance(error, NotImplementedError) or "cannot map" in str(error):
+            pytest.skip(str(error))  # an older NCCL, or ranks that share a GPU through sockets
+        raise
+    for async_op in (False, True):
+        for size in WINDOW_SIZES:
+            window.put(data(rank, size).cuda(), after, 0, async_op)
+            window.signal(after, async_op)
+            window.wait_signal(before, async_op).wait()
+            got = window.get_tensor()
+            assert_same(got[:size].cpu(), data(before, size), f"{size} elements")
+            window.signal(before, async_op)  # has read them
+            window.wait_signal(after, async_op).wait()
+    mapped = window.map_remote_tensor(after)
+    assert_same(mapped[: WINDOW_SIZES[-1]].cpu(), data(rank, WINDOW_SIZES[-1]), "mapped")
+    window.tensor_deregister()
+    made.finalize()

@@ -1,8 +1,8 @@
-"""What an operation on a GPU costs its caller, beside torch's nccl, on an emulated CUDA.
+"""What an operation on a GPU costs its caller, beside torch's nccl.
 
-The CPU does the work of the GPU, so one rank is measured, whose operations have next to nothing to
-do. Host time and the number of calls are those of torch's own code and of this package;
-what NCCL and the driver cost is not in them.
+One rank is measured, whose operations have next to nothing to do. On an emulated CUDA host time and
+the number of calls are those of torch's own code and of this package, and what NCCL and the driver
+cost is not in them; on a GPU it is.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from statistics import median
 from typing import Any
 
 ROUNDS = 15
-CALLS = 200
+CALLS = 100  # while the device is held: a GPU's queue takes about 1000 of what they queue
 
 
-def missing() -> str:
-    """Says why there is no emulated CUDA; empty if there is."""
-    import emulated
+def missing(device: str) -> str:
+    """Says why there are no GPUs of this kind, "emulated" or "cuda"; empty if there are."""
+    if device == "emulated":
+        import emulated
 
-    return str(emulated.available())
+        return str(emulated.available())
+    import torch
+
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
 
 
-def measure() -> list[dict[str, Any]]:
-    """Measures in a process that has the emulated GPUs. One record for each case."""
-    import emulated
+def measure(device: str) -> list[dict[str, Any]]:
+    """Measures in a process that has the GPUs. One record for each case."""
+    environment = dict(os.environ)
+    if device == "emulated":
+        import emulated
 
-    environment = os.environ | emulated.environment()
-    command = [sys.executable, "-m", "benchmark.emulated"]
+        environment |= emulated.environment()
+    command = [sys.executable, "-m", "benchmark.gpus", device]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True
     )
@@ -43,15 +49,20 @@ def measure() -> list[dict[str, Any]]:
 def as_text(records: list[dict[str, Any]]) -> str:
     """Returns the table."""
     lines = [
-        f"Host time and CUDA calls of an operation on an emulated GPU, of one rank, medians of "
-        f"{ROUNDS} rounds",
+        f"Host time (and calls of CUDA) of an operation of one rank, medians of {ROUNDS} rounds",
         f"{'':22}{'torchcomms':>22}{'nccl':>22}{'ratio':>8}",
     ]
     for record in records:
         ours, theirs = record["torchcomms"], record["nccl"]
-        cells = [f"{side['us']:.1f} us {side['calls']:5.1f} calls" for side in (ours, theirs)]
+        cells = [cell(side) for side in (ours, theirs)]
         lines.append(f"{record['case']:22}{cells[0]:>22}{cells[1]:>22}{record['ratio']:>8.2f}")
     return "\n".join(lines)
+
+
+def cell(side: dict[str, float]) -> str:
+    """Returns what one side of a case has taken."""
+    calls = f" {side['calls']:5.1f} calls" if "calls" in side else ""
+    return f"{side['us']:.1f} us{calls}"
 
 
 def cases(group: Any) -> dict[str, Callable[[], object]]:
@@ -80,13 +91,13 @@ def cases(group: Any) -> dict[str, Callable[[], object]]:
 def host_us(call: Callable[[], object]) -> float:
     """Returns the microseconds of the calling thread for each call, which runs ahead of the device.
 
-    The device is held until then: the threads that emulate it would be woken up by most calls, and
-    take the cores.
+    The device is held until then: the threads of an emulated one would be woken up by most calls,
+    and take the cores.
     """
-    import emulated
+    import streams
     import torch
 
-    with emulated.hold():
+    with streams.hold():
         start = time.perf_counter()
         for _ in range(CALLS):
             call()
@@ -106,8 +117,8 @@ def cuda_calls(call: Callable[[], object]) -> float:
     return float(sum(calls.values()) - calls["cudaGetDevice"]) / CALLS
 
 
-def main() -> None:
-    """Measures and prints the records as JSON, in a process with the emulated GPUs."""
+def main(device: str) -> None:
+    """Measures and prints the records as JSON, in a process with the GPUs."""
     import torch
     import torch.distributed as dist
 
@@ -123,7 +134,9 @@ def main() -> None:
         record: dict[str, Any] = {"case": case}
         for side, calls in sides.items():
             times[side] = times[side][1:]  # without the first, of memory and events that are new
-            record[side] = {"us": median(times[side]), "calls": cuda_calls(calls[case])}
+            record[side] = {"us": median(times[side])}
+            if device == "emulated":
+                record[side]["calls"] = cuda_calls(calls[case])
             torch.cuda.synchronize()
         pairs = zip(times["torchcomms"], times["nccl"], strict=True)
         record["ratio"] = median(ours / theirs for ours, theirs in pairs)
@@ -133,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,0 +1,269 @@
+"""Groups of GPUs: how they come and go, what goes through them beside, and what they refuse."""
+
+import datetime
+import re
+import time
+
+import emulated
+import gpus
+import pytest
+import ranks
+import streams
+import torch
+import torch.distributed as dist
+from gpus import on_gpus, on_ours
+
+import torchcomms_pg
+
+if reason := gpus.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.torch_version
+
+BOUND = 20.0  # seconds for what must not hang
+
+
+def ones(size=1000):
+    return torch.ones(size, device="cuda")
+
+
+def assert_sums(group, members):
+    tensor = ones()
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    assert (tensor.cpu() == members).all(), tensor[:4].cpu()
+
+
+# ---------------------------------------------------------------- how they come
+
+
+def every_kind_of_group(port, prefix, world):
+    for eager in (False, True):
+        gpus.take_device(world)
+        device_id = gpus.current_device() if eager else None
+        gpus.torchcomms(port, f"{prefix}/{eager}", world, 30, device_id=device_id)
+        rank = dist.get_rank()
+        assert_sums(None, world)
+        last = dist.new_group([world - 1])
+        if rank == world - 1:
+            assert_sums(last, 1)
+        options = torchcomms_pg.Backend.Options()
+        options.is_high_priority_stream = True
+        group = dist.new_group(pg_options=options)
+        assert_sums(group, world)
+        dist.destroy_process_group(group)
+        if eager:
+            first = list(range((world + 1) // 2))
+            rest = list(range(len(first), world))
+            part = dist.split_group(split_ranks=[part for part in (first, rest) if part])
+            assert_sums(part, len(first if rank in first else rest))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", (1, 2, 3))
+def test_groups_are_made_lazily_with_a_device_anew_and_by_splitting(world):
+    gpus.apart(world, every_kind_of_group)
+
+
+@on_ours(1, 2, 3)
+def test_tensors_of_both_devices_and_objects_go_through_one_group(world):
+    rank = dist.get_rank()
+    on_cpu, on_gpu = torch.ones(100), ones(100)
+    for work in [dist.all_reduce(x, async_op=True) for x in (on_gpu, on_cpu, on_gpu)]:
+        work.wait()
+    assert (on_cpu == world).all() and (on_gpu.cpu() == world**2).all()
+    objects = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": rank} for rank in range(world)]
+    told = [rank]
+    dist.broadcast_object_list(told, world - 1, device=gpus.current_device())
+    assert told == [world - 1]
+
+
+@on_ours(1, 2)  # torch's nccl keeps to the device of the first operation
+def test_a_rank_has_several_devices(world):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    rank = dist.get_rank()
+    for offset in range(2):
+        tensor = torch.full((1000,), rank + 1.0, device=f"cuda:{(rank + offset) % 2}")
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert (tensor.cpu() == world * world * (world + 1) / 2).all()
+    comms = [torchcomms_pg.get_comm(device=f"cuda:{number}") for number in range(2)]
+    assert comms[0].get_device() != comms[1].get_device()
+
+
+def groups_one_after_another(port, prefix, world):
+    for i in range(3):
+        gpus.torchcomms(port, f"{prefix}/{i}", world, 30)
+        tensor = ones()
+        dist.all_reduce(tensor)
+        assert (tensor.cpu() == world).all()
+        dist.destroy_process_group()
+    if gpus.EMULATED:
+        assert emulated.misuses() == []
+
+
+@gpus.by_version
+def test_a_group_comes_up_where_another_one_was(version):
+    gpus.apart(2, groups_one_after_another, env=gpus.nccl_environment(version))
+
+
+# ---------------------------------------------------------------- the ranks together
+
+
+@on_gpus(2)
+def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
+    tensor = ones()
+    dist.all_reduce(tensor)
+    device = torch.cuda.current_device()
+    for arguments in ({}, {"device_ids": [device]}):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(50_000_000 * (1 + dist.get_rank()))
+        event = torch.cuda.Event()
+        event.record()
+        dist.barrier(**arguments)
+        assert event.query()
+        work = dist.barrier(async_op=True, **arguments)
+        work.wait()
+
+
+# ---------------------------------------------------------------- failures
+
+
+def wait_in_vain(work):
+    """For a rank that does not come, until the deadline of the group."""
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError, match="timed out"):
+        work.wait(datetime.timedelta(seconds=60))
+    assert time.monotonic() - begun < BOUND
+
+
+def give_up(work):
+    """By itself."""
+    assert not work.is_completed(), "the operation did not wait for the other ranks"
+    dist.group.WORLD._get_backend(gpus.current_device()).abort()
+    with pytest.raises(torchcomms_pg.CommError, match="abort|revoke"):
+        work.wait()
+
+
+ENDS = {"timeout": wait_in_vain, "abort": give_up}
+
+
+def alone(port, prefix, world, end):
+    """Rank 0 begins an operation without the other, which can go on as it can."""
+    gpus.torchcomms(port, f"{prefix}/first", world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    # Not by a barrier: a rank that is still in one would be told of what comes.
+    store.set(f"here {dist.get_rank()}", "")
+    store.wait([f"here {rank}" for rank in range(world)])
+    if dist.get_rank() == 0:
+        if end == "timeout":
+            torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=3))
+        ENDS[end](dist.all_reduce(tensor, async_op=True))
+        with ranks.time_limit(0, BOUND, "releasing the stream"):
+            torch.cuda.synchronize()
+        with pytest.raises(torchcomms_pg.CommError):
+            dist.all_reduce(tensor)
+        store.set("over", "")
+    else:
+        store.wait(["over"], datetime.timedelta(seconds=60))
+    with ranks.time_limit(0, BOUND, "destroying the group"):
+        dist.destroy_process_group()
+    # The process and its device are as good as before.
+    gpus.torchcomms(port, f"{prefix}/second", world, 30)
+    assert_sums(None, world)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(end):
+    gpus.apart(2, alone, end)
+
+
+def a_deadline_behind_a_kernel(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=6))
+    dist.barrier()  # both are here
+    with streams.hold():
+        dist.all_reduce(tensor, async_op=True)
+        assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(tensor)
+    # A rank that was held up for longer than its answer is waited for is not accused either.
+    known = "all ranks have queued|did not answer, so that nobody knows whether it has queued"
+    assert re.search(f"({known}) all_reduce #3", str(raised.value)), raised.value
+    assert "arrived" not in str(raised.value)
+
+
+def test_nobody_is_said_to_have_arrived_whose_stream_has_not():
+    gpus.apart(2, a_deadline_behind_a_kernel)
+
+
+def a_deadline_behind_the_driver(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    store = dist.distributed_c10d._get_default_store()
+    on_gpu, on_cpu = ones(), torch.ones(4)
+    dist.all_reduce(on_gpu)
+    torch.cuda.synchronize()
+    torchcomms_pg.get_comm().set_timeout(datetime.timedelta(seconds=3))
+    if dist.get_rank() == 1:
+        store.wait(["rank 0 has seen it"])
+        return
+    held = dist.all_reduce(on_gpu, async_op=True)
+    with emulated.hold_driver() as waiters:
+        assert ranks.wait_for(waiters, 20)
+        with pytest.raises(torchcomms_pg.CommError, match="timed out.* did not (arrive|answer)"):
+            dist.all_reduce(on_cpu)
+    store.set("rank 0 has seen it", "")
+    del held
+
+
+@gpus.emulated_only
+def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events():
+    gpus.apart(2, a_deadline_behind_the_driver)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@on_gpus(2)
+def test_a_wrong_argument_leaves_the_group_as_it_was(world):
+    tensor = ones()
+    dist.all_reduce(tensor)
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.all_gather_into_tensor(torch.empty(7, device="cuda"), tensor)
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == world**2).all()
+
+
+@on_ours(1)
+def test_tensors_of_several_devices_in_one_call_are_refused_with_nothing_issued(world):
+    here, others = ones(), [torch.ones(1000)]
+    if torch.cuda.device_count() > 1:
+        others.append(torch.ones(1000, device="cuda:1"))
+    dist.all_reduce(here)
+    backend = dist.group.WORLD._get_backend(here.device)
+    before = backend._get_sequence_number_for_group()
+    for other in others:
+        for call in (
+            lambda: dist.all_gather([other], here),
+            lambda: dist.all_gather_into_tensor(other, here),
+            lambda: dist.reduce_scatter_tensor(other, here),
+            lambda: dist.all_to_all([other], [here]),
+            lambda: dist.all_to_all_single(other, here),
+            lambda: dist.scatter(here, [other], 0),
+            lambda: dist.gather(here, [other], 0),
+        ):
+            with pytest.raises(ValueError, match=rf"is on {other.device}, wanted cuda:0; move it "):
+                call()
+        comm = torchcomms_pg.get_comm(device=here.device)
+        with pytest.raises(ValueError, match=rf"tensor is on {other.device}, wanted cuda:0"):
+            comm.all_reduce(other, torchcomms_pg.ReduceOp.SUM, False)
+    assert backend._get_sequence_number_for_group() == before

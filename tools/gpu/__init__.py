@@ -1,1 +1,0 @@
-"""Everything that one GPU, or a simulated one, can show about the backend; tools/gpu_check."""
