@@ -1,6 +1,7 @@
 """A rank that is in no operation learns of a failure elsewhere before its next call."""
 
 import datetime
+import re
 import json
 
 import pytest
@@ -36,7 +37,7 @@ def learn(backend, how):
         comm.abort()
     elif me == 0:
         comm.set_timeout(datetime.timedelta(seconds=0.5))
-        with pytest.raises(torchcomms_pg.CommError, match="rank 1 did not arrive"):
+        with pytest.raises(torchcomms_pg.CommError, match="rank 1 did not (arrive|answer)"):
             comm.all_reduce(torch.ones(1), SUM, async_op=False)
     assert wait_for(lambda: comm.is_aborted() and hooks, 60), (comm.is_aborted(), hooks)
     with pytest.raises(torchcomms_pg.CommError) as raised:
@@ -54,9 +55,9 @@ def test_a_late_rank_knows_that_its_group_has_failed(backend, how):
     with Ranks(2) as ranks:
         for text, hooks in ranks.run(learn, backend, how):
             assert hooks == ["ran"]
-            assert ("aborted on rank 0" if how == "abort" else "rank 1 has not arrived") in text, (
-                text
-            )
+            # Over Gloo nobody knows it of a rank that is held up, and does not answer.
+            late = "rank 1 (has not arrived|did not answer)"
+            assert re.search("aborted on rank 0" if how == "abort" else late, text), text
 
 
 def look_at_health():

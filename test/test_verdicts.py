@@ -169,8 +169,8 @@ def pipe(tmp_path):
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind, pipe):
-    with Ranks(2, init=False) as ranks:
-        verdict = ranks.run(holds_the_gil, kind, ranks.store_args(), 2, pipe)[0]
+    ranks, (verdict, _) = all_answered(holds_the_gil, kind, 2, pipe)
+    ranks.close()
     assert "rank 1 has not arrived" in verdict
     assert "holds the GIL" in verdict
     assert "in computes_in_native_code" in verdict
