@@ -183,9 +183,7 @@ def works_alone(args, world, kind, how):
         reduce(comm)
     meet(store, "rank 1 is back", world)
     if comm.get_rank() == 0:
-        with pytest.raises(
-            torchcomms_pg.CommError, match="rank 1 (has not arrived|did not answer)"
-        ):
+        with pytest.raises(torchcomms_pg.CommError, match="(has not arrived|did not answer)"):
             with time_limit(LIMIT * 0.9, LIMIT + 10, "a deadline after it"):
                 reduce(comm)
         store.set("done", "")

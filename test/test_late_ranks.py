@@ -1,8 +1,8 @@
 """A rank that is in no operation learns of a failure elsewhere before its next call."""
 
 import datetime
-import re
 import json
+import re
 
 import pytest
 import torch

@@ -343,9 +343,7 @@ def test_timeout_of_one_operation(world, backend):
     if dist.get_rank() == 0:
         with time_limit(0.4, 15, "all_reduce"):
             work = comm.barrier(True, timeout=SECOND / 2)
-            with pytest.raises(
-                torchcomms().CommError, match="timed out.*rank 1 did not (arrive|answer)"
-            ):
+            with pytest.raises(torchcomms().CommError, match="timed out.*did not (arrive|answer)"):
                 work.wait()
         assert work.status().name == "TIMEDOUT" and work.is_completed()
         assert isinstance(work.exception(), torchcomms().CommError)
