@@ -267,3 +267,20 @@ def test_tensors_of_several_devices_in_one_call_are_refused_with_nothing_issued(
         with pytest.raises(ValueError, match=rf"tensor is on {other.device}, wanted cuda:0"):
             comm.all_reduce(other, torchcomms_pg.ReduceOp.SUM, False)
     assert backend._get_sequence_number_for_group() == before
+
+
+def float8_where_nccl_has_none(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor, float8 = ones(), ones().to(torch.float8_e4m3fn)
+    dist.all_reduce(tensor)
+    with pytest.raises((ValueError, RuntimeError), match="float8|Float8|type"):
+        dist.all_reduce(float8)
+    dist.broadcast(float8, 0)  # moves bytes
+    assert (float8.float() == 1).all()
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == world**2).all()
+
+
+@gpus.emulated_only
+def test_what_nccl_alone_refuses_leaves_the_group_as_it_was():
+    gpus.apart(2, float8_where_nccl_has_none, env=gpus.nccl_environment("2.18"))

@@ -1,5 +1,7 @@
 """The place of an operation among what is queued on a GPU, and what it costs the host."""
 
+import time
+
 import emulated
 import gpus
 import pytest
@@ -141,3 +143,17 @@ def test_an_operation_takes_few_calls_of_cuda(world):
     with torch.cuda.stream(torch.cuda.Stream()):  # which might be captured: that is asked
         assert calls(lambda: dist.all_reduce(tensor)) <= 2
         assert calls(lambda: dist.all_reduce(tensor, async_op=True).wait()) <= 5
+
+
+@gpus.emulated_only
+@on_ours(1)
+def test_of_what_waits_in_a_stream_the_oldest_alone_is_asked_for(world):
+    connect(world)
+    tensor = torch.ones(1000, device="cuda")
+    with streams.hold():
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(300)]
+        with emulated.counted() as calls:
+            time.sleep(0.5)  # some ten looks, whose questions are counted
+        assert 1 <= calls["tcpg_events"]["cudaEventQuery"] <= 100, calls
+    for work in works:
+        work.wait()
