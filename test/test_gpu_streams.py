@@ -103,6 +103,20 @@ def test_a_temporary_is_not_used_again_while_another_stream_waits(world):
         assert (base.cpu() == world).all()
 
 
+@on_ours(1)
+def test_a_future_holds_up_no_stream_of_the_user(world):
+    connect(world)
+    tensor = torch.ones(LENGTH, device="cuda")
+    torch.cuda.synchronize()
+    with streams.hold():
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        done = future.then(lambda future: future.value()[0] * 2)
+        # torch has 32, which it hands out in turn.
+        busy = [stream for stream in (torch.cuda.Stream() for _ in range(32)) if not stream.query()]
+        assert len(busy) <= 2, busy
+    assert (done.wait().cpu() == 2).all()
+
+
 # ---------------------------------------------------------------- what it costs the host
 
 
