@@ -111,9 +111,8 @@ def bodies(world, issue):
 
     def coalesced(tensor):
         results = [tensor + k for k in range(2)]
-        with dist._coalescing_manager(
-            device=tensor.device, async_ops=issue.how != "sync"
-        ) as manager:
+        later = issue.how != "sync"
+        with dist._coalescing_manager(device=tensor.device, async_ops=later) as manager:
             for result in results:
                 dist.all_reduce(result)
         if later:
