@@ -180,7 +180,10 @@ def run(operation, cases):
 def test_collectives_are_those_of_plain_values(world, operation):
     # Ranks that share a GPU go through sockets.
     sizes = SIZES if world <= torch.cuda.device_count() else SIZES[:-1]
-    run(operation, (Case(world, how, rows, "contiguous") for how in WAYS for rows in sizes))
+    # The futures of torch 2.11's nccl come before such operations have ended.
+    early = globals()[operation] in DIFFERENT_SIZES
+    ways = [how for how in WAYS if how != "future" or not early]
+    run(operation, (Case(world, how, rows, "contiguous") for how in ways for rows in sizes))
 
 
 @each

@@ -15,7 +15,7 @@ import uuid
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import on_ranks, wait_for
 
 import torchcomms_pg as torchcomms
 
@@ -162,6 +162,8 @@ def test_registering_hooks(world, async_op):
         abort_handle.remove()
         comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, async_op=False)  # nobody hears of it
         comm.finalize()
+    # A thread tells of the end, maybe after wait() has returned.
+    assert wait_for(lambda: len(lines) >= 2)
     assert [line.partition(":")[0] for line in lines] == [
         "Starting operation",
         "Completed operation",

@@ -118,8 +118,11 @@ Connections Link::connections() {
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
   auto made = connect_(store, rank_, size_);
   {
-    std::lock_guard lock(mutex_);
-    if (!failure_ && !closed_) {
+    std::unique_lock lock(mutex_);
+    if (failure_) {
+      // The others read the reason before they see that these connections end.
+      changed_.wait_for(lock, kTellPatience, [&] { return told_; });
+    } else if (!closed_) {
       connections_ = std::move(made);
     }
   }
@@ -139,13 +142,20 @@ void Link::startConnecting() {
   try {
     std::thread([unfinished = Unfinished(), self = shared_from_this()] {
       pthread_setname_np(pthread_self(), "tcpg_gloo");
+      c10::intrusive_ptr<c10d::Store> store;
+      std::string why;
       try {
-        const auto store = self->store_->clone();  // another thread may wait in the shared one
+        store = self->store_->clone();  // another thread may wait in the shared one
         store->set(kConnectKey, std::vector<uint8_t>{});
-        self->connectThrough(store);
+        return self->connectThrough(store);
+      } catch (const c10::Error& error) {
+        why = error.what_without_backtrace();
       } catch (const std::exception& error) {
-        self->fail(ncclRemoteError, error.what(), {});
+        why = error.what();
       }
+      const auto told = store ? readReason(*store) : std::nullopt;
+      told ? self->fail(ncclRemoteError, told->what(), told->ranks)
+           : self->fail(ncclRemoteError, why, {});
     }).detach();
   } catch (const std::system_error& error) {
     const auto who = "rank " + std::to_string(rank_) + " cannot be connected: ";
