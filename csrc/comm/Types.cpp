@@ -90,7 +90,8 @@ at::Tensor preMulFactor(const char* what, const ReduceOp& op, ScalarType dtype) 
 }  // namespace
 
 WireType wireType(ScalarType dtype) {
-  if (auto type = ncclType(dtype)) {
+  const auto type = ncclType(dtype);
+  if (type && !c10::isFloat8Type(dtype)) {  // which NCCL has from 2.24 on; bytes it always has
     return {*type, 1};
   }
   if (c10::isComplexType(dtype)) {
