@@ -4,7 +4,7 @@ It needs g++ (C++20), ninja, an installed torch and nccl.h; no CUDA toolkit, no 
 of torch, no libnccl. Variables that it reads:
 
 TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package is installed
-TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (1400); 0: each file alone
+TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (3200); 0: each file alone
 CXX, CXXFLAGS, LDFLAGS      the compiler (g++), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
 
@@ -110,7 +110,7 @@ def job_count() -> int:
 
 
 def unit_lines() -> int:
-    return int(os.environ.get("TORCHCOMMS_PG_UNIT_LINES", "1400"))
+    return int(os.environ.get("TORCHCOMMS_PG_UNIT_LINES", "3200"))
 
 
 def units(files: list[Path]) -> list[list[Path]]:

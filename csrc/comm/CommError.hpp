@@ -20,8 +20,8 @@ struct Failure {
   std::string op;            // e.g. "all_reduce"; empty when no operation was involved
   uint64_t seq = 0;          // of that operation
   std::string group;         // the group's name
-  std::vector<int> ranks;    // group ranks that did not arrive, died or aborted, where known
-  std::string verdict;       // what the ranks found out together; empty: nobody asked
+  std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, where known
+  std::string verdict{};     // what the ranks found out together; empty: nobody asked
   bool endsProcess = false;  // at the next call, of one that was met on other ranks
 
   std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }
