@@ -20,7 +20,8 @@ class Row:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash else str(report.longrepr)
             case = report.nodeid.partition("[")[2].rstrip("]")
-            self.detail = self.detail or " ".join(f"{case}: {text}".split())
+            if self.cases["FAILED"] == 1:  # its words go before those of what was skipped
+                self.detail = " ".join(f"{case}: {text}".split())
         elif report.skipped:
             self.cases["skipped"] += 1
             self.detail = self.detail or report.longrepr[2].removeprefix("Skipped: ")

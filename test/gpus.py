@@ -62,7 +62,9 @@ def take_device(world):
     """Called in a rank, before its first tensor."""
     rank, devices = int(os.environ["RANK"]), torch.cuda.device_count()
     torch.cuda.set_device(rank % devices)
-    if world > devices and not EMULATED:
+    if EMULATED:
+        emulated.set_delays(seed=rank + 1, probability=0.25, longest_us=1500)
+    elif world > devices:
         os.environ.update(SHARED_GPU, NCCL_HOSTID=f"gpus-{rank}")
 
 

@@ -39,11 +39,11 @@ class Meshes:
 
 
 def on_two_hosts(body, world):
-    """What each rank returns; rank 0 is on another host than the others."""
+    """Runs a body on ranks of which rank 0 is on another host than the others."""
     if os.geteuid() != 0:
         pytest.skip("a host name of its own needs root")
     with ranks.Ranks(world, init=False, started_with=emulated.environment) as processes:
-        outcomes = processes.run(body, *processes.store_args(), world, timeout=60)
+        outcomes = processes.run(body, *processes.store_args(), world, timeout=45)
     if "no namespace" in outcomes:
         pytest.skip("this machine does not let a process have a host name of its own")
 
@@ -67,7 +67,9 @@ def needs_none(port, prefix, world):
     assert tensor.tolist() == [3.0] * 1000
     dist.new_group(list(range(world)))
     dist.barrier()
-    assert meshes.made == 0
+    made = meshes.made
+    dist.barrier()  # before it nobody needs any
+    assert made == 0
     # A message between two ranks; the other one calls nothing, and is connected nevertheless.
     cpu = torch.full((1000,), 7.0 * (rank == 0))
     if rank == 1:
@@ -98,8 +100,10 @@ def leave(port, prefix, world):
     dist.all_reduce(torch.ones(1, device="cuda"))
     if dist.get_rank() == 1:
         dist.destroy_process_group()
+        store.set("gone", "")
         store.wait(["told"])
         return None
+    store.wait(["gone"])
     with time_limit(0, 20, "finding who has left"):  # the deadline is after 40 s
         with pytest.raises(torchcomms_pg.CommError, match="rank 1 has left") as raised:
             dist.all_reduce(torch.ones(1))
@@ -152,7 +156,7 @@ def test_a_wait_for_the_first_connections_ends(timeout, error, told):
             pytest.skip("this machine does not let a process have a host name of its own")
         if error is KeyboardInterrupt:
             os.kill(pid, signal.SIGINT)
-        ranks.check(processes.wait(60))
+        ranks.check(processes.wait(45))
 
 
 def fail_to_connect(port, prefix, world):
@@ -183,9 +187,10 @@ def come_late(port, prefix, world):
     store = started[1]
     dist.distributed_c10d._set_pg_timeout(2 * SECOND, dist.group.WORLD)
     if dist.get_rank() == 0:
-        with pytest.raises(torchcomms_pg.CommError, match="rank 1") as raised:
+        with pytest.raises(torchcomms_pg.CommError) as raised:
             dist.all_reduce(torch.ones(1))
-        assert raised.value.ranks == [1]
+        # A rank that is held up while it asks has not always time to learn who is missing.
+        assert raised.value.ranks == [1] or "cannot be known" in str(raised.value)
         store.set("told", "")
     else:
         store.wait(["told"])

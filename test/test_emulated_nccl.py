@@ -18,7 +18,6 @@ import torch
 pytestmark = pytest.mark.torch_version
 
 SUCCESS, CUDA_ERROR, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 0, 1, 3, 4, 5, 7
-VERSIONS = ("2.18", "2.24", "2.27", "2.30")
 FLOAT, SUM = 7, 0
 
 
@@ -118,7 +117,7 @@ def it_has_the_functions_of_its_version(version):
         assert emulated.misuses() == ["ncclCommRevoke: this NCCL does not have it yet"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", gpus.NCCL_VERSIONS)
 def test_it_has_the_functions_of_its_version(version):
     alone(it_has_the_functions_of_its_version, version, version)
 
@@ -199,7 +198,7 @@ def destroy_while_it_finalizes(group_stays_open):
     assert settled(comm) == SUCCESS
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", gpus.NCCL_VERSIONS)
 def test_a_destroy_that_comes_too_early_leaks(version):
     alone(destroy_while_it_finalizes, version, version in ("2.24", "2.27", "2.30"))
 
@@ -259,16 +258,12 @@ def an_operation_without_its_peer(end, port, prefix):
     return comm
 
 
-def abort():
-    an_operation_without_its_peer(nccl.ncclCommAbort, *receive_store())
+def abort(*store):
+    an_operation_without_its_peer(nccl.ncclCommAbort, *store)
 
 
-def receive_store():
-    return ranks.receive()
-
-
-def revoke():
-    comm = an_operation_without_its_peer(lambda c: nccl.ncclCommRevoke(c, 0), *receive_store())
+def revoke(*store):
+    comm = an_operation_without_its_peer(lambda c: nccl.ncclCommRevoke(c, 0), *store)
     if int(os.environ["RANK"]) == 0:
         assert all_reduce(comm, torch.ones(4, device="cuda")) == INVALID_USAGE
         assert nccl.ncclCommRevoke(comm, 0) == nccl.ncclCommFinalize(comm) == INVALID_ARGUMENT
@@ -279,11 +274,7 @@ def revoke():
 def test_a_kernel_that_waits_for_its_peer_ends(end):
     options = dict(init=gpus.no_group, started_with=emulated.environment)
     with ranks.Ranks(2, **options) as both:
-        where = both.store_args()
-        both.start(end)
-        for rank in range(2):
-            both.tell(rank, where)
-        ranks.check(both.wait())
+        both.run(end, *both.store_args())
 
 
 @gpus.on_gpu()
@@ -318,17 +309,16 @@ def test_two_threads_in_one_communicator_are_told():
         for thread in threads:
             thread.start()
         told = []
+        kinds = "two threads complete one group job", "another thread is in ncclCommGetAsyncError"
 
         def both_told():
             told.extend(emulated.misuses())
-            return len(told) >= 2
+            return all(any(kind in line for line in told) for kind in kinds)
 
         assert ranks.wait_for(both_told, timeout=20)
     for thread in threads:
         thread.join()
     emulated.misuses()  # it may have gone on
-    assert any("two threads complete one group job" in line for line in told)
-    assert any("another thread is in ncclCommGetAsyncError" in line for line in told)
     torch.cuda.synchronize()
     assert nccl.ncclCommAbort(comm) == SUCCESS
 

@@ -44,7 +44,8 @@ class Way:
     def __call__(self, collective, *args):
         work = collective(*args, async_op=self.how != "sync")
         # Over torch's nccl of 2.11 the futures of these fail but on the root.
-        if self.how == "future" and collective not in (dist.gather, dist.scatter):
+        failing = dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
+        if self.how == "future" and not failing:
             work.get_future().wait()
         elif self.how != "sync":
             work.wait()
@@ -247,6 +248,8 @@ def test_graphs_of_one_group_are_replayed_in_turn_with_operations_between(world)
 
 @on_ours(2)
 def test_the_documents_example_of_graphs_runs(world):
+    if torch.cuda.device_count() < world:
+        pytest.skip("needs a GPU for each rank")
     test_spec_examples.cuda_graphs(world)
 
 

@@ -1,5 +1,6 @@
 """The place of an operation among what is queued on a GPU, and what it costs the host."""
 
+import gc
 import time
 
 import emulated
@@ -22,7 +23,9 @@ LENGTH = 10_000
 
 def connect(world):
     """NCCL connects, and CUDA loads kernels, at the first use, and may wait for streams then."""
-    warm = torch.full((LENGTH,), 1.0, device="cuda").fill_(2)
+    warm = torch.full((LENGTH,), 1.0, device="cuda").fill_(2).add_(1)
+    for layout in gpus.LAYOUTS:
+        gpus.empty((100, 10), layout=layout).copy_(warm[:1000].view(100, 10)).contiguous()
     dist.all_reduce(warm)
     dist.all_gather_into_tensor(torch.empty(world * LENGTH, device="cuda"), warm * 10)
     torch.cuda.synchronize()
@@ -128,7 +131,7 @@ def operations_and_the_monitor(port, prefix, world):
         dist.all_reduce(tensor, async_op=True).wait()
     torch.cuda.synchronize()
     work = dist.all_reduce(tensor, async_op=True)
-    assert ranks.wait_for(work.get_future_result().done)
+    assert ranks.wait_for(work.get_future_result().done, 20)
     assert set(emulated.contexts()) == {torch.cuda.current_device()}
 
 
@@ -145,7 +148,8 @@ def test_an_operation_takes_few_calls_of_cuda(world):
     def calls(body, times=20):
         futures = [dist.all_reduce(tensor, async_op=True).get_future_result() for _ in range(50)]
         # Their events are used again.
-        assert ranks.wait_for(lambda: all(future.done() for future in futures))
+        assert ranks.wait_for(lambda: all(future.done() for future in futures), 20)
+        gc.collect()  # what it frees would be counted
         with emulated.counted() as counts:
             for _ in range(times):
                 body()

@@ -125,6 +125,10 @@ def main(device: str) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
     sides = {"torchcomms": cases(None), "nccl": cases(dist.new_group(backend="nccl"))}
+    for calls in sides.values():
+        for call in calls.values():  # what connects or loads a kernel may wait for the device
+            call()
+    torch.cuda.synchronize()
     records = []
     for case in sides["torchcomms"]:
         times: dict[str, list[float]] = {side: [] for side in sides}
