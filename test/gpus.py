@@ -97,13 +97,33 @@ def no_group(port, prefix, world, timeout):
 
 GROUPS = {"nccl": nccl, "torchcomms": torchcomms}
 
-on_gpu = functools.partial(ranks.on_ranks, 1, init=no_group, started_with=environment)
+
+def assert_no_misuse():
+    """Called in a rank: nothing was done that NCCL forbids or does not survive."""
+    if EMULATED:
+        assert emulated.misuses() == []
+
+
+def _on_ranks(*worlds, **options):
+    """As ranks.on_ranks, with GPUs; nothing may be misused."""
+
+    def decorate(body):
+        @functools.wraps(body)
+        def watched(*args, **kwargs):
+            body(*args, **kwargs)
+            assert_no_misuse()
+
+        return ranks.on_ranks(*worlds, started_with=environment, **options)(watched)
+
+    return decorate
+
+
+on_gpu = functools.partial(_on_ranks, 1, init=no_group)
 
 
 def on_gpus(*worlds, groups=tuple(GROUPS), **kwargs):
-    """As ranks.on_ranks, over each of `groups`."""
-    init = {name: GROUPS[name] for name in groups}
-    return ranks.on_ranks(*worlds or (2,), init=init, started_with=environment, **kwargs)
+    """On ranks with a group, once over each of `groups`."""
+    return _on_ranks(*worlds or (2,), init={name: GROUPS[name] for name in groups}, **kwargs)
 
 
 on_ours = functools.partial(on_gpus, groups=("torchcomms",))
@@ -115,7 +135,14 @@ def apart(world, body, *args, env=None, **kwargs):
     The body is called with port, prefix, world, and what else is given.
     """
     with ranks.Ranks(world, init=False, env=env, started_with=environment) as processes:
-        return processes.run(body, *processes.store_args(), world, *args, **kwargs)
+        results = processes.run(body, *processes.store_args(), world, *args, **kwargs)
+        processes.run(assert_no_misuse)
+        return results
+
+
+def by_root_over_nccl(collective):
+    """Whether torch's nccl runs a collective as messages from or to the root."""
+    return dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
 
 
 def current_device():

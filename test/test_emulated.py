@@ -248,6 +248,7 @@ def test_random_numbers_of_a_graph_go_on_with_each_replay():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         numbers = torch.rand(3, device="cuda")
+    torch.cuda.synchronize()  # torch sets the generator's state in the stream of the capture
     seen = []
     for seed in 3, None, 3:
         if seed is not None:
@@ -580,9 +581,8 @@ def groups_in_turn(port, prefix, world):
         dist.all_reduce(values)
         assert values.cpu()[0] == world
         dist.destroy_process_group()
-    assert list(emulated.contexts()) == [int(os.environ["RANK"])] and not emulated.misuses()
+    assert list(emulated.contexts()) == [int(os.environ["RANK"])]
 
 
 def test_groups_come_and_go_with_a_context_on_the_ranks_device_alone():
-    with ranks.Ranks(2, init=False, started_with=emulated.environment) as both:
-        both.run(groups_in_turn, *both.store_args(), 2)
+    gpus.apart(2, groups_in_turn)

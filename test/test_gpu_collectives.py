@@ -39,15 +39,13 @@ class Case(gpus.Case):
             self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side) if self.side else contextlib.nullcontext():
             work = collective(*args, async_op=True, **kwargs)
-        rooted = dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
-        # Over torch's nccl of 2.11 the futures of these fail but on the root.
-        if self.how == "future" and not rooted:
+        by_root = gpus.by_root_over_nccl(collective)
+        if self.how == "future" and not by_root:  # of torch 2.11 they fail but on the root
             work.get_future().wait()
         else:
             work.wait()
-        # torch's nccl of 2.11 and 2.12 copies the root's own part in the caller's stream, which
-        # its work does not cover.
-        if self.side and rooted:
+        # torch 2.11 and 2.12 copy the root's own part in this stream, outside of the work.
+        if self.side and by_root:
             torch.cuda.current_stream().wait_stream(self.side)
 
 
@@ -154,6 +152,11 @@ def scatter(case):
         assert_same(output.cpu(), case.parts[root][case.rank])
 
 
+def barrier(case):
+    """Of the device's own communicator."""
+    case.issue(dist.barrier, device_ids=[torch.cuda.current_device()])
+
+
 DIFFERENT_SIZES = (
     all_gather_of_different_sizes,
     reduce_scatter_of_different_sizes,
@@ -162,6 +165,7 @@ DIFFERENT_SIZES = (
 OPERATIONS = (
     *(all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, reduce_scatter),
     *(reduce_scatter_tensor, all_to_all, all_to_all_single, gather, scatter, *DIFFERENT_SIZES),
+    barrier,
 )
 each = pytest.mark.parametrize("operation", [operation.__name__ for operation in OPERATIONS])
 

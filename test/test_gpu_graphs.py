@@ -43,9 +43,8 @@ class Way:
 
     def __call__(self, collective, *args):
         work = collective(*args, async_op=self.how != "sync")
-        # Over torch's nccl of 2.11 the futures of these fail but on the root.
-        failing = dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
-        if self.how == "future" and not failing:
+        # Of torch 2.11 these futures fail but on the root.
+        if self.how == "future" and not gpus.by_root_over_nccl(collective):
             work.get_future().wait()
         elif self.how != "sync":
             work.wait()

@@ -189,9 +189,9 @@ import pytest
 
 @pytest.mark.parametrize("size", (1, 2, 3))
 def test_sums_are_right(size):
-    if size == 3:
-        pytest.skip("needs 3 GPUs")
-    assert size < 2, f"{size} is not"
+    if size == 1:
+        pytest.skip("one is too few")
+    assert size < 3, f"{size} is not"
 
 def test_all_is_well():
     pass
@@ -212,8 +212,8 @@ def test_the_table_has_a_row_for_each_test_function(tmp_path):
     rows = done.stdout[done.stdout.index("what GPUs have shown") :].splitlines()[2:5]
     sums, why, well = (" ".join(row.split()) for row in rows)
     assert sums.startswith("sums: sums are right FAILED ")
-    assert sums.endswith("1 ok, 1 FAILED, 1 skipped")
-    assert why.startswith("2: AssertionError: 2 is not")
+    assert sums.endswith("1 skipped, 1 ok, 1 FAILED")
+    assert why.startswith("3: AssertionError: 3 is not")
     assert well.startswith("sums: all is well ok ") and well.endswith(" 1 ok")
 
 

@@ -153,9 +153,9 @@ void Link::startConnecting() {
       } catch (const std::exception& error) {
         why = error.what();
       }
-      const auto told = store ? readReason(*store) : std::nullopt;
-      told ? self->fail(ncclRemoteError, told->what(), told->ranks)
-           : self->fail(ncclRemoteError, why, {});
+      if (!store || !self->failAsTold(*store)) {
+        self->fail(ncclRemoteError, why, {});
+      }
     }).detach();
   } catch (const std::system_error& error) {
     const auto who = "rank " + std::to_string(rank_) + " cannot be connected: ";
@@ -311,16 +311,20 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   }
 }
 
-std::optional<shm::Failure> Link::readReason(c10d::Store& store) {
+bool Link::failAsTold(c10d::Store& store) {
+  std::vector<uint8_t> text;
   try {
     if (store.check({kReasonKey})) {
-      const auto text = store.get(kReasonKey);
-      return decode({text.begin(), text.end()});
+      text = store.get(kReasonKey);
     }
   } catch (const std::exception&) {
-    // The store went with the rank that served it.
+    return false;  // the store went with the rank that served it
   }
-  return std::nullopt;
+  const auto told = decode({text.begin(), text.end()});
+  if (told) {
+    fail(ncclRemoteError, told->what(), told->ranks);
+  }
+  return told.has_value();
 }
 
 std::function<void()> Link::probe() {
@@ -331,9 +335,7 @@ std::function<void()> Link::probe() {
     if (!store) {
       store = self->store_->clone();  // since another thread may wait in the shared connection
     }
-    if (const auto told = readReason(*store)) {
-      self->fail(ncclRemoteError, told->what(), told->ranks);
-    } else if (!self->connected()) {
+    if (!self->failAsTold(*store) && !self->connected()) {
       self->lookForOthers(*store);
     }
   };
@@ -358,9 +360,7 @@ void Link::lookForOthers(c10d::Store& store) {
 
 void Link::raiseBroken(int peer, const std::string& what) {
   checkUsable();
-  if (const auto told = readReason(*store_)) {
-    fail(ncclRemoteError, told->what(), told->ranks);
-  } else {
+  if (!failAsTold(*store_)) {
     const std::string who = peer >= 0 ? "rank " + std::to_string(peer) : "a rank";
     fail(
         ncclRemoteError,

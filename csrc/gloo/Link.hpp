@@ -120,8 +120,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void tellOthers();
   void tellLeft();
   void disconnect();
-  // What another rank has written; none: nobody has, or the store is gone.
-  static std::optional<shm::Failure> readReason(c10d::Store& store);
+  // Fails with the reason that another rank has written; false: nobody has, or the store is gone.
+  bool failAsTold(c10d::Store& store);
 
   const Connect connect_;
   const c10::intrusive_ptr<c10d::Store> store_;
