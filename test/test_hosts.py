@@ -10,6 +10,7 @@ from ranks import Ranks, init_default_group
 from values import all_data, assert_reduced
 
 import torchcomms_pg
+from torchcomms_pg import as_gloo
 
 CLONE_NEWUTS = 0x04000000
 
@@ -45,11 +46,13 @@ def library(group):
     return "shm" if group._get_backend(torch.device("cpu")).supports_window else "gloo"
 
 
-def operate(args):
+def operate(args, backend):
     rank = int(os.environ["RANK"])
     if not move(rank):
         return None
-    init_default_group(*args, rank, 3, 20)
+    if backend == "gloo":
+        as_gloo.install()
+    init_default_group(*args, rank, 3, 20, backend)
     inputs = all_data(3, 70_001)
     tensor = inputs[rank].clone()
     dist.all_reduce(tensor, async_op=True).wait()
@@ -79,8 +82,9 @@ def operate(args):
     return used
 
 
-def test_groups_of_several_hosts_go_over_gloo_and_those_of_one_through_memory():
-    for rank, (world, together, apart) in enumerate(on_two_hosts(operate, 3)):
+@pytest.mark.parametrize("backend", ["torchcomms", "gloo"])
+def test_groups_of_several_hosts_go_over_gloo_and_those_of_one_through_memory(backend):
+    for rank, (world, together, apart) in enumerate(on_two_hosts(operate, 3, backend)):
         if world:
             assert world == "gloo"
             assert together == (None if rank == 0 else "shm")

@@ -76,10 +76,13 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     data = ("_C.pyi", "py.typed", "trace/timeline.html")
     for file in (extension, *data):
         assert f"torchcomms_pg/{file}" in names
-    assert {str(file.relative_to(ROOT)) for file in (ROOT / "torchcomms_pg").rglob("*.py")} <= names
+    packages = ("torchcomms_pg", "torchcomms_pg_autoload")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    assert {str(file.relative_to(ROOT)) for file in files} <= names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
     assert info + "licenses/LICENSE" in names
-    assert not [n for n in names if not n.startswith(("torchcomms_pg/", info))]
+    own = (info, *(f"{package}/" for package in packages))
+    assert not [n for n in names if not n.startswith(own)]
 
 
 # Importing

@@ -18,14 +18,14 @@ import torch
 
 import torchcomms_pg
 
-from . import budgets, compare, gpus, groups, mpi, native, plan, plot, steps, table
+from . import budgets, compare, gpus, groups, mpi, native, plan, plot, programs, steps, table
 from .operations import FRONT_ENDS
 from .results import ELEMENT_BYTES, OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
 from .team import TeamFailed
 
 FORMAT = 1
-PARTS = ("floor", "library", "operations", "overlap", "steps", "groups", "init")
+PARTS = ("floor", "library", "operations", "overlap", "programs", "steps", "groups", "init")
 BACKENDS = ("torchcomms", "gloo", "mpi")
 
 
@@ -189,6 +189,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "library": measure_library,
         "operations": measure_operations,
         "overlap": measure_overlap,
+        "programs": measure_programs,
         "steps": measure_steps,
         "groups": measure_groups,
         "init": measure_init,
@@ -285,6 +286,15 @@ def measure_overlap(args: argparse.Namespace, results: Results) -> None:
                 records.append({"backend": backend, "bytes": bytes_, **record})
     results.sections["overlap"] = records
     show(table.overlap(records))
+
+
+def measure_programs(args: argparse.Namespace, results: Results) -> None:
+    """What programs call on their CPU groups."""
+    backends = (*(backend for backend in args.backends if backend != "mpi"), "fake")
+    with torch_team(2, backends) as team:
+        found = programs.slowest(team.call("programs", backends))
+    results.sections["programs"] = found
+    show(table.programs(found))
 
 
 def measure_steps(args: argparse.Namespace, results: Results) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import bounds, table
+from . import bounds, programs, table
 from .plan import IN_CACHE, KB, LARGE, MB, SIZES
 from .results import OPERATIONS, Results
 
@@ -46,6 +46,7 @@ def all_of(results: Results) -> list[Budget]:
             )
         ),
         *(bound(results, kind) for kind in bounds.KINDS),
+        *(promised(results, call) for call in programs.CALLS if call.limit),
         half(results),
         step(results),
         growth(results),
@@ -167,6 +168,20 @@ def half(results: Results) -> Budget:
     size = max(ratios, key=lambda key: ratios[key])
     measured = f"{ratios[size]:.2f} at {table.size(size)} of float32"
     return Budget(what, "<= 0.75", measured, ratios[size] <= 0.75)
+
+
+def promised(results: Results, call: programs.Call) -> Budget:
+    """A call of programs."""
+    limits = {"gloo": ">= {:g} x", "fake": "<= {:g} x fake", "": "<= {:g} us"}
+    what, limit = f"{call.name}, 2 ranks", limits[call.beside].format(call.limit)
+    times = results.sections.get("programs", {}).get(call.name, {})
+    if not {"torchcomms", call.beside or "torchcomms"} <= times.keys():
+        return Budget(what, limit, "not measured", None)
+    ours, other = times["torchcomms"], times.get(call.beside, 1.0)
+    if call.beside == "gloo":
+        return Budget(what, limit, f"{table.ratio(other / ours)} x", other / ours >= call.limit)
+    measured = f"{table.ratio(ours / other)} {'x' if call.beside else 'us'}"
+    return Budget(what, limit, measured, ours / other <= call.limit)
 
 
 def step(results: Results) -> Budget:

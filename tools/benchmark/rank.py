@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import groups, operations, steps, timing
+from . import groups, operations, programs, steps, timing
 from .results import Contender
 
 TIMEOUT = timedelta(seconds=60)
@@ -125,6 +125,10 @@ class TorchRank:
     def train(self, job: steps.Job) -> dict[str, Any]:
         """Times training steps over every backend in turns."""
         return steps.train(job, {name: self.groups[name] for name in job.backends}, self.meet)
+
+    def programs(self, backends: tuple[str, ...]) -> dict[str, dict[str, float]]:
+        """Times what programs call over these backends."""
+        return programs.measure({name: self.groups[name] for name in backends}, self.meet)
 
     def many_groups(self, backend: str, counts: list[int]) -> list[dict[str, float]]:
         """Measures what up to so many groups cost in this process."""

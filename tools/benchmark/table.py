@@ -172,6 +172,17 @@ def overlap(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def programs(found: dict[str, dict[str, float]]) -> str:
+    """Writes the calls of programs."""
+    lines = [["call", "torchcomms", "Gloo", "ratio", "fake"]]
+    for name, times in found.items():
+        ours, other = times.get("torchcomms"), times.get("gloo")
+        cells = [time(value) if value else "-" for value in (ours, other, times.get("fake"))]
+        cells.insert(2, ratio(other / ours) if ours and other else "-")
+        lines.append([name, *cells])
+    return "What programs call, 2 ranks (microseconds)\n" + align(lines)
+
+
 def steps(records: Sequence[dict[str, Any]]) -> str:
     """Writes the training steps."""
     lines = [["training step", "parameters", "torchcomms", "Gloo", "ratio", "alone", "at most"]]

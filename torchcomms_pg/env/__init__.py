@@ -28,6 +28,16 @@ class Variable:
 
 
 VARIABLES = (
+    Variable(
+        "TORCHCOMMS_PG_AS_GLOO",
+        "false",
+        "whether groups of the name gloo run over torchcomms; read by import torch",
+    ),
+    Variable(
+        "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        "1",
+        "torch's; with 0 the variable above is read by import torchcomms_pg alone",
+    ),
     Variable("TORCHCOMM_TIMEOUT_SECONDS", "600", "how long an operation of new_comm may take"),
     Variable(
         "TORCHCOMM_ABORT_ON_ERROR",
@@ -280,6 +290,20 @@ def nan_check() -> bool:
 def enable_timing() -> bool:
     """Returns whether works of process groups know how long they took."""
     return read_bool("TORCH_NCCL_ENABLE_TIMING", default=False)
+
+
+def as_gloo() -> bool:
+    """Returns whether groups of the name gloo run over torchcomms.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_AS_GLOO is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_AS_GLOO", default=False)
+
+
+def set_as_gloo() -> None:
+    """Has programs that this process becomes, or starts, run groups of gloo over torchcomms."""
+    os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
 
 
 def exclude_nvls() -> None:

@@ -1,0 +1,167 @@
+"""Groups of the name ``gloo``, over torchcomms: for programs that say it and cannot be changed.
+
+c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module. `install`
+puts a class in its place that makes a `Backend` instead, while c10d makes a group. Everything else
+that is called so, such as torch.distributed.ProcessGroupGloo, stays torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
+from torchcomms_pg._C import Backend
+from torchcomms_pg._patches import unwrapped
+from torchcomms_pg.registration import create_backend
+
+CUDA = torch.device("cuda")
+
+
+@dataclass
+class _Group:
+    """What c10d is making a group of.
+
+    Attributes:
+        name, ranks: of the group; no ranks: it is the default group.
+        made: the backends in the place of Gloo's, and what Gloo would have had.
+    """
+
+    name: str
+    ranks: list[int]
+    made: list[tuple[Backend, dist.Store, timedelta]] = field(default_factory=list)
+
+
+_making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default=None)
+
+
+def install() -> None:
+    """Has c10d make groups of the name ``gloo`` over torchcomms; once is enough for a process.
+
+    Of the groups' tensors those on the CPU go over torchcomms, and those on GPUs over a real Gloo,
+    which connects with the first of them.
+    """
+    if not hasattr(c10d, "ProcessGroupGloo") or isinstance(c10d.ProcessGroupGloo, _StandIn):
+        return
+    attributes = {"__module__": c10d.__name__, "__wrapped__": c10d.ProcessGroupGloo}
+    stand_in: Any = _StandIn("ProcessGroupGloo", (), attributes)
+    c10d.ProcessGroupGloo = stand_in  # type: ignore[misc]
+    _around("_new_process_group_helper", _noting_the_group)
+    _around("_create_process_group_wrapper", _over_gloo_itself)
+
+
+class _StandIn(type):
+    """The class of the class in the place of ``ProcessGroupGloo``, which is `__wrapped__`."""
+
+    __wrapped__: Any
+
+    def __call__(cls, store: dist.Store, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+        group = _making.get()
+        if group is None:
+            return cls.__wrapped__(store, rank, size, *args, **kwargs)
+        options: Any = _DistributedBackendOptions()
+        options.store = store
+        options.group_rank, options.group_size = rank, size
+        options.timeout = kwargs["timeout"]
+        options.group_id = group.name
+        options.global_ranks_in_group = group.ranks
+        if kwargs.get("enable_reconfigure"):  # from torch 2.14 on
+            options.enable_reconfigure = True
+        backend = create_backend(options, None)
+        group.made.append((backend, store, options.timeout))
+        return backend
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (cls.__wrapped__, Backend))
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.__wrapped__, name)
+
+
+def _around(name: str, manager: Callable[..., Any]) -> None:
+    """Has each call of a function of c10d run in `manager`, of its arguments by name."""
+    original: Any = getattr(c10d, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with manager(**signature.bind(*args, **kwargs).arguments) as finish:
+            return finish(original(*args, **kwargs))
+
+    setattr(c10d, name, call)
+
+
+@contextlib.contextmanager
+def _noting_the_group(
+    *, group_name: str, global_ranks_in_group: list[int], **_: Any
+) -> Iterator[Callable[[Any], Any]]:
+    group = _Group(group_name, global_ranks_in_group)
+
+    def finish(result: tuple[Any, Any]) -> tuple[Any, Any]:
+        if group.made:
+            pg = result[0]
+            # Up to torch 2.13 a group of "cpu:gloo" gets it only where no plugin is registered.
+            if pg.name() == "undefined":
+                pg._set_default_backend(ProcessGroup.BackendType.GLOO)
+            _give_gpus_to_gloo(pg, group)
+            _announce(group)
+        return result
+
+    token = _making.set(group)
+    try:
+        yield finish
+    finally:
+        _making.reset(token)
+
+
+@contextlib.contextmanager
+def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares what the ranks call through a Gloo."""
+    token = _making.set(None)
+    try:
+        yield lambda result: result
+    finally:
+        _making.reset(token)
+
+
+def _give_gpus_to_gloo(pg: ProcessGroup, group: _Group) -> None:
+    if CUDA not in pg._device_types or not torch.cuda.device_count():
+        return
+    there = unwrapped(pg._get_backend(CUDA))
+    for backend, store, timeout in group.made:
+        if backend is there:
+            gloo: Any = c10d.ProcessGroupGloo.__wrapped__  # type: ignore[attr-defined]
+            options = gloo._Options()
+            options._devices = [gloo.create_default_device(lazy_init=True)]
+            options._timeout = timeout
+            own = dist.PrefixStore("torchcomms_pg.gpus/", store)
+            connected = gloo(own, backend.rank(), backend.size(), options)
+            # A type of its own: a group has one backend for each.
+            pg._register_backend(CUDA, ProcessGroup.BackendType.CUSTOM, connected)
+
+
+_announced = False
+
+
+def _announce(group: _Group) -> None:
+    global _announced
+    if _announced or group.ranks or group.made[0][0].rank() != 0:
+        return
+    _announced = True
+    print(
+        "torchcomms_pg: groups of the name gloo run over torchcomms, since TORCHCOMMS_PG_AS_GLOO "
+        "is set; without it they run over Gloo",
+        file=sys.stderr,
+    )
