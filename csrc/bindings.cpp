@@ -105,10 +105,11 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
       backend, "Options")
       .def(
-          py::init([](std::chrono::milliseconds timeout) {
-            return c10::make_intrusive<GroupOptions>(timeout);
+          py::init([](std::chrono::milliseconds timeout, std::string name) {
+            return c10::make_intrusive<GroupOptions>(timeout, std::move(name));
           }),
-          py::arg("timeout") = kBackendDefaultTimeout)
+          py::arg("timeout") = kBackendDefaultTimeout,
+          py::arg("name") = kBackendName)
       .def_property(
           "nccl_library",
           [](const GroupOptions& self) { return self.accelerator.library.path; },

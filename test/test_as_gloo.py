@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks, connect_store, init_default_group
 from torch.distributed import distributed_c10d as c10d
+from torch.profiler import ProfilerActivity, profile
 from values import all_data, assert_reduced, assert_same
 
 import torchcomms_pg
@@ -209,6 +210,33 @@ def compared():
     assert (tensor == 2).all()
     with pytest.raises(RuntimeError, match="Detected mismatch between collectives"):
         dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+
+def as_programs_look_at_it():
+    """What a group tells of itself, in profiles, logs and errors."""
+    me = dist.get_rank()
+    assert dist.group.WORLD.name() == dist.group.WORLD._get_backend(CPU).name() == "gloo"
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))
+    assert "gloo:all_gather" in {event.name for event in run.events()}
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    model(torch.ones(1, 3)).sum().backward()
+    # Under the name gloo DDP's log would take the backend for a ProcessGroupGloo.
+    assert model._get_ddp_logging_data()["backend_name"] == "custom"
+    assert dist.group.WORLD.name() == "gloo"
+    store = c10d._get_default_store()
+    if me == 1:
+        return store.wait(["told"])
+    with pytest.raises(RuntimeError) as raised:
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
+    store.set("told", "")
+    return str(raised.value)
+
+
+def test_names_and_words_are_those_of_gloo():
+    with Ranks(2, init=init) as ranks:
+        text = ranks.run(as_programs_look_at_it)[0]
+    assert text.startswith("Rank 1 failed to pass monitoredBarrier. monitored_barrier #"), text
 
 
 def what_is_not_a_groups(port, prefix, world):

@@ -73,14 +73,44 @@ def test_messages_are_recorded(world):
     assert any(n.startswith(("send", "recv")) for n in names), names
 
 
-@on_ranks(2)
-def test_the_operation_has_a_named_range_that_ends_with_it(world):
-    """`torchcomms:all_reduce` or, as torch's own backends call it, `nccl:all_reduce`."""
-
-    def call():
-        dist.all_reduce(torch.ones(1024), async_op=True).wait()
-
-    with profile(activities=[ProfilerActivity.CPU]) as run:
+def ranges(name, call):
+    """The ranges of an operation on this rank, in a profile of what is called."""
+    if name == "send or recv":
+        name = ("send", "recv")[dist.get_rank()]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as run:
         call()
-    names = {event.key for event in run.key_averages()}
-    assert any(":all_reduce" in name for name in names), names
+    return [event for event in run.events() if event.name == f"torchcomms:{name}"]
+
+
+def reduced(async_op):
+    work = dist.all_reduce(torch.ones(7, 3), async_op=async_op)
+    if async_op:
+        work.wait()
+
+
+def message():
+    """From rank 0 to rank 1."""
+    call = dist.isend if dist.get_rank() == 0 else dist.irecv
+    call(torch.ones(7, 3), 1 - dist.get_rank()).wait()
+
+
+CASES = {
+    "sync": ("all_reduce", lambda: reduced(False)),
+    "async": ("all_reduce", lambda: reduced(True)),
+    "message": ("send or recv", message),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@on_ranks(2)
+def test_an_operation_has_a_range_with_the_shapes_of_its_tensors(world, case):
+    name, call = CASES[case]
+    (event,) = ranges(name, call)
+    assert event.is_async and event.count == 1 and event.input_shapes == [[7, 3]]
+
+
+@on_ranks(2)
+def test_the_range_of_a_message_has_ended_when_its_wait_returns(world):
+    """The profiler may be stopped then: a range that ended later would crash the process."""
+    for _ in range(30):
+        assert len(ranges("send or recv", message)) == 1

@@ -580,6 +580,7 @@ class Backend(_C10dBackend):
 
         Args:
             timeout: how long an operation may take, from its issue, before the group fails.
+            name: by which profiles and `Backend.name` call the backend; ``gloo``: as Gloo's.
 
         Attributes:
             nccl_library: path of the libnccl.so.2 to load. Empty: see `torchcomms_pg.nccl.load`.
@@ -601,7 +602,7 @@ class Backend(_C10dBackend):
         config: NcclConfig
         ranks_per_root: int
 
-        def __init__(self, timeout: timedelta = ...) -> None: ...
+        def __init__(self, timeout: timedelta = ..., name: str = ...) -> None: ...
         blocking_wait: bool
         nan_check: bool
         @property

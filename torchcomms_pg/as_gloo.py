@@ -22,12 +22,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.registration import create_backend
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+# A group has one backend of each type. Ours is registered as two of them, and called by the first.
+GLOO, OURS = ProcessGroup.BackendType.GLOO, ProcessGroup.BackendType.CUSTOM
+GLOO_OF_GPUS = ProcessGroup.BackendType.UCC  # one that nothing else in the group has
 
 
 @dataclass
@@ -58,8 +63,9 @@ def install() -> None:
     attributes = {"__module__": c10d.__name__, "__wrapped__": c10d.ProcessGroupGloo}
     stand_in: Any = _StandIn("ProcessGroupGloo", (), attributes)
     c10d.ProcessGroupGloo = stand_in  # type: ignore[misc]
-    _around("_new_process_group_helper", _noting_the_group)
-    _around("_create_process_group_wrapper", _over_gloo_itself)
+    _around(c10d, "_new_process_group_helper", _noting_the_group)
+    _around(c10d, "_create_process_group_wrapper", _over_gloo_itself)
+    _around(DistributedDataParallel, "_ddp_init_helper", _not_called_gloo)
 
 
 class _StandIn(type):
@@ -79,7 +85,7 @@ class _StandIn(type):
         options.global_ranks_in_group = group.ranks
         if kwargs.get("enable_reconfigure"):  # from torch 2.14 on
             options.enable_reconfigure = True
-        backend = create_backend(options, None)
+        backend = create_backend(options, Backend.Options(options.timeout, "gloo"))
         group.made.append((backend, store, options.timeout))
         return backend
 
@@ -90,9 +96,9 @@ class _StandIn(type):
         return getattr(cls.__wrapped__, name)
 
 
-def _around(name: str, manager: Callable[..., Any]) -> None:
-    """Has each call of a function of c10d run in `manager`, of its arguments by name."""
-    original: Any = getattr(c10d, name)
+def _around(owner: Any, name: str, manager: Callable[..., Any]) -> None:
+    """Has each call of a function run in `manager`, which gets the arguments by name."""
+    original: Any = getattr(owner, name)
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -100,7 +106,7 @@ def _around(name: str, manager: Callable[..., Any]) -> None:
         with manager(**signature.bind(*args, **kwargs).arguments) as finish:
             return finish(original(*args, **kwargs))
 
-    setattr(c10d, name, call)
+    setattr(owner, name, call)
 
 
 @contextlib.contextmanager
@@ -112,9 +118,10 @@ def _noting_the_group(
     def finish(result: tuple[Any, Any]) -> tuple[Any, Any]:
         if group.made:
             pg = result[0]
+            pg._register_backend(CPU, OURS, pg._get_backend(CPU))
             # Up to torch 2.13 a group of "cpu:gloo" gets it only where no plugin is registered.
             if pg.name() == "undefined":
-                pg._set_default_backend(ProcessGroup.BackendType.GLOO)
+                pg._set_default_backend(GLOO)
             _give_gpus_to_gloo(pg, group)
             _announce(group)
         return result
@@ -136,6 +143,20 @@ def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
         _making.reset(token)
 
 
+@contextlib.contextmanager
+def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
+    """DDP's log takes a backend of the type GLOO for a ProcessGroupGloo, in C++, unchecked."""
+    pg = self.process_group
+    ours = pg.name() == "gloo" and isinstance(unwrapped(pg._get_backend(CPU)), Backend)
+    if ours:
+        pg._set_default_backend(OURS)
+    try:
+        yield lambda result: result
+    finally:
+        if ours:
+            pg._set_default_backend(GLOO)
+
+
 def _give_gpus_to_gloo(pg: ProcessGroup, group: _Group) -> None:
     if CUDA not in pg._device_types or not torch.cuda.device_count():
         return
@@ -148,8 +169,7 @@ def _give_gpus_to_gloo(pg: ProcessGroup, group: _Group) -> None:
             options._timeout = timeout
             own = dist.PrefixStore("torchcomms_pg.gpus/", store)
             connected = gloo(own, backend.rank(), backend.size(), options)
-            # A type of its own: a group has one backend for each.
-            pg._register_backend(CUDA, ProcessGroup.BackendType.CUSTOM, connected)
+            pg._register_backend(CUDA, GLOO_OF_GPUS, connected)
 
 
 _announced = False

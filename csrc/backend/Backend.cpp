@@ -17,6 +17,7 @@ Group describeGroup(const GroupOptions& options) {
   Group group;
   group.name = options.group_name;
   group.description = options.group_desc;
+  group.backend = options.backend;
   group.globalRanks.assign(
       options.global_ranks_in_group.begin(), options.global_ranks_in_group.end());
   if (!options.global_ranks_in_group.empty()) {
@@ -299,6 +300,11 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
     return c10::make_intrusive<GroupOptions>(*options_);
   }
   const auto ours = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (ours == nullptr && options_->backend != kBackendName) {  // options of Gloo
+    auto options = c10::make_intrusive<GroupOptions>(*options_);
+    options->timeout = opts->timeout;
+    return options;
+  }
   TORCH_CHECK_TYPE(
       ours != nullptr,
       what,

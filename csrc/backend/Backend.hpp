@@ -44,7 +44,7 @@ class Backend final : public c10d::Backend {
   Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
 
-  const std::string getBackendName() const override { return kBackendName; }
+  const std::string getBackendName() const override { return options_->backend; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
 
   bool supportsSplitting() const override { return true; }

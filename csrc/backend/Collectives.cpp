@@ -1,6 +1,7 @@
 // Each of c10d's operations in terms of the Communicator's.
 #include <ATen/DeviceAccelerator.h>
 
+#include <sstream>
 #include <utility>
 
 #include "backend/Backend.hpp"
@@ -41,6 +42,28 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
       " outputs and ",
       inputs,
       " inputs were given, wanted as many of one as of the other, and at least one");
+}
+
+// The failure of a monitored barrier as ProcessGroupGloo begins it, which programs may look for.
+Failure inGloosWords(Failure failure, int rank, bool allRanks) {
+  const auto& missing = failure.ranks;
+  if (missing.empty()) {
+    return failure;
+  }
+  std::ostringstream text;
+  if (rank != 0) {
+    text << "Rank " << rank << " successfully reached monitoredBarrier, but received errors while "
+         << "waiting for send/recv from rank 0. ";
+  } else {
+    const size_t named = allRanks ? missing.size() : 1;
+    text << (named > 1 ? "Ranks " : "Rank ");
+    for (size_t i = 0; i < named; ++i) {
+      text << (i > 0 ? ", " : "") << missing[i];
+    }
+    text << " failed to pass monitoredBarrier. ";
+  }
+  failure.message = text.str() + failure.message;
+  return failure;
 }
 
 }  // namespace
@@ -271,11 +294,16 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
   return used != nullptr ? used : cpuCommunicator("barrier");
 }
 
-void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   // The error names all missing ranks in either case: shared memory tells.
   auto call = options(opts);
   call.async = false;
-  cpuCommunicator("monitored_barrier")->barrier(call, OpKind::monitoredBarrier);
+  try {
+    cpuCommunicator("monitored_barrier")->barrier(call, OpKind::monitoredBarrier);
+  } catch (const CommError& error) {
+    if (options_->backend == kBackendName) throw;
+    throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks));
+  }
 }
 
 Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {

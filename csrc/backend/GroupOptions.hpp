@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "comm/Connect.hpp"
 #include "comm/TorchCompat.hpp"
@@ -11,8 +13,10 @@ namespace torchcomms_pg {
 inline constexpr const char* kBackendName = "torchcomms";
 
 struct GroupOptions : c10d::Backend::Options {
-  explicit GroupOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : c10d::Backend::Options(kBackendName, timeout) {}
+  // `name`: "gloo" where the group stands for one of Gloo, as a program that says so expects it.
+  explicit GroupOptions(
+      std::chrono::milliseconds timeout = kBackendDefaultTimeout, std::string name = kBackendName)
+      : c10d::Backend::Options(std::move(name), timeout) {}
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;

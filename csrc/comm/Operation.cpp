@@ -11,46 +11,51 @@ namespace {
 struct Names {
   const char* name;
   const char* title;
+  const char* titleOfGloo;
   const char* record;
   c10d::OpType type;
 };
 
 const Names& names(OpKind kind) {
   using c10d::OpType;
-#define TORCHCOMMS_PG_NAMES(name, record, type)    \
-  {                                                \
-    name, "torchcomms:" name, record, OpType::type \
+#define TORCHCOMMS_PG_NAMES(name, gloo, record, type)            \
+  {                                                              \
+    name, "torchcomms:" name, "gloo:" gloo, record, OpType::type \
   }
   static constexpr Names kNames[] = {
-      TORCHCOMMS_PG_NAMES("all_reduce", "allreduce", ALLREDUCE),
-      TORCHCOMMS_PG_NAMES("broadcast", "broadcast", BROADCAST),
-      TORCHCOMMS_PG_NAMES("reduce", "reduce", REDUCE),
-      TORCHCOMMS_PG_NAMES("all_gather", "all_gather", ALLGATHER),
-      TORCHCOMMS_PG_NAMES("all_gather_single", "_allgather_base", _ALLGATHER_BASE),
-      TORCHCOMMS_PG_NAMES("reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
-      TORCHCOMMS_PG_NAMES("reduce_scatter_single", "_reduce_scatter_base", _REDUCE_SCATTER_BASE),
-      TORCHCOMMS_PG_NAMES("all_to_all", "all_to_all", ALLTOALL),
-      TORCHCOMMS_PG_NAMES("all_to_all_single", "all_to_all", ALLTOALL_BASE),
-      TORCHCOMMS_PG_NAMES("gather", "gather", GATHER),
-      TORCHCOMMS_PG_NAMES("gather_single", "gather", GATHER),
-      TORCHCOMMS_PG_NAMES("scatter", "scatter", SCATTER),
-      TORCHCOMMS_PG_NAMES("send", "send", SEND),
-      TORCHCOMMS_PG_NAMES("recv", "recv", RECV),
-      TORCHCOMMS_PG_NAMES("barrier", "barrier", BARRIER),
-      TORCHCOMMS_PG_NAMES("monitored_barrier", "barrier", BARRIER),
-      TORCHCOMMS_PG_NAMES("coalesced", "coalesced", COALESCED),
-      TORCHCOMMS_PG_NAMES("new_window", "new_window", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("tensor_register", "tensor_register", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("tensor_deregister", "tensor_deregister", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("put", "put", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("signal", "signal", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("wait_signal", "wait_signal", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("split", "split", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("shrink", "shrink", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("register_mem_pool", "register_mem_pool", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("suspend", "suspend", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("resume", "resume", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("init", "init", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("all_reduce", "all_reduce", "allreduce", ALLREDUCE),
+      TORCHCOMMS_PG_NAMES("broadcast", "broadcast", "broadcast", BROADCAST),
+      TORCHCOMMS_PG_NAMES("reduce", "reduce", "reduce", REDUCE),
+      TORCHCOMMS_PG_NAMES("all_gather", "all_gather", "all_gather", ALLGATHER),
+      TORCHCOMMS_PG_NAMES("all_gather_single", "all_gather", "_allgather_base", _ALLGATHER_BASE),
+      TORCHCOMMS_PG_NAMES("reduce_scatter", "reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
+      TORCHCOMMS_PG_NAMES(
+          "reduce_scatter_single",
+          "reduce_scatter_single",
+          "_reduce_scatter_base",
+          _REDUCE_SCATTER_BASE),
+      TORCHCOMMS_PG_NAMES("all_to_all", "all_to_all", "all_to_all", ALLTOALL),
+      TORCHCOMMS_PG_NAMES("all_to_all_single", "all_to_all", "all_to_all", ALLTOALL_BASE),
+      TORCHCOMMS_PG_NAMES("gather", "gather", "gather", GATHER),
+      TORCHCOMMS_PG_NAMES("gather_single", "gather", "gather", GATHER),
+      TORCHCOMMS_PG_NAMES("scatter", "scatter", "scatter", SCATTER),
+      TORCHCOMMS_PG_NAMES("send", "send", "send", SEND),
+      TORCHCOMMS_PG_NAMES("recv", "recv", "recv", RECV),
+      TORCHCOMMS_PG_NAMES("barrier", "barrier", "barrier", BARRIER),
+      TORCHCOMMS_PG_NAMES("monitored_barrier", "barrier", "barrier", BARRIER),
+      TORCHCOMMS_PG_NAMES("coalesced", "coalesced", "coalesced", COALESCED),
+      TORCHCOMMS_PG_NAMES("new_window", "new_window", "new_window", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("tensor_register", "tensor_register", "tensor_register", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("tensor_deregister", "tensor_deregister", "tensor_deregister", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("put", "put", "put", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("signal", "signal", "signal", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("wait_signal", "wait_signal", "wait_signal", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("split", "split", "split", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("shrink", "shrink", "shrink", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("register_mem_pool", "register_mem_pool", "register_mem_pool", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("suspend", "suspend", "suspend", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("resume", "resume", "resume", UNKNOWN),
+      TORCHCOMMS_PG_NAMES("init", "init", "init", UNKNOWN),
   };
 #undef TORCHCOMMS_PG_NAMES
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::initialization) + 1);
@@ -73,8 +78,11 @@ const char* recordName(OpKind kind) {
   return names(kind).record;
 }
 
-const char* profilingTitle(OpKind kind) {
-  return names(kind).title;
+const char* profilingTitle(const Operation& op, const Group& group) {
+  if (group.backend != "gloo") {
+    return names(op.kind).title;
+  }
+  return op.kind == OpKind::recv && op.peer < 0 ? "gloo:recvAnySource" : names(op.kind).titleOfGloo;
 }
 
 c10d::OpType opType(OpKind kind) {

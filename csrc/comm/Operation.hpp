@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/Group.hpp"
 #include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
@@ -53,9 +54,6 @@ const char* name(OpKind kind);
 
 // What ProcessGroupNCCL calls the operation in profiles, which tools look for.
 const char* recordName(OpKind kind);
-
-// The name of the operation's range in a profile, e.g. "torchcomms:all_reduce".
-const char* profilingTitle(OpKind kind);
 
 // The nearest c10d type.
 c10d::OpType opType(OpKind kind);
@@ -108,6 +106,10 @@ struct Operation {
     reduceOp = other.reduceOp;
   }
 };
+
+// The name of the operation's range in a profile, e.g. "torchcomms:all_reduce"; of a group that is
+// called gloo, the one that Gloo has.
+const char* profilingTitle(const Operation& op, const Group& group);
 
 // E.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x Int)".
 std::string describe(const Operation& op);

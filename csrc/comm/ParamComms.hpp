@@ -41,11 +41,15 @@ decltype(auto) withParamComms(
       group.globalRankStride,
       comm.size(),
       op.async);
-  if (!op.async) {
-    RECORD_USER_SCOPE(profilingTitle(op.kind));
-    return body();
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);
+  std::vector<c10::IValue> values;
+  if (!op.async && range.isActive()) {  // of an asynchronous one the Work has it, in the same form
+    values.assign(inputs.begin(), inputs.end());
+    range._setAsync();
+    range.before(
+        profilingTitle(op, group), c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
-  return body();  // the Work has the range
+  return body();
 }
 
 }  // namespace torchcomms_pg

@@ -43,8 +43,11 @@ Work::Work(
     : c10d::Work(
           rank,
           opType(op.kind),
-          C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op.kind) : nullptr,
-          inputs),
+          C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,
+          // What a profile shows the shapes of.
+          C10_UNLIKELY(at::hasCallbacks())
+              ? std::optional(op.kind == OpKind::recv ? outputs : inputs)
+              : std::nullopt),
       comm_(std::move(comm)),
       op_(std::move(op)),
       inputs_(std::move(inputs)),
@@ -256,6 +259,8 @@ bool Work::finish(std::exception_ptr error) {
     }
     exception_ = std::move(error);
     inputs.swap(inputs_);
+    // Before anybody is released, who might stop the profiler meanwhile.
+    endRange();
     completed_ = true;
     done_.store(true, std::memory_order_release);
   }
@@ -268,12 +273,18 @@ bool Work::hasFuture() const {
   return future_ || futureResult_ || recordFunctionEndCallback_;
 }
 
+void Work::endRange() {
+  if (const auto end = std::exchange(recordFunctionEndCallback_, nullptr)) {
+    end();
+  }
+}
+
 void Work::announce() {
   std::unique_lock lock(mutex_);
   if (!completed_ && !flight_) {
     return;
   }
-  const auto endRange = std::exchange(recordFunctionEndCallback_, nullptr);
+  endRange();
   // Whoever sees a future unannounced marks it: completion and a late
   // getFuture() may come at the same time.
   const auto future = std::exchange(futureAnnounced_, future_ != nullptr) ? nullptr : future_;
@@ -284,9 +295,6 @@ void Work::announce() {
   const auto outputs = outputs_;
   const auto flight = flight_;
   lock.unlock();
-  if (endRange) {
-    endRange();
-  }
   if (futureResult) {
     futureResult->markCompleted(at::IValue(static_cast<uint8_t>(workResult(error))));
   }

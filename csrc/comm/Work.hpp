@@ -119,6 +119,8 @@ class Work final : public c10d::Work {
 
  private:
   void wait(std::chrono::milliseconds timeout, bool onHost);
+  // In a profile; under the lock.
+  void endRange();
 
   const std::shared_ptr<Communicator> comm_;
   Operation op_;
