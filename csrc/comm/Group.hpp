@@ -10,7 +10,7 @@ namespace torchcomms_pg {
 struct Group {
   std::string name;
   std::string description;
-  std::string backend;  // by which name c10d has it
+  std::string backend;               // by which name c10d has it
   std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
   int globalRankStart = 0;
   int globalRankStride = 1;
