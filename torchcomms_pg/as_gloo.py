@@ -111,9 +111,10 @@ def _around(owner: Any, name: str, manager: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _noting_the_group(
-    *, group_name: str, global_ranks_in_group: list[int], **_: Any
+    *, backend: Any, group_name: str, global_ranks_in_group: list[int], **_: Any
 ) -> Iterator[Callable[[Any], Any]]:
     group = _Group(group_name, global_ranks_in_group)
+    on_cpu = c10d.BackendConfig(backend).get_device_backend_map().get("cpu")
 
     def finish(result: tuple[Any, Any]) -> tuple[Any, Any]:
         if group.made:
@@ -126,7 +127,7 @@ def _noting_the_group(
             _announce(group)
         return result
 
-    token = _making.set(group)
+    token = _making.set(group if on_cpu == "gloo" else None)
     try:
         yield finish
     finally:
@@ -147,7 +148,11 @@ def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
 def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
     """DDP's log takes a backend of the type GLOO for a ProcessGroupGloo, in C++, unchecked."""
     pg = self.process_group
-    ours = pg.name() == "gloo" and isinstance(unwrapped(pg._get_backend(CPU)), Backend)
+    ours = (
+        pg.name() == "gloo"
+        and CPU in pg._device_types
+        and isinstance(unwrapped(pg._get_backend(CPU)), Backend)
+    )
     if ours:
         pg._set_default_backend(OURS)
     try:
