@@ -303,6 +303,7 @@ def tensors_of_gpus(port, prefix, world):
             work = dist.broadcast(tensor.copy_(inputs[rank]), 0, group=group, async_op=True)
             work.wait()
             assert_same(tensor.cpu(), inputs[0])
+    dist.barrier(device_ids=[torch.cuda.current_device()])
     alone = dist.new_group(backend="cuda:gloo")
     dist.all_reduce(torch.ones(1, device=CUDA), group=alone)
     assert type(alone._get_backend(CUDA)) is dist.ProcessGroupGloo

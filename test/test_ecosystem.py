@@ -1,4 +1,6 @@
-"""What people build on torch.distributed trains over torchcomms on two CPU ranks.
+"""What people build on torch.distributed runs over torchcomms on two CPU ranks.
+
+By its name, and by the name gloo, under which a program need not be changed.
 
 Each is skipped where it is not installed: ``pip install -e '.[ecosystem]'``. docs/ecosystem.md
 tells users the same.
@@ -15,6 +17,8 @@ import torch.distributed as dist
 from ranks import HERE, Ranks
 from torch import nn
 
+from torchcomms_pg import as_gloo
+
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.timeout(180)]
 CPU = torch.device("cpu")
 
@@ -29,7 +33,10 @@ def samples():
     return torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randn(16, 2))
 
 
-def launch(package, body, world=2, **env):
+by_name = pytest.mark.parametrize("name", ["torchcomms", "gloo"])
+
+
+def launch(package, body, *args, world=2, **env):
     """Runs `body` on ranks with the environment that torchrun gives; what they return."""
     pytest.importorskip(package)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -44,7 +51,7 @@ def launch(package, body, world=2, **env):
         **env,
     )
     with Ranks(world, init=False, env=environment) as ranks:
-        return ranks.run(body, timeout=150)
+        return ranks.run(body, *args, timeout=150)
 
 
 def is_ours(group=None):
@@ -79,12 +86,15 @@ def assert_trained(ranks, want=None):
             torch.testing.assert_close(got, expected)
 
 
-def with_accelerate():
+def with_accelerate(name):
     from accelerate import Accelerator
     from accelerate.utils import gather_object
 
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
-    dist.init_process_group("torchcomms")  # the line that selects the backend
+    if name == "gloo":
+        as_gloo.install()
+    else:
+        dist.init_process_group(name)  # the line that selects the backend
     accelerator = Accelerator(cpu=True)
     assert is_ours() and accelerator.num_processes == 2
     net = model()
@@ -106,13 +116,16 @@ def with_accelerate():
     return result
 
 
-def test_accelerate():
-    assert_trained(launch("accelerate", with_accelerate))
+@by_name
+def test_accelerate(name):
+    assert_trained(launch("accelerate", with_accelerate, name))
 
 
-def with_lightning():
+def with_lightning(name):
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
+
+    as_gloo.install()
 
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
 
@@ -130,7 +143,7 @@ def with_lightning():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    strategy = DDPStrategy(process_group_backend="torchcomms")  # the line that selects the backend
+    strategy = DDPStrategy(process_group_backend=name)  # the line that selects the backend
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -153,17 +166,60 @@ def with_lightning():
     return [p.detach() for p in module.net.parameters()]
 
 
-def test_lightning():
-    assert_trained(launch("lightning", with_lightning))
+@by_name
+def test_lightning(name):
+    assert_trained(launch("lightning", with_lightning, name))
 
 
-def with_deepspeed(stage):
+def with_transformers(name, folder):
+    """The tokens that a model generates, its layers spread over the ranks."""
+    from transformers import AutoModelForCausalLM
+
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    if name == "gloo":
+        as_gloo.install()
+    else:
+        dist.init_process_group(name)  # the line that selects the backend
+    spread = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+    assert is_ours() and dist.get_world_size() == 2
+    layer = spread.model.layers[0].mlp.down_proj
+    assert layer.weight.to_local().numel() * 2 == layer.weight.numel()
+    return generate(spread)
+
+
+def generate(language_model):
+    prompt = torch.arange(1, 9).unsqueeze(0)
+    tokens = language_model.generate(prompt, max_new_tokens=12, do_sample=False)
+    return tokens.tolist()
+
+
+@by_name
+def test_transformers(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    whole = transformers.LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    for tokens in launch("transformers", with_transformers, name, str(tmp_path)):
+        assert tokens == generate(whole)
+
+
+def with_deepspeed(name, stage):
     import deepspeed
+
+    as_gloo.install()
 
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     # Without DeepSpeed's own all-reduce for CPUs, which would be compiled here, and take work away.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="torchcomms")  # the line that selects the backend
+    deepspeed.init_distributed(dist_backend=name)  # the line that selects the backend
     net = model()
     config = dict(
         train_micro_batch_size_per_gpu=2,
@@ -188,21 +244,10 @@ def with_deepspeed(stage):
         return [p.detach().clone() for p in engine.module.parameters()]
 
 
-def stage_1():
-    return with_deepspeed(1)
-
-
-def stage_2():
-    return with_deepspeed(2)
-
-
-def stage_3():
-    return with_deepspeed(3)
-
-
-@pytest.mark.parametrize("body", [stage_1, stage_2, stage_3])
-def test_deepspeed_zero(body):
-    assert_trained(launch("deepspeed", body, DS_ACCELERATOR="cpu"))
+@by_name
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_zero(name, stage):
+    assert_trained(launch("deepspeed", with_deepspeed, name, stage, DS_ACCELERATOR="cpu"))
 
 
 def torchft_group():

@@ -128,6 +128,14 @@ def test_many_groups_at_once(world):
         dist.destroy_process_group(group)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@on_ranks(2)
+def test_a_barrier_takes_device_ids_where_there_are_no_devices(world):
+    """As programs for both pass them, such as Accelerate's."""
+    dist.barrier(device_ids=[dist.get_rank()])
+    dist.barrier(device_ids=[0, 1], async_op=True).wait()
+
+
 def split(group, colors, name):
     """The C++ split, which every torch has on CPU."""
     return group.split_group(colors, timeout=LIMIT, group_name=name)

@@ -275,17 +275,19 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 
 // c10d does not hand down the device that it has chosen, nor whether that is the CPU. So it is the
 // one of `device_ids`, else the one that the group has used or been bound to; the CPU where there
-// is none.
+// is none. Programs pass `device_ids` also where there are no accelerators, and over Gloo, which
+// looks at them nowhere.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
   auto device = opts.device;
-  const auto type = at::accelerator::getAccelerator(/*checked=*/false);
-  if (!opts.device_ids.empty() && type) {
+  const bool meant = at::accelerator::deviceCount() > 0 && options_->backend == kBackendName;
+  if (!opts.device_ids.empty() && meant) {
     TORCH_CHECK_VALUE(
         opts.device_ids.size() == 1,
         "barrier: device_ids names ",
         opts.device_ids.size(),
         " devices, wanted one, that of this rank");
-    device = at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
+    const auto type = at::accelerator::getAccelerator(/*checked=*/true).value();
+    device = at::Device(type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
   }
   if (device) {
     return communicator("barrier", *device);
