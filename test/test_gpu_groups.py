@@ -109,6 +109,41 @@ def test_a_group_comes_up_where_another_one_was(version):
     gpus.apart(2, groups_one_after_another, env=gpus.nccl_environment(version))
 
 
+def to_itself(port, prefix, world):
+    """One rank alone, before the group has connected its GPUs; then with others in one batch."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    sent, got = ones(7), [torch.zeros(7, device="cuda") for _ in range(2)]
+
+    def batch(*operations):
+        for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in operations]):
+            work.wait()
+
+    if rank == 0:
+        batch((dist.irecv, got[0], 0), (dist.isend, sent, 0))
+        assert (got[0].cpu() == 1).all()
+        for wrong in (sent.double(), ones(6)):
+            with pytest.raises(ValueError, match="to itself"):
+                batch((dist.irecv, got[0], 0), (dist.isend, wrong, 0))
+        with pytest.raises(ValueError, match="sends 1 messages to itself and receives 0"):
+            batch((dist.isend, sent, 0))
+    for number in range(2):  # the second batch through the communicator that the first makes
+        mine, theirs = sent + 10 * rank + number, got[1].zero_()
+        batch(
+            (dist.isend, mine, rank),
+            (dist.isend, mine, other),
+            (dist.irecv, got[0].zero_(), rank),
+            (dist.irecv, theirs, other),
+        )
+        assert torch.equal(got[0], mine)
+        assert (theirs.cpu() == 1 + 10 * other + number).all()
+    dist.destroy_process_group()
+
+
+def test_a_rank_sends_to_itself_without_the_others():
+    gpus.apart(2, to_itself)
+
+
 # ---------------------------------------------------------------- the ranks together
 
 

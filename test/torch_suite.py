@@ -21,14 +21,7 @@ LIMIT = 30  # seconds of one test
 
 # What passes over torch's own backend alone, and why.
 ARGUED = {
-    "nccl": {
-        "test_get_backend": "asks for the name nccl",
-        "test_batch_isend_irecv_self_nccl": (
-            "rank 0 alone sends to itself after a barrier, which the test expects to have set up "
-            "the GPU's communicator; of a group for both CPU and CUDA tensors c10d has it on the "
-            "CPU"
-        ),
-    },
+    "nccl": {"test_get_backend": "asks for the name nccl"},
     "gloo": {
         **dict.fromkeys(
             (

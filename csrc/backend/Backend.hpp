@@ -236,6 +236,10 @@ class Backend final : public c10d::Backend {
   // A copy of `opts`, or where there are none, of this group's.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
+  // Whether the message of a batch is one to this rank itself on a device without a communicator,
+  // whose making would take all ranks: then it is kept, and copied when the batch ends.
+  bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
+  WorkPtr copyToMyself();
   // Forgets what the calling thread has collected.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;
@@ -257,6 +261,11 @@ class Backend final : public c10d::Backend {
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
   std::set<std::thread::id> batches_;  // the threads that have one open
+  struct ToMyself {
+    std::vector<at::Tensor> sent;
+    std::vector<at::Tensor> received;
+  };
+  std::map<std::thread::id, ToMyself> toMyself_;  // what their batches have kept
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   std::atomic<std::shared_ptr<DumpPipe>> dumpPipe_;

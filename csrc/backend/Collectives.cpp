@@ -310,18 +310,85 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
 
 Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   const auto& tensor = single("send", "tensors", tensors);
+  if (keptForMyself(tensor, destination, true)) {
+    return nullptr;
+  }
   const auto comm = route("send", tensor);
   return issue(comm, /*async=*/true, [&] { return comm->send(tensor, destination, tag, {}); });
 }
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
   const auto& tensor = single("recv", "tensors", tensors);
+  if (keptForMyself(tensor, source, false)) {
+    return nullptr;
+  }
   const auto comm = route("recv", tensor);
   return issue(comm, /*async=*/true, [&] { return comm->recv(tensor, source, tag, {}); });
 }
 
 Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
   return recv(tensors, kAnyPeer, tag);
+}
+
+bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
+  if (peer != getRank() || !tensor.defined() || tensor.is_cpu()) {
+    return false;
+  }
+  const auto thread = std::this_thread::get_id();
+  std::scoped_lock lock(batchMutex_, acceleratorsMutex_);
+  // Once one is kept all of the batch are: another message of it may make the communicator.
+  const bool connected = accelerators_.count(tensor.device().index()) > 0;
+  if (batches_.count(thread) == 0 || (connected && toMyself_.count(thread) == 0)) {
+    return false;
+  }
+  auto& kept = toMyself_[thread];
+  (sends ? kept.sent : kept.received).push_back(tensor);
+  return true;
+}
+
+Backend::WorkPtr Backend::copyToMyself() {
+  ToMyself kept;
+  {
+    std::lock_guard lock(batchMutex_);
+    const auto found = toMyself_.find(std::this_thread::get_id());
+    if (found == toMyself_.end()) {
+      return nullptr;
+    }
+    kept = std::move(found->second);
+    toMyself_.erase(found);
+  }
+  TORCH_CHECK_VALUE(
+      kept.sent.size() == kept.received.size(),
+      "batch_isend_irecv: rank ",
+      getRank(),
+      " sends ",
+      kept.sent.size(),
+      " messages to itself and receives ",
+      kept.received.size(),
+      ", wanted as many; nothing was copied");
+  at::AutoDispatchBelowAutograd guard;
+  for (size_t i = 0; i < kept.sent.size(); ++i) {
+    const auto& from = kept.sent[i];
+    const auto& to = kept.received[i];
+    TORCH_CHECK_VALUE(
+        from.numel() == to.numel() && from.scalar_type() == to.scalar_type(),
+        "batch_isend_irecv: rank ",
+        getRank(),
+        " sends ",
+        from.numel(),
+        " x ",
+        from.scalar_type(),
+        " to itself and receives ",
+        to.numel(),
+        " x ",
+        to.scalar_type());
+    to.copy_(from.reshape(to.sizes()), /*non_blocking=*/true);
+  }
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()),
+      std::vector<at::Device>{kept.received.front().device()});
+  future->markCompleted(at::IValue(kept.received));
+  return c10d::Work::create_from_future(future);
 }
 
 void Backend::startCoalescing() {
@@ -339,6 +406,7 @@ void Backend::dropBatches() {
   {
     std::lock_guard lock(batchMutex_);
     batches_.erase(std::this_thread::get_id());
+    toMyself_.erase(std::this_thread::get_id());
   }
   for (const auto& comm : communicators()) {
     comm->dropBatch();
@@ -351,6 +419,12 @@ Backend::WorkPtr Backend::endCoalescing() {
     batches_.erase(std::this_thread::get_id());
   }
   WorkPtr work;
+  try {
+    work = copyToMyself();
+  } catch (...) {
+    dropBatches();
+    throw;
+  }
   for (const auto& comm : communicators()) {
     if (!comm->inBatch() && comm->device() != at::kCPU) {
       continue;  // an operation that raised has dropped it
