@@ -238,7 +238,7 @@ def alone(port, prefix, world, end):
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(end):
-    gpus.apart(2, alone, end)
+    gpus.apart(2, alone, end, fails=True)
 
 
 def a_deadline_behind_a_kernel(port, prefix, world):
@@ -261,7 +261,7 @@ def a_deadline_behind_a_kernel(port, prefix, world):
 
 
 def test_nobody_is_said_to_have_arrived_whose_stream_has_not():
-    gpus.apart(2, a_deadline_behind_a_kernel)
+    gpus.apart(2, a_deadline_behind_a_kernel, fails=True)
 
 
 def a_deadline_behind_the_driver(port, prefix, world):
@@ -285,7 +285,7 @@ def a_deadline_behind_the_driver(port, prefix, world):
 
 @gpus.emulated_only
 def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events():
-    gpus.apart(2, a_deadline_behind_the_driver)
+    gpus.apart(2, a_deadline_behind_the_driver, fails=True)
 
 
 # ---------------------------------------------------------------- bad input
