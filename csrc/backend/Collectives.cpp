@@ -1,10 +1,9 @@
 // Each of c10d's operations in terms of the Communicator's.
-#include <ATen/DeviceAccelerator.h>
-
 #include <sstream>
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -279,15 +278,14 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 // looks at them nowhere.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
   auto device = opts.device;
-  const bool meant = at::accelerator::deviceCount() > 0 && options_->backend == kBackendName;
-  if (!opts.device_ids.empty() && meant) {
+  const auto type = presentAccelerator();
+  if (!opts.device_ids.empty() && type && options_->backend == kBackendName) {
     TORCH_CHECK_VALUE(
         opts.device_ids.size() == 1,
         "barrier: device_ids names ",
         opts.device_ids.size(),
         " devices, wanted one, that of this rank");
-    const auto type = at::accelerator::getAccelerator(/*checked=*/true).value();
-    device = at::Device(type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
+    device = at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
   }
   if (device) {
     return communicator("barrier", *device);

@@ -1,7 +1,5 @@
 #include "comm/Connect.hpp"
 
-#include <ATen/DeviceAccelerator.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 
@@ -86,13 +84,7 @@ std::shared_ptr<Communicator> own(
 }
 
 void checkDevice(const std::string& group, c10::Device device) {
-  // Of CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
-  int count = 0;
-  if (device.is_cuda()) {
-    count = at::detail::getCUDAHooks().deviceCount();
-  } else if (c10::impl::hasDeviceGuardImpl(device.type())) {
-    count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
-  }
+  const int count = deviceCount(device.type());
   TORCH_CHECK_VALUE(
       device.index() < count,
       "group '",
@@ -149,9 +141,10 @@ std::shared_ptr<Communicator> connectHosts(
       "' goes through shared memory, and its ranks are on different hosts: ",
       joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
-  const bool accelerators = at::accelerator::deviceCount() > 0;
   return connectThroughGloo(
-      meeting, connectGloo, accelerators ? gloo::Connected::whenNeeded : gloo::Connected::now);
+      meeting,
+      connectGloo,
+      presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now);
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(

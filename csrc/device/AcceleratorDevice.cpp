@@ -1,5 +1,7 @@
 #include "device/AcceleratorDevice.hpp"
 
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
@@ -13,6 +15,19 @@ c10::impl::VirtualGuardImpl implementation(c10::Device device) {
 }
 
 }  // namespace
+
+int deviceCount(c10::DeviceType type) {
+  // Of CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
+  if (type == c10::kCUDA) {
+    return at::detail::getCUDAHooks().deviceCount();
+  }
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
+}
+
+std::optional<c10::DeviceType> presentAccelerator() {
+  const auto type = at::accelerator::getAccelerator(/*checked=*/false);
+  return type && deviceCount(*type) > 0 ? type : std::nullopt;
+}
 
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
     : Device(device),

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,12 @@
 #include "device/WorkerStream.hpp"
 
 namespace torchcomms_pg {
+
+// How many devices of the type torch sees.
+int deviceCount(c10::DeviceType type);
+
+// The type of accelerator of which torch sees a device; null where it sees none.
+std::optional<c10::DeviceType> presentAccelerator();
 
 class AcceleratorDevice final : public Device {
  public:
