@@ -130,16 +130,14 @@ def on_gpus(*worlds, groups=tuple(GROUPS), **kwargs):
 on_ours = functools.partial(on_gpus, groups=("torchcomms",))
 
 
-def apart(world, body, *args, env=None, fails=False, **kwargs):
+def apart(world, body, *args, env=None, **kwargs):
     """Runs a body that makes its own groups, in ranks of its own; gives what each returns.
 
-    The body is called with port, prefix, world, and what else is given. In a group that `fails`
-    nobody is asked about misuse: once, a rank that learned of a failure was told of one.
+    The body is called with port, prefix, world, and what else is given.
     """
     with ranks.Ranks(world, init=False, env=env, started_with=environment) as processes:
         results = processes.run(body, *processes.store_args(), world, *args, **kwargs)
-        if not fails:
-            processes.run(assert_no_misuse)
+        processes.run(assert_no_misuse)
         return results
 
 

@@ -238,7 +238,32 @@ def alone(port, prefix, world, end):
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(end):
-    gpus.apart(2, alone, end, fails=True)
+    gpus.apart(2, alone, end)
+
+
+def ending_while_the_other_fails(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    if dist.get_rank() == 0:
+        store.wait(["rank 1 ends"])
+        dist.group.WORLD._get_backend(gpus.current_device()).abort()
+        dist.destroy_process_group()
+        store.set("rank 0 has failed", "")
+        return
+    with concurrent.futures.ThreadPoolExecutor() as threads, emulated.hold_nccl("finalize"):
+        ending = threads.submit(dist.destroy_process_group)
+        assert ranks.wait_for(lambda: "tcpg_nccl" in ranks.thread_names(), 20)
+        store.set("rank 1 ends", "")
+        store.wait(["rank 0 has failed"])
+    ending.result()
+
+
+@gpus.emulated_only
+def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl():
+    """Which destroys no communicator that has failed: its memory would stay."""
+    gpus.apart(2, ending_while_the_other_fails)
 
 
 def a_deadline_behind_a_kernel(port, prefix, world):
@@ -261,7 +286,7 @@ def a_deadline_behind_a_kernel(port, prefix, world):
 
 
 def test_nobody_is_said_to_have_arrived_whose_stream_has_not():
-    gpus.apart(2, a_deadline_behind_a_kernel, fails=True)
+    gpus.apart(2, a_deadline_behind_a_kernel)
 
 
 def a_deadline_behind_the_driver(port, prefix, world):
@@ -285,7 +310,7 @@ def a_deadline_behind_the_driver(port, prefix, world):
 
 @gpus.emulated_only
 def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events():
-    gpus.apart(2, a_deadline_behind_the_driver, fails=True)
+    gpus.apart(2, a_deadline_behind_the_driver)
 
 
 # ---------------------------------------------------------------- bad input

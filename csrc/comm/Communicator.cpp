@@ -12,6 +12,7 @@
 #include "comm/Recording.hpp"
 #include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "nccl/Ending.hpp"
 #include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
@@ -53,7 +54,12 @@ Communicator::~Communicator() {
   if (comm == nullptr) {
     return;
   }
-  const auto end = std::atomic_load(&failure_) ? api_.commAbort : api_.commDestroy;
+  const auto end = [&api = api_, failed = failure() != nullptr, ofNccl = accelerator_ != nullptr](
+                       ncclComm_t ending) {
+    return failed   ? api.commAbort(ending)
+           : ofNccl ? destroyOrAbort(api, ending)
+                    : api.commDestroy(ending);
+  };
   if (accelerator_ == nullptr) {
     end(comm);
     return;

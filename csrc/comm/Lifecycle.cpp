@@ -10,6 +10,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "nccl/Ending.hpp"
 #include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
@@ -521,7 +522,8 @@ void Communicator::endLibrary(ncclComm_t comm, bool failed, std::string& mismatc
   } else {
     registrations_.removeAll();
   }
-  const auto end = [&api = api_, comm, failed](std::string& text) {
+  const bool ofNccl = accelerator_ != nullptr;
+  const auto end = [&api = api_, comm, failed, ofNccl](std::string& text) {
     if (failed) {
       return api.commAbort(comm);
     }
@@ -530,10 +532,10 @@ void Communicator::endLibrary(ncclComm_t comm, bool failed, std::string& mismatc
     if (result == ncclInvalidUsage) {
       text = api.getLastError(comm);
     }
-    api.commDestroy(comm);
+    ofNccl ? destroyOrAbort(api, comm) : api.commDestroy(comm);
     return result;
   };
-  if (accelerator_ == nullptr) {
+  if (!ofNccl) {
     end(mismatch);
     return;
   }
