@@ -106,7 +106,9 @@ def test_every_operation_has_its_entry(world):
                 for what in ("created", "discovered_started", "discovered_completed")
             ]
             assert 0 < times[0] <= times[1] <= times[2]
-            assert 0 <= entry["duration_ms"] < 1e4
+            # Of a small asynchronous one nobody has seen the end: it is left to whoever waits.
+            assert async_op or "duration_ms" in entry
+            assert 0 <= entry.get("duration_ms", 0) < 1e4
             assert entry["timeout_ms"] == comm.get_options().timeout.total_seconds() * 1000
     trace = json.loads(hook.dump_json())
     assert trace["version"] == "2.10"

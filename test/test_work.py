@@ -1,7 +1,9 @@
 """The Work that an asynchronous operation returns keeps torch's contract."""
 
+import contextlib
 import datetime
 import gc
+import pathlib
 import re
 import threading
 import time
@@ -112,6 +114,58 @@ def gil_is_free(args):
 
 def test_wait_releases_the_gil():
     pool(2).run(gil_is_free, pool(2).store_args())
+
+
+def woken():
+    """How often a thread of this process that runs asynchronous operations has gone to sleep."""
+    times = 0
+    for path in pathlib.Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has just ended
+            status = path.read_text()
+            if "Name:\ttcpg_worker" in status:
+                times += int(re.search(r"\nvoluntary_ctxt_switches:\t(\d+)", status)[1])
+    return times
+
+
+@beyond_gloo
+@on_ranks()
+def test_a_small_operation_that_is_waited_for_at_once_wakes_no_thread(world):
+    tensor, calls = torch.ones(1000), 500
+    dist.all_reduce(tensor, async_op=True).wait()
+    before = woken()
+    for _ in range(calls):
+        dist.all_reduce(tensor, async_op=True).wait()
+    # The monitor comes by 20 times a second, and has one that it finds under way go on.
+    assert woken() - before < calls / 4
+
+
+@on_ranks()
+def test_operations_that_follow_one_that_nobody_has_waited_for_come_after_it(world):
+    for last in (True, False):
+        tensor = torch.ones(1000)
+        first = dist.all_reduce(tensor, async_op=True)
+        second = dist.all_reduce(tensor, async_op=last)
+        if last:
+            second.wait()
+        assert_same(tensor, torch.full((1000,), float(world**2)))
+        assert wait_for(first.is_completed)
+
+
+def peer_goes_on(args):
+    store = connect_store(*args)
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        work.wait()
+        store.set("rank 1 has the sum", "")
+    else:
+        store.wait(["rank 1 has the sum"])
+        work.wait()
+    assert_same(tensor, torch.full((1000,), 2.0))
+
+
+def test_a_rank_that_waits_late_holds_up_nobody():
+    pool(2).run(peer_goes_on, pool(2).store_args())
 
 
 @on_ranks()

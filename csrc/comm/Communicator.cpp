@@ -1,6 +1,7 @@
 #include "comm/Communicator.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -202,6 +203,7 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
 }
 
 void Communicator::runHere(Call& call, const WorkPtr& work) {
+  hasten();  // it waits for what was issued before
   const auto entry = enter(call.op, nullptr);
   std::exception_ptr error;
   try {
@@ -244,8 +246,27 @@ void Communicator::runHere(Call& call, const WorkPtr& work) {
   }
 }
 
+// Whether nothing is before the operation, and nobody would learn of its end but by its Work.
+bool Communicator::mayBeDeferred(const Operation& op) const {
+  if (api_.published == nullptr || timing_.load(std::memory_order_relaxed) || op.hooked ||
+      std::atomic_load(&endHook_) || at::hasCallbacks()) {
+    return false;
+  }
+  std::lock_guard lock(inFlightMutex_);
+  return inFlight_.size() == 1;
+}
+
 void Communicator::runOnStream(Call& call, const WorkPtr& work) {
   const auto entry = enter(work->operation(), work);
+  struct Waker {
+    Device& device;
+    bool wanted = true;
+    ~Waker() {
+      if (wanted) {
+        device.wake();
+      }
+    }
+  } waker{*device_};
   try {
     awaitInitialization();
     // The library takes operations in the order of these calls, and the stream
@@ -254,17 +275,25 @@ void Communicator::runOnStream(Call& call, const WorkPtr& work) {
     std::lock_guard lock(issueMutex_);
     auto* const stream = device_->stream(/*async=*/true);
     auto* const comm = usable();
+    const bool alone = mayBeDeferred(work->operation());
+    device_->defer();  // all of it wakes a thread once, if at all
     if (call.op.recording || timing_.load(std::memory_order_relaxed)) {
-      device_->run(stream, [work] {
+      const auto start = [work] {
         work->setStarted(Clock::now());
         if (const auto& recording = work->operation().recording) {
           recording->start();
         }
-      });
+      };
+      alone ? start() : device_->run(stream, start);
     }
     const auto result = call.launch(comm, stream);
     if (result != ncclSuccess) {
       std::rethrow_exception(resultError(call.op, result));
+    }
+    if (alone && api_.published(comm)) {
+      // The rest is run by whoever waits, as late as that is.
+      waker.wanted = false;
+      work->setStarted({});
     }
     // Holds the whole call: its launch owns the buffers that are in use.
     const auto held = std::make_shared<const Call>(std::move(call));
@@ -396,10 +425,11 @@ void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
   const Work::Waiting waiting(work);
   if (timeout <= kNoTimeout) {
     // Not with a timeout: what is queued may take longer.
-    device_->help([&] { return work.isCompleted(); });
+    device_->help([&] { return work.done(); });
     awaitUninterrupted(work, std::nullopt);
     return;
   }
+  hasten();
   const auto deadline = Clock::now() + timeout;
   if (!awaitUninterrupted(work, deadline)) {
     while (const auto more = inquiring_->judge(work.operation(), timeout, deadline)) {

@@ -221,6 +221,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Waits for the end of `work`, see Work::wait.
   // `onHost`: on an accelerator, too, the calling thread waits.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
+  // Has asynchronous operations end that were left to whoever waits for them: somebody may look for
+  // their end without waiting.
+  void hasten() { device_->wake(); }
   // Of an accelerator: has the current stream wait for the end of `work`.
   void awaitInStream(const Work& work);
   // Finishes, in a thread of its own, an operation whose stream is past it.
@@ -377,6 +380,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   WorkPtr launch(Call call, WorkPtr work);
   WorkPtr start(Call& call, WorkPtr work);
   void runHere(Call& call, const WorkPtr& work);
+  bool mayBeDeferred(const Operation& op) const;
   void runOnStream(Call& call, const WorkPtr& work);
   void runMessages(Call& call, const WorkPtr& work);
 

@@ -33,6 +33,7 @@ const NcclApi& plainApi() {
     plain.sendTagged = nullptr;
     plain.recvTagged = nullptr;
     plain.absentRanks = nullptr;
+    plain.published = nullptr;
     plain.fail = nullptr;
     plain.allToAll = nullptr;
     plain.gather = nullptr;

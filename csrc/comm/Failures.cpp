@@ -124,6 +124,7 @@ void Communicator::awaitFailureHook() const {
 }
 
 void Communicator::failLibrary(const Failure& failure) {
+  hasten();
   if (api_.fail != nullptr) {
     std::lock_guard lock(commMutex_);
     if (auto* const comm = comm_.load(std::memory_order_acquire)) {
@@ -355,6 +356,9 @@ void Communicator::check(Clock::time_point now) noexcept {
           break;
         }
       }
+    }
+    if (!idle) {
+      hasten();
     }
     inquiring_->answer(now);
     if (failure()) {

@@ -376,6 +376,7 @@ void Communicator::giveUp(const char* why) noexcept {
 }
 
 void Communicator::drain() {
+  hasten();
   const auto nothing = [&] { return inFlight_.empty(); };
   std::unique_lock lock(inFlightMutex_);
   if (accelerator_ == nullptr) {

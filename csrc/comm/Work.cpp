@@ -62,6 +62,7 @@ bool Work::isCompleted() {
   if (done()) {
     return true;
   }
+  comm_->hasten();
   const auto flight = this->flight();
   return flight && flight->reached();
 }
@@ -132,6 +133,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
           c10::ListType::create(c10::TensorType::get()), comm_->futureDevices());
     }
   }
+  comm_->hasten();
   announce();
   return future_;
 }
@@ -147,6 +149,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
+  comm_->hasten();
   announce();
   return futureResult_;
 }

@@ -36,6 +36,13 @@ class Device {
   // Runs `body` in the order of `stream`. It does not throw.
   virtual void run(cudaStream_t stream, std::function<void()> body) = 0;
 
+  // What is run from now on may wait, instead of waking a thread, until wake() or help(). For one
+  // thread at a time.
+  virtual void defer() {}
+
+  // Runs what was deferred, and what is run from now on.
+  virtual void wake() {}
+
   // Called from a body that `run` was given: what follows in the stream need
   // not wait for the rest of it.
   virtual void handOver() = 0;

@@ -28,6 +28,8 @@ class HostDevice final : public Device {
     }
   }
 
+  void defer() override { worker_.defer(); }
+  void wake() override { worker_.wake(); }
   void handOver() override { worker_.handOver(); }
 
   void runApart(std::function<void()> body) override {

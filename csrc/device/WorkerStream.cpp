@@ -34,6 +34,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   bool led = false;
   std::thread::id leader;
   bool closing = false;
+  std::atomic<bool> deferring{false};  // set with `mutex` held
 
   // Both with `mutex` held.
   //
@@ -138,7 +139,7 @@ void WorkerStream::start() {
 void WorkerStream::enqueue(std::function<void()> task) {
   std::lock_guard lock(state_->mutex);
   state_->tasks.push_back({{}, std::move(task)});
-  if (state_->led) {
+  if (state_->led || state_->deferring.load(std::memory_order_relaxed)) {
     return;
   }
   try {
@@ -146,6 +147,27 @@ void WorkerStream::enqueue(std::function<void()> task) {
   } catch (...) {
     state_->tasks.pop_back();
     throw;
+  }
+}
+
+bool WorkerStream::idle() {
+  std::lock_guard lock(state_->mutex);
+  return !state_->led && state_->tasks.empty();
+}
+
+void WorkerStream::defer() {
+  std::lock_guard lock(state_->mutex);
+  state_->deferring.store(true, std::memory_order_relaxed);
+}
+
+void WorkerStream::wake() {
+  if (!state_->deferring.load(std::memory_order_relaxed)) {
+    return;
+  }
+  std::lock_guard lock(state_->mutex);
+  state_->deferring.store(false, std::memory_order_relaxed);
+  if (!state_->led && !state_->tasks.empty()) {
+    state_->wakeOne();
   }
 }
 

@@ -1,6 +1,7 @@
 // A host stream: tasks run one after another, on threads of its own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -35,6 +36,12 @@ class WorkerStream final : public shm::HostStream {
 
   // As start(); then `task` has not been taken.
   void enqueue(std::function<void()> task) override;
+
+  bool idle() override;
+
+  // From now on enqueue() wakes no thread, until wake() is called, which raises as start() does.
+  void defer();
+  void wake();
 
   // Called from a running task: following tasks may now run in other threads,
   // also while this task goes on. Does nothing in any other thread.

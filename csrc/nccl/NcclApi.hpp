@@ -175,6 +175,10 @@ struct NcclApi {
   // time.
   std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
 
+  // Whether the operation issued last has given the other ranks what they need of this one, so that
+  // they do not wait for the stream to come to it. By the thread that has issued it.
+  bool (*published)(ncclComm_t comm) = nullptr;
+
   // Declares the communicator failed on every rank, by the fault of `ranks`
   // (may be empty): blocked and later calls return `result`, and getLastError
   // gives `reason`. Callable from any thread at any time; the first failure of

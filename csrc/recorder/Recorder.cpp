@@ -169,8 +169,9 @@ struct Recorder::State {
     entry.isP2P_ = record.isMessage();
     entry.retired_ = record.retired.load(std::memory_order_acquire);
     entry.time_discovered_completed_ = known(record.completed.load(std::memory_order_acquire));
-    if (entry.time_discovered_completed_) {
-      entry.duration_ = record.duration.load(std::memory_order_relaxed);
+    const auto duration = record.duration.load(std::memory_order_relaxed);
+    if (entry.time_discovered_completed_ && duration > 0) {
+      entry.duration_ = duration;
     }
     entry.time_discovered_started_ = known(record.started.load(std::memory_order_relaxed));
     for (size_t i = 0; i < record.tensors.size(); ++i) {

@@ -28,21 +28,34 @@ class Execution {
 
   void run();
 
+  // The two halves of run(), of a collective that is one step.
+  bool oneStep() const { return !shared() && c_.count <= capacity(); }
+  void publish() {
+    if (ranks_ == 1) return;
+    exchange_.begin(signatureOf(c_), hasRoot(c_.kind));
+    prepare({0, c_.count});
+  }
+  void complete() { ranks_ == 1 ? alone() : process({0, c_.count}); }
+
  private:
   // What one rank stages at once where peers only copy: smaller than a staging
   // buffer, so that copying in and copying out overlap.
   static constexpr size_t kPieceBytes = 256 << 10;
 
   void alone();
-  void empty();
-  void reduceOneShot(bool wanted);
-  void reduceShared(bool toAll);
-  void reduceScatter();
-  void allGather();
-  void broadcast();
-  void allToAll();
-  void gather();
-  void scatter();
+  void reduceShared();
+
+  // Whether the ranks share the work of reducing.
+  bool shared() const {
+    const bool reduces = c_.kind == CollectiveKind::allReduce || c_.kind == CollectiveKind::reduce;
+    return reduces && bytes(c_.count) > oneShotBytes(ranks_);
+  }
+  // Of what c_.count counts, for one step of the others.
+  size_t capacity() const;
+  // This rank publishes its range for a step, and reads what the others have published.
+  void prepare(Range range);
+  void process(Range range);
+  void fill(std::byte* mine, Range range) const;
 
   size_t bytes(size_t elements) const { return elements * elementBytes_; }
   const std::byte* input(size_t element) const {
@@ -77,20 +90,8 @@ class Execution {
   // another one.
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
 
-  // Calls process(Range) for consecutive ranges of up to `capacity` elements of
-  // c_.count; calls prepare(Range) for each, one range ahead.
-  template <class Prepare, class Process>
-  void pipeline(size_t capacity, const Prepare& prepare, const Process& process) const {
-    Range next{0, std::min(capacity, c_.count)};
-    prepare(next);
-    while (next.count != 0) {
-      const Range now = next;
-      next.first += now.count;
-      next.count = std::min(capacity, c_.count - next.first);
-      if (next.count != 0) prepare(next);
-      process(now);
-    }
-  }
+  bool root() const { return rank_ == c_.root; }
+  bool wantsResult() const { return c_.kind != CollectiveKind::reduce || root(); }
 
   Exchange& exchange_;
   const Collective& c_;
@@ -105,23 +106,16 @@ class Execution {
 void Execution::run() {
   if (ranks_ == 1) return alone();
   exchange_.begin(signatureOf(c_), hasRoot(c_.kind));
-  if (c_.count == 0) return empty();
-  const bool small = bytes(c_.count) <= oneShotBytes(ranks_);
-  switch (c_.kind) {
-    case CollectiveKind::allReduce: return small ? reduceOneShot(true) : reduceShared(true);
-    case CollectiveKind::reduce:
-      return small ? reduceOneShot(rank_ == c_.root) : reduceShared(false);
-    case CollectiveKind::reduceScatter: return reduceScatter();
-    case CollectiveKind::allGather: return allGather();
-    case CollectiveKind::broadcast: return broadcast();
-    case CollectiveKind::allToAll: return allToAll();
-    case CollectiveKind::gather: return gather();
-    case CollectiveKind::scatter: return scatter();
-    case CollectiveKind::split:
-    case CollectiveKind::window:
-    case CollectiveKind::barrier: break;
-  }
-  throw Failure(ncclInternalError, "not a collective that moves data");
+  if (shared()) return reduceShared();
+  Range next{0, std::min(capacity(), c_.count)};
+  prepare(next);
+  do {
+    const Range now = next;
+    next.first += now.count;
+    next.count = std::min(capacity(), c_.count - next.first);
+    if (next.count != 0) prepare(next);  // one range ahead
+    process(now);
+  } while (next.count != 0);
 }
 
 void Execution::alone() {
@@ -133,34 +127,9 @@ void Execution::alone() {
   }
 }
 
-// Moves nothing, but notices when a peer calls something else.
-void Execution::empty() {
-  exchange_.open();
-  exchange_.publish();
-  for (int i = 0; i < ranks_ - 1; ++i) exchange_.read(peer(i));
-  exchange_.close();
-}
-
-void Execution::reduceOneShot(bool wanted) {
-  std::byte* const mine = exchange_.open();
-  // A root's input is read by nobody else.
-  if (c_.op.scaled || c_.kind == CollectiveKind::allReduce || !wanted) {
-    stage(mine, c_.input, c_.count);
-  }
-  exchange_.publish();
-  if (wanted) {
-    const void* in[kMaxRanks];
-    for (int r = 0; r < ranks_; ++r) {
-      in[r] = r != rank_ ? exchange_.read(r) : c_.op.scaled ? mine : c_.input;
-    }
-    combine(c_.output, in, c_.count);
-  }
-  exchange_.close();
-}
-
 // Rounds of two steps: in the first, every rank gets its part of everybody's
 // input and reduces it; in the second, the reduced parts are collected.
-void Execution::reduceShared(bool toAll) {
+void Execution::reduceShared() {
   struct Round {
     Range all;
     size_t part;
@@ -201,11 +170,10 @@ void Execution::reduceShared(bool toAll) {
     exchange_.close();
     exchange_.publish();
 
-    const bool wanted = toAll || rank_ == c_.root;
-    if (wanted) shm::copy(output(own.first), reduced, bytes(own.count));
+    if (wantsResult()) shm::copy(output(own.first), reduced, bytes(own.count));
     next = roundAt(round.all.first + round.all.count);
     if (next.all.count != 0) stageRound(next);
-    if (wanted) {
+    if (wantsResult()) {
       for (int i = 0; i < ranks_ - 1; ++i) {
         const Range range = round.of(peer(i));
         shm::copy(output(range.first), exchange_.read(peer(i)), bytes(range.count));
@@ -215,116 +183,121 @@ void Execution::reduceShared(bool toAll) {
   }
 }
 
-void Execution::reduceScatter() {
-  std::byte* staged[2] = {nullptr, nullptr};  // of this range and the one ahead
-  const auto prepare = [&](Range range) {
-    staged[0] = std::exchange(staged[1], exchange_.open());
-    for (int i = 0; i < ranks_ - 1 + c_.op.scaled; ++i) {
-      stage(part(staged[1], peer(i)), input(c_.count * peer(i) + range.first), range.count);
+size_t Execution::capacity() const {
+  switch (c_.kind) {
+    case CollectiveKind::allReduce:
+    case CollectiveKind::reduce: return c_.count;
+    case CollectiveKind::reduceScatter:
+    case CollectiveKind::allToAll:
+    case CollectiveKind::scatter: return partCapacity_;
+    default: return pieceCapacity_;
+  }
+}
+
+void Execution::prepare(Range range) {
+  fill(exchange_.open(), range);
+  exchange_.publish();
+  // This rank's own part goes nowhere.
+  const size_t own = c_.count * rank_ + range.first;
+  switch (c_.kind) {
+    case CollectiveKind::allGather: return move(output(own), input(range.first), range.count);
+    case CollectiveKind::allToAll: return move(output(own), input(own), range.count);
+    case CollectiveKind::broadcast:
+      if (root()) move(output(range.first), input(range.first), range.count);
+      return;
+    case CollectiveKind::gather:
+      if (root()) move(output(own), input(range.first), range.count);
+      return;
+    case CollectiveKind::scatter:
+      if (root()) move(output(range.first), input(own), range.count);
+      return;
+    default: return;
+  }
+}
+
+void Execution::fill(std::byte* mine, Range range) const {
+  if (range.count == 0) return;  // it may be a barrier
+  const auto inputOf = [&](int rank) { return input(c_.count * rank + range.first); };
+  switch (c_.kind) {
+    case CollectiveKind::reduce:
+      // A root's input is read by nobody else.
+      if (root() && !c_.op.scaled) return;
+      [[fallthrough]];
+    case CollectiveKind::allReduce: return stage(mine, input(range.first), range.count);
+    case CollectiveKind::reduceScatter:
+      for (int i = 0; i < ranks_ - 1 + c_.op.scaled; ++i) {
+        stage(part(mine, peer(i)), inputOf(peer(i)), range.count);
+      }
+      return;
+    case CollectiveKind::allGather: return shm::copy(mine, input(range.first), bytes(range.count));
+    case CollectiveKind::broadcast:
+      if (root()) shm::copy(mine, input(range.first), bytes(range.count));
+      return;
+    case CollectiveKind::gather:
+      if (!root()) shm::copy(mine, input(range.first), bytes(range.count));
+      return;
+    case CollectiveKind::scatter:
+      if (!root()) return;
+      [[fallthrough]];
+    case CollectiveKind::allToAll:
+      for (int i = 0; i < ranks_ - 1; ++i) {
+        shm::copy(part(mine, peer(i)), inputOf(peer(i)), bytes(range.count));
+      }
+      return;
+    case CollectiveKind::split:
+    case CollectiveKind::window:
+    case CollectiveKind::barrier: break;
+  }
+  throw Failure(ncclInternalError, "not a collective that moves data");
+}
+
+void Execution::process(Range range) {
+  const auto collect = [&](auto&& find) {
+    for (int i = 0; i < ranks_ - 1; ++i) {
+      std::byte* const out = output(c_.count * peer(i) + range.first);
+      shm::copy(out, find(exchange_.read(peer(i))), bytes(range.count));
     }
-    exchange_.publish();
   };
-  const auto process = [&](Range range) {
-    const bool last = range.first + range.count == c_.count;
+  const auto combineParts = [&](const void* own, auto&& find) {
     const void* in[kMaxRanks];
     for (int r = 0; r < ranks_; ++r) {
-      in[r] = r != rank_     ? part(exchange_.read(r), rank_)
-              : c_.op.scaled ? part(staged[last ? 1 : 0], rank_)
-                             : input(c_.count * rank_ + range.first);
+      const bool staged = r != rank_ || c_.op.scaled;
+      in[r] = staged ? find(r != rank_ ? exchange_.read(r) : exchange_.mine()) : own;
     }
     combine(output(range.first), in, range.count);
-    exchange_.close();
   };
-  pipeline(partCapacity_, prepare, process);
-}
-
-void Execution::allGather() {
-  const auto prepare = [&](Range range) {
-    shm::copy(exchange_.open(), input(range.first), bytes(range.count));
-    exchange_.publish();
-    move(output(c_.count * rank_ + range.first), input(range.first), range.count);
+  const auto whole = [](const std::byte* buffer) { return buffer; };
+  const auto ofThisRank = [&](const std::byte* buffer) { return part(buffer, rank_); };
+  const auto copyFromRoot = [&](auto&& find) {
+    shm::copy(output(range.first), find(exchange_.read(c_.root)), bytes(range.count));
   };
-  const auto process = [&](Range range) {
-    for (int i = 0; i < ranks_ - 1; ++i) {
-      shm::copy(
-          output(c_.count * peer(i) + range.first), exchange_.read(peer(i)), bytes(range.count));
-    }
-    exchange_.close();
-  };
-  pipeline(pieceCapacity_, prepare, process);
-}
-
-void Execution::broadcast() {
-  const bool root = rank_ == c_.root;
-  const auto prepare = [&](Range range) {
-    std::byte* const mine = exchange_.open();
-    if (root) shm::copy(mine, input(range.first), bytes(range.count));
-    exchange_.publish();
-    if (root) move(output(range.first), input(range.first), range.count);
-  };
-  const auto process = [&](Range range) {
-    if (!root) shm::copy(output(range.first), exchange_.read(c_.root), bytes(range.count));
-    exchange_.close();
-  };
-  pipeline(pieceCapacity_, prepare, process);
-}
-
-void Execution::allToAll() {
-  const auto prepare = [&](Range range) {
-    std::byte* const mine = exchange_.open();
-    for (int i = 0; i < ranks_ - 1; ++i) {
-      shm::copy(part(mine, peer(i)), input(c_.count * peer(i) + range.first), bytes(range.count));
-    }
-    exchange_.publish();
-    const size_t own = c_.count * rank_ + range.first;
-    move(output(own), input(own), range.count);
-  };
-  const auto process = [&](Range range) {
-    for (int i = 0; i < ranks_ - 1; ++i) {
-      shm::copy(
-          output(c_.count * peer(i) + range.first),
-          part(exchange_.read(peer(i)), rank_),
-          bytes(range.count));
-    }
-    exchange_.close();
-  };
-  pipeline(partCapacity_, prepare, process);
-}
-
-void Execution::gather() {
-  const bool root = rank_ == c_.root;
-  const auto prepare = [&](Range range) {
-    std::byte* const mine = exchange_.open();
-    if (!root) shm::copy(mine, input(range.first), bytes(range.count));
-    exchange_.publish();
-    if (root) move(output(c_.count * rank_ + range.first), input(range.first), range.count);
-  };
-  const auto process = [&](Range range) {
-    for (int i = 0; root && i < ranks_ - 1; ++i) {
-      shm::copy(
-          output(c_.count * peer(i) + range.first), exchange_.read(peer(i)), bytes(range.count));
-    }
-    exchange_.close();
-  };
-  pipeline(pieceCapacity_, prepare, process);
-}
-
-void Execution::scatter() {
-  const bool root = rank_ == c_.root;
-  const auto prepare = [&](Range range) {
-    std::byte* const mine = exchange_.open();
-    for (int i = 0; root && i < ranks_ - 1; ++i) {
-      shm::copy(part(mine, peer(i)), input(c_.count * peer(i) + range.first), bytes(range.count));
-    }
-    exchange_.publish();
-    if (root) move(output(range.first), input(c_.count * rank_ + range.first), range.count);
-  };
-  const auto process = [&](Range range) {
-    if (!root)
-      shm::copy(output(range.first), part(exchange_.read(c_.root), rank_), bytes(range.count));
-    exchange_.close();
-  };
-  pipeline(partCapacity_, prepare, process);
+  if (range.count == 0) {
+    // Nothing to move, but a peer that calls something else is noticed.
+    for (int i = 0; i < ranks_ - 1; ++i) exchange_.read(peer(i));
+    return exchange_.close();
+  }
+  switch (c_.kind) {
+    case CollectiveKind::allReduce:
+    case CollectiveKind::reduce:
+      if (wantsResult()) combineParts(input(range.first), whole);
+      break;
+    case CollectiveKind::reduceScatter:
+      combineParts(input(c_.count * rank_ + range.first), ofThisRank);
+      break;
+    case CollectiveKind::allGather: collect(whole); break;
+    case CollectiveKind::allToAll: collect(ofThisRank); break;
+    case CollectiveKind::gather:
+      if (root()) collect(whole);
+      break;
+    case CollectiveKind::broadcast:
+      if (!root()) copyFromRoot(whole);
+      break;
+    case CollectiveKind::scatter:
+      if (!root()) copyFromRoot(ofThisRank);
+      break;
+    default: break;
+  }
+  exchange_.close();
 }
 
 }  // namespace
@@ -337,6 +310,17 @@ size_t oneShotBytes(int ranks) {
 
 void execute(Exchange& exchange, const Collective& collective, int rank, int ranks) {
   Execution(exchange, collective, rank, ranks).run();
+}
+
+bool begin(Exchange& exchange, const Collective& collective, int rank, int ranks) {
+  Execution execution(exchange, collective, rank, ranks);
+  if (!execution.oneStep() || !exchange.hasRoom()) return false;
+  execution.publish();
+  return true;
+}
+
+void complete(Exchange& exchange, const Collective& collective, int rank, int ranks) {
+  Execution(exchange, collective, rank, ranks).complete();
 }
 
 }  // namespace torchcomms_pg::shm

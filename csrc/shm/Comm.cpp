@@ -154,6 +154,25 @@ void Comm::run(const Collective& collective) {
   inTurn(turnstile_.take(), [&] { execute(exchange_, collective, rank_, size()); });
 }
 
+bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {
+  if (!turnstile_.isNext(ticket) || segment_->failed()) return false;
+  enter();
+  bool begun = false;
+  try {
+    begun = shm::begin(exchange_, collective, rank_, size());
+  } catch (const std::exception&) {
+    // It has failed the communicator, as whoever executes the collective finds.
+  }
+  exit();
+  begun_.store(begun, std::memory_order_relaxed);
+  return begun;
+}
+
+void Comm::complete(const Collective& collective) {
+  begun_.store(false, std::memory_order_relaxed);
+  shm::complete(exchange_, collective, rank_, size());
+}
+
 void Comm::planEnded() {
   if (pending_.fetch_sub(1) != 1) return;
   std::lock_guard lock(mutex_);

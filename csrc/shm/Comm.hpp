@@ -62,6 +62,14 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Executes one collective in the calling thread; blocks. Throws Failure.
   void run(const Collective& collective);
 
+  // Whether the first half of the collective that has `ticket` could be executed at once, and has
+  // been; inTurn() follows with the other.
+  bool begin(uint64_t ticket, const Collective& collective) noexcept;
+  // Whether one is between its halves.
+  bool begun() const { return begun_.load(std::memory_order_relaxed); }
+  // Executes the second half, in its turn; blocks. Throws Failure.
+  void complete(const Collective& collective);
+
   // Plans count from their issue to their end.
   void planIssued() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void planEnded();
@@ -111,6 +119,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Windows windows_;
 
   std::atomic<bool> exchanging_{false};
+  std::atomic<bool> begun_{false};
   std::atomic<int> active_{0};
   std::atomic<int64_t> pending_{0};
   mutable std::atomic<bool> ready_{false};         // all ranks have joined

@@ -20,6 +20,14 @@ std::byte* Exchange::open() {
   return segment_.staging(self_, step);
 }
 
+bool Exchange::hasRoom() const {
+  for (int peer = 0; opened_ >= kDepth && peer < segment_.size(); ++peer) {
+    const auto& departed = segment_.state(peer).progress.departed;
+    if (peer != self_ && departed.load(std::memory_order_acquire) <= opened_ - kDepth) return false;
+  }
+  return true;
+}
+
 void Exchange::publish() {
   Progress& mine = segment_.state(self_).progress;
   mine.signatures[published_ % kHistory] = signature_;

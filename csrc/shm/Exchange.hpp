@@ -29,12 +29,19 @@ class Exchange {
 
   // The buffer of the next step, once the peers have read what it held before.
   std::byte* open();
+  // Whether open() would not wait for them.
+  bool hasRoom() const;
   // Throws Failure if a peer has published something else than this rank: of two
   // ranks the later one does, here or in read(), and the other finds the failure.
   void publish();
 
   // A peer's buffer of the oldest step that is not closed, once published.
   const std::byte* read(int peer);
+
+  // This rank's buffer of that step.
+  const std::byte* mine() const {
+    return segment_.staging(self_, closed_.load(std::memory_order_relaxed));
+  }
 
   // This rank has read all it needs of the oldest step that is not closed.
   void close();

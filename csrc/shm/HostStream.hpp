@@ -16,6 +16,9 @@ class HostStream {
   // not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
+  // Whether all its tasks have ended, and nobody but the caller can enqueue one.
+  virtual bool idle() { return false; }
+
   // While the stream records a graph instead of running: keeps `issue`, which
   // each replay calls, from the thread that replays, and returns true.
   virtual bool capture(const std::function<void()>& issue) {

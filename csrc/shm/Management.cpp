@@ -241,6 +241,15 @@ std::vector<int> absentRanks(ncclComm_t handle) {
   return absent;
 }
 
+bool published(ncclComm_t handle) {
+  bool published = false;
+  guarded(nullptr, [&] {
+    published = findHandle(handle, "published")->begun();
+    return ncclSuccess;
+  });
+  return published;
+}
+
 uint64_t ring(ncclComm_t handle, uint64_t times) {
   uint64_t rings = 0;
   guarded(nullptr, [&] {
@@ -298,6 +307,7 @@ void addManagement(NcclApi& table) {
   table.commRevoke = commRevoke;
   table.absentRanks = absentRanks;
   table.fail = fail;
+  table.published = published;
   table.ring = ring;
 }
 

@@ -28,9 +28,13 @@ Plan Plan::again() const {
   return other;
 }
 
-void Plan::launch() {
+void Plan::launch(bool now) {
   for (const auto& transfer : transfers_) comm_->pointToPoint().add(transfer);
   if (!collectives_.empty()) ticket_ = comm_->turnstile().take();
+  const bool alone = transfers_.empty() && puts_.empty() && waits_.empty();
+  if (now && alone && collectives_.size() == 1) {
+    begun_ = comm_->begin(ticket_, collectives_.front());
+  }
   comm_->planIssued();
 }
 
@@ -59,6 +63,7 @@ ncclResult_t Plan::execute() noexcept {
     for (const SignalWait& wait : waits_) comm_->windows().run(wait);
     if (!collectives_.empty()) {
       comm_->inTurn(ticket_, [this] {
+        if (begun_) return comm_->complete(collectives_.front());
         for (const Collective& collective : collectives_) {
           shm::execute(comm_->exchange(), collective, comm_->rank(), comm_->size());
         }
@@ -104,7 +109,9 @@ bool Launch::captured() {
 
 ncclResult_t Launch::start() {
   if (captured()) return ncclSuccess;
-  for (Plan& plan : plans_) plan.launch();
+  const bool now = streams_.size() == 1 && !usesCaller() && plans_.size() == 1 &&
+                   HostStream::fromHandle(streams_.front())->idle();
+  for (Plan& plan : plans_) plan.launch(now);
   awaited_ = streams_.size();
   for (const cudaStream_t stream : streams_) {
     if (stream == nullptr) continue;

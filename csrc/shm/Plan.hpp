@@ -28,8 +28,9 @@ class Plan {
   // The same operations once more, of a plan that has not been launched.
   Plan again() const;
 
-  // Fixes the order among the communicator's operations.
-  void launch();
+  // Fixes the order among the communicator's operations. `now`: nothing is before it, so that
+  // peers may have what they need of it at once.
+  void launch(bool now);
 
   // Runs the puts, which wait for nobody, then the transfers together, then the
   // waits for signals and the collectives in order; blocks. An error fails the
@@ -44,6 +45,7 @@ class Plan {
   std::vector<SignalWait> waits_;
   std::vector<Collective> collectives_;
   uint64_t ticket_ = 0;
+  bool begun_ = false;
 };
 
 // Plans that have streams in common. They are executed concurrently, because

@@ -18,12 +18,15 @@ class Turnstile {
  public:
   uint64_t take() { return issued_.fetch_add(1); }
 
+  // Whether all earlier tickets have passed.
+  bool isNext(uint64_t ticket) const { return passed_.load() == ticket; }
+
   // Blocks until all earlier tickets have passed. Throws Failure when the
   // communicator fails: an earlier ticket may then never come.
   void await(uint64_t ticket, const Segment& segment) {
-    if (passed_.load() != ticket) {
+    if (!isNext(ticket)) {
       std::unique_lock lock(mutex_);
-      while (passed_.load() != ticket) {
+      while (!isNext(ticket)) {
         if (segment.failed()) throw segment.failure();
         if (changed_.wait_for(lock, kSlice) == std::cv_status::no_timeout) continue;
         lock.unlock();

@@ -1,4 +1,4 @@
-// A host stream with one worker thread.
+// Host streams.
 #pragma once
 
 #include <condition_variable>
@@ -10,6 +10,7 @@
 
 namespace test {
 
+// With one worker thread.
 class Stream : public torchcomms_pg::shm::HostStream {
  public:
   Stream() : worker_([this] { work(); }) {}
@@ -54,6 +55,19 @@ class Stream : public torchcomms_pg::shm::HostStream {
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   std::thread worker_;
+};
+
+// Whose tasks run when it is said, in the thread that says so.
+class LaterStream : public torchcomms_pg::shm::HostStream {
+ public:
+  void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
+  bool idle() override { return tasks_.empty(); }
+  void run() {
+    for (; !tasks_.empty(); tasks_.pop_front()) tasks_.front()();
+  }
+
+ private:
+  std::deque<std::function<void()>> tasks_;
 };
 
 }  // namespace test

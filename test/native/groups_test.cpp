@@ -37,6 +37,40 @@ TEST(callsOnAStreamReturnAtOnce) {
   });
 }
 
+TEST(peersOfASmallCollectiveDoNotWaitForItsStream) {
+  threadRanks(2, [](ncclComm_t comm, int rank) {
+    LaterStream stream;
+    std::vector<float> data(1000, 1), token(1);
+    if (rank == 0) {
+      CHECK_NCCL(sum(data, comm, stream.handle()));
+      CHECK(nccl().published(comm));
+      CHECK_NCCL(nccl().recv(token.data(), 1, ncclFloat32, 1, comm, nullptr));
+      expectAll(data, 1);
+      stream.run();
+      CHECK(!nccl().published(comm));
+    } else {
+      CHECK_NCCL(sum(data, comm, nullptr));
+      CHECK_NCCL(nccl().send(token.data(), 1, ncclFloat32, 0, comm, nullptr));
+    }
+    expectAll(data, 2);
+  });
+}
+
+TEST(whatACollectiveNeedsOfThoseBeforeItIsNotReadTooEarly) {
+  threadRanks(2, [](ncclComm_t comm, int) {
+    LaterStream stream;
+    std::vector<float> data(1000, 1), large(5'000'000, 1);
+    CHECK_NCCL(sum(data, comm, stream.handle()));
+    CHECK_NCCL(sum(data, comm, stream.handle()));  // of what the first gives
+    stream.run();
+    expectAll(data, 4);
+    CHECK_NCCL(sum(large, comm, stream.handle()));
+    CHECK(!nccl().published(comm));  // it has several steps
+    stream.run();
+    expectAll(large, 2);
+  });
+}
+
 TEST(collectivesOnDifferentStreamsKeepTheirOrder) {
   threadRanks(3, [](ncclComm_t comm, int rank) {
     Stream streams[3];

@@ -75,6 +75,36 @@ TEST(helpRunsTasksInTheCallingThreadUnlessAWorkerLeads) {
   }
 }
 
+TEST(whatIsDeferredRunsOnceItIsWantedAndNotBefore) {
+  for (const bool helped : {false, true}) {
+    std::promise<std::thread::id> ran;
+    WorkerStream stream("test");  // without a thread, which might find the task by itself
+    CHECK(stream.idle());
+    stream.defer();
+    stream.enqueue([&] { ran.set_value(std::this_thread::get_id()); });
+    CHECK(!stream.idle());
+    auto runner = ran.get_future();
+    if (helped) {
+      stream.help([] { return false; });
+    } else {
+      CHECK(runner.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
+      stream.wake();
+    }
+    CHECK_EQUAL(runner.get() == std::this_thread::get_id(), helped);
+  }
+}
+
+TEST(whatIsDeferredRunsBeforeItsStreamEnds) {
+  bool ran = false;
+  {
+    WorkerStream stream("test");
+    stream.start();
+    stream.defer();
+    stream.enqueue([&] { ran = true; });
+  }
+  CHECK(ran);
+}
+
 TEST(taskMayDropTheLastReferenceToItsStream) {
   // Shared, since the worker may still be leaving set_value() when the wait ends.
   const auto gone = std::make_shared<std::promise<void>>();
