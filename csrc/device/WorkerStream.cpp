@@ -161,7 +161,7 @@ void WorkerStream::defer() {
 }
 
 void WorkerStream::wake() {
-  if (!state_->deferring.load(std::memory_order_relaxed)) {
+  if (!state_->deferring.load(std::memory_order_relaxed) || state_->pid != getpid()) {
     return;
   }
   std::lock_guard lock(state_->mutex);

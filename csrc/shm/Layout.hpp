@@ -19,6 +19,10 @@ inline constexpr int kSignals = 128;
 // Staging buffers per rank: a rank fills one while its peers read the other.
 inline constexpr int kDepth = 2;
 
+// Of one staging buffer. Measured: with 512 KiB two ranks all-reduce 1 to 16 MB in 1.4 to 1.8 times
+// the time, for want of ranges long enough; with 2 MiB the buffers leave an L2 cache of 1 MiB.
+inline constexpr size_t kStagingBytes = 1 << 20;
+
 // Steps whose signatures stay readable. A rank compares the signatures of step
 // s - kDepth when it opens step s, and then a peer may already have published
 // step s + 1, so kDepth + 2 of them must coexist.

@@ -87,24 +87,16 @@ void agreeOnRanks(int file, int ranks) {
 
 static_assert(sizeof(Header) <= kPage);
 
-size_t Segment::stagingBytes(int ranks) {
-  // A part per rank of 128 KiB or more while the whole stays near the size of
-  // an L2 cache.
-  constexpr size_t kPart = 128 << 10, kLeast = 512 << 10, kMost = 1 << 20;
-  return std::clamp(kPart * static_cast<size_t>(ranks), kLeast, kMost);
-}
-
 size_t Segment::channelBytes(int ranks) {
   constexpr size_t kOfOneRank = 512 << 10, kLeast = 8 << 10, kMost = 128 << 10;
   return std::clamp(kOfOneRank / static_cast<size_t>(ranks), kLeast, kMost) / kPage * kPage;
 }
 
-Segment::Segment(int file, int ranks)
-    : ranks_(ranks), stagingBytes_(stagingBytes(ranks)), channelBytes_(channelBytes(ranks)) {
+Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelBytes(ranks)) {
   const auto n = static_cast<size_t>(ranks);
   const size_t statesAt = kPage;
   const size_t stagingAt = statesAt + roundUp(n * sizeof(RankState), kPage);
-  const size_t channelsAt = stagingAt + n * kDepth * stagingBytes_;
+  const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
   bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
   // Every rank sets the same size, so the order does not matter; and seals it, so that

@@ -31,9 +31,8 @@ class Segment {
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankState& state(int rank) const { return states_[rank]; }
 
-  size_t stagingBytes() const { return stagingBytes_; }
   std::byte* staging(int rank, uint64_t step) const {
-    return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * stagingBytes_;
+    return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
   }
 
   // Memory for messages from `source` to `destination`, aligned to a page and
@@ -75,7 +74,6 @@ class Segment {
     if ((sleepers.load(std::memory_order_relaxed) & bit) == 0) sleepers.fetch_or(bit);
   }
 
-  static size_t stagingBytes(int ranks);
   static size_t channelBytes(int ranks);
 
  private:
@@ -88,7 +86,6 @@ class Segment {
   void wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const;
 
   int ranks_;
-  size_t stagingBytes_;
   size_t channelBytes_;
   size_t bytes_;
   std::byte* base_;

@@ -8,7 +8,7 @@
 #include "Streams.hpp"
 #include "Values.hpp"
 #include "shm/Algorithms.hpp"
-#include "shm/Segment.hpp"
+#include "shm/Layout.hpp"
 
 using namespace test;
 namespace shm = torchcomms_pg::shm;
@@ -38,8 +38,8 @@ double reduced(int ranks, size_t index, ncclRedOp_t op) {
 
 // Sizes on both sides of every limit of the algorithms, for one type.
 std::vector<size_t> countsAroundLimits(int ranks, size_t elementBytes) {
-  const size_t part = shm::Segment::stagingBytes(ranks) / ranks / elementBytes;
-  const size_t staging = shm::Segment::stagingBytes(ranks) / elementBytes;
+  const size_t part = shm::kStagingBytes / ranks / elementBytes;
+  const size_t staging = shm::kStagingBytes / elementBytes;
   const size_t oneShot = shm::oneShotBytes(ranks) / elementBytes;
   std::vector<size_t> counts = {0, 1, 7};
   for (const size_t limit : {oneShot, part, staging / 2, staging, part * ranks}) {
