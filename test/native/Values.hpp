@@ -3,6 +3,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -75,11 +76,19 @@ inline void store(ncclDataType_t type, void* buffer, size_t index, double value)
 
 using Buffer = std::vector<std::byte>;
 
-// `count` elements, element i being value(i).
+// After so many elements their values come again, so that large buffers are filled by copies. It is
+// a prime: a part that landed in the place of another one has other values.
+inline constexpr size_t kPeriod = 4099;
+
+// `count` elements, element i being value(i % kPeriod).
 template <class Value>
 Buffer elements(ncclDataType_t type, size_t count, const Value& value) {
   Buffer buffer(count * bytesOf(type));
-  for (size_t i = 0; i < count; ++i) store(type, buffer.data(), i, value(i));
+  for (size_t i = 0; i < std::min(count, kPeriod); ++i) store(type, buffer.data(), i, value(i));
+  const size_t period = kPeriod * bytesOf(type);
+  for (size_t filled = period; filled < buffer.size(); filled *= 2) {
+    std::memcpy(&buffer[filled], buffer.data(), std::min(filled, buffer.size() - filled));
+  }
   return buffer;
 }
 
