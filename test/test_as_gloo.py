@@ -258,6 +258,32 @@ def test_gloo_by_its_own_name_and_other_backends_are_as_they_were():
         ranks.run(what_is_not_a_groups, *ranks.store_args(), 2)
 
 
+def messages():
+    """Rank 1 receives the first message last."""
+    first, other = torch.arange(3.0), torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.send(other, 0, tag=2)
+        dist.recv(other, 0, tag=3)
+        received = torch.empty(3)
+        dist.recv(received, 0, tag=1)
+        assert_same(received, first)
+        c10d._get_default_store().set("received", "")
+        return dist.recv(other, 0, tag=4)
+    work = dist.isend(first, 1, tag=1)
+    dist.recv(other, 1, tag=2)
+    assert not work.is_completed()
+    dist.send(other, 1, tag=3)
+    work.wait()
+    dist.send(other, 1, tag=4)
+    assert c10d._get_default_store().check(["received"])
+
+
+def test_a_message_is_sent_once_it_is_received_as_over_gloo():
+    """TorchRL's workers leave when their messages are sent, and are asked for others later."""
+    with Ranks(2, init=init) as ranks:
+        ranks.run(messages)
+
+
 def skip_a_collective(rank):
     if rank == 1:
         return

@@ -38,6 +38,8 @@ WorkPtr Communicator::send(
   const auto wire = wireType(tensor.scalar_type());
   const size_t count = source.numel() * wire.factor;
   call.message = Message{source.data_ptr(), count, wire.type, destination, tag};
+  // As over Gloo: there are programs whose ranks leave once their messages have been sent.
+  call.message->confirmed = group().backend == "gloo";
   call.launch = [this, source, sent = *call.message](ncclComm_t comm, cudaStream_t stream) {
     return message(/*sending=*/true, sent, comm, stream);
   };

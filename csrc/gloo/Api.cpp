@@ -328,7 +328,7 @@ NcclApi fill() {
               ncclComm_t comm,
               cudaStream_t stream) {
     return message(
-        true, {const_cast<void*>(buffer), count, type, peer, 0, nullptr, nullptr}, comm, stream);
+        true, {const_cast<void*>(buffer), count, type, peer}, comm, stream);
   };
   t.recv = [](void* buffer,
               size_t count,
@@ -336,7 +336,7 @@ NcclApi fill() {
               int peer,
               ncclComm_t comm,
               cudaStream_t stream) {
-    return message(false, {buffer, count, type, peer, 0, nullptr, nullptr}, comm, stream);
+    return message(false, {buffer, count, type, peer}, comm, stream);
   };
   t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {
     return message(true, sent, comm, stream);

@@ -128,6 +128,9 @@ struct Message {
   ncclDataType_t type = ncclInt8;
   int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
   int tag = 0;
+  // Of a send: it ends when the message has been received, not when the buffer may be used again.
+  // More than a few hundred that nobody receives end as others do.
+  bool confirmed = false;
   // Called once if the call returns ncclSuccess, and never if it returns an error: from the call
   // itself or from a thread of the library, when the message has been delivered or has failed.
   // Null: the call orders the message on its stream.

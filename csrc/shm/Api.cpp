@@ -47,6 +47,7 @@ ncclResult_t transfer(
     transfer->type = message.type;
     transfer->peer = message.peer;
     transfer->tag = message.tag;
+    transfer->confirmed = message.confirmed;
     transfer->done = message.done;
     transfer->context = message.context;
     issue({comm, stream, std::move(transfer)});

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "shm/Layout.hpp"
 
@@ -16,9 +18,13 @@ struct MessageHeader {
   uint64_t count;
   uint64_t sequence;  // of the channel's messages; checked
   int32_t tag;
-  uint32_t type;
+  uint16_t type;
+  uint16_t slot;  // where the reader is to say that it has received the message; 0: nowhere
 };
 static_assert(sizeof(MessageHeader) <= kLine / 2, "a small message is to fit into one line");
+
+// Of one channel, for messages whose senders wait until they have been received; from 1.
+inline constexpr uint16_t kSlots = 512;
 
 // At the channel's beginning; zero-initialised. Cursors count bytes and never
 // wrap.
@@ -26,6 +32,8 @@ struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> head;  // written up to here
   std::atomic<uint32_t> wantsRoom;            // the writer waits for the reader
   alignas(kLine) std::atomic<uint64_t> tail;  // read up to here
+  // One bit for each slot, set by the reader and cleared by the writer.
+  alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
 // What writer and reader share. Each message starts at a line of its own, so
@@ -100,6 +108,19 @@ class ChannelWriter : public ChannelEnd {
     return false;
   }
 
+  // Calls found(slot) for each slot whose message has been received since the last call.
+  template <class Found>
+  void forReceived(const Found& found) {
+    for (size_t word = 0; word < std::size(control_->received); ++word) {
+      auto& bits = control_->received[word];
+      if (bits.load(std::memory_order_relaxed) == 0) continue;
+      for (uint64_t left = bits.exchange(0, std::memory_order_acquire); left != 0;
+           left &= left - 1) {
+        found(static_cast<uint16_t>(word * 64 + std::countr_zero(left) + 1));
+      }
+    }
+  }
+
  private:
   // Negative when the reader is inside a line that padding has given up.
   int64_t room() {
@@ -154,6 +175,11 @@ class ChannelReader : public ChannelEnd {
       if (complete) return true;
     }
     return false;
+  }
+
+  void setReceived(uint16_t slot) {
+    const uint64_t bit = uint64_t{1} << (slot - 1) % 64;
+    control_->received[(slot - 1) / 64].fetch_or(bit, std::memory_order_release);
   }
 
  private:

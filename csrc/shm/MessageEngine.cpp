@@ -106,7 +106,8 @@ void MessageEngine::moveAll() {
   for (size_t i = 0; i < sendingTo_.size();) {
     Outgoing& out = outgoing_[sendingTo_[i]];
     pumpOut(sendingTo_[i]);
-    out.active = out.current || !out.queue.empty();
+    if (out.unreceivedCount != 0) endReceived(out);
+    out.active = out.current || !out.queue.empty() || out.unreceivedCount != 0;
     if (out.active) {
       ++i;
     } else {
@@ -125,6 +126,8 @@ void MessageEngine::clear() {
   for (Outgoing& out : outgoing_) {
     out.queue.clear();
     out.current.reset();
+    out.unreceived.clear();
+    out.unreceivedCount = 0;
     out.active = false;
   }
   for (Arriving& arriving : arriving_) arriving.current.reset();
@@ -147,6 +150,7 @@ const Transfer* MessageEngine::oldestUnfinished() const {
     const Outgoing& out = outgoing_[destination];
     look(out.current);
     for (const auto& transfer : out.queue) look(transfer);
+    for (const auto& transfer : out.unreceived) look(transfer);
   }
   for (const Arriving& arriving : arriving_) {
     if (arriving.current) look(arriving.current->target);
@@ -164,6 +168,13 @@ bool MessageEngine::chooseNext(Outgoing& out) {
     }
     out.current = std::move(*next);
     out.queue.erase(next);
+    out.slot = 0;
+    if (out.current->confirmed) {
+      out.unreceived.resize(kSlots + 1);
+      // One that an unreceived message has makes this one end as soon as it is written.
+      const auto slot = static_cast<uint16_t>(out.messages % kSlots + 1);
+      if (!out.unreceived[slot]) out.slot = slot;
+    }
     return true;
   }
   return false;
@@ -174,7 +185,7 @@ void MessageEngine::pumpOut(int destination) {
   while (out.current || chooseNext(out)) {
     Transfer& transfer = *out.current;
     const MessageHeader header{
-        transfer.count, out.messages, transfer.tag, static_cast<uint32_t>(transfer.type)};
+        transfer.count, out.messages, transfer.tag, static_cast<uint16_t>(transfer.type), out.slot};
     const auto published = [&] {
       moved_ = true;
       segment_.ring(rank_, destination);
@@ -188,9 +199,23 @@ void MessageEngine::pumpOut(int destination) {
       return;
     }
     ++out.messages;
-    end(out.current);
-    out.current.reset();
+    if (out.slot == 0) {
+      end(out.current);
+      out.current.reset();
+    } else {
+      out.unreceived[out.slot] = std::move(out.current);
+      ++out.unreceivedCount;
+    }
   }
+}
+
+void MessageEngine::endReceived(Outgoing& out) {
+  out.channel.forReceived([&](uint16_t slot) {
+    end(out.unreceived[slot]);
+    out.unreceived[slot].reset();
+    --out.unreceivedCount;
+    moved_ = true;
+  });
 }
 
 void MessageEngine::pumpIn(int source) {
@@ -215,6 +240,7 @@ bool MessageEngine::openMessage(int source, Arriving& arriving) {
   message->tag = header.tag;
   message->count = header.count;
   message->type = static_cast<ncclDataType_t>(header.type);
+  message->slot = header.slot;
   message->bytes = message->count * elementSize(message->type);
   arriving.current = message;
   if (const auto receive = matcher_.take(source, header.tag)) {
@@ -247,7 +273,7 @@ bool MessageEngine::moveIn(int source, Arriving& arriving) {
       receive->message = message;
       if (receive->started) takeMessage(receive);
     } else {
-      end(receive);
+      endReceive(receive, *message);
     }
   }
   return true;
@@ -294,9 +320,16 @@ void MessageEngine::match(
 }
 
 void MessageEngine::takeMessage(const std::shared_ptr<Transfer>& receive) {
-  copy(receive->buffer, receive->message->kept.get(), receive->message->bytes);
-  receive->message.reset();
+  const std::shared_ptr<Incoming> message = std::move(receive->message);
+  copy(receive->buffer, message->kept.get(), message->bytes);
+  endReceive(receive, *message);
+}
+
+void MessageEngine::endReceive(const std::shared_ptr<Transfer>& receive, const Incoming& message) {
   end(receive);
+  if (message.slot == 0) return;
+  arriving_[message.source].channel.setReceived(message.slot);
+  segment_.ring(rank_, message.source);
 }
 
 void MessageEngine::end(const std::shared_ptr<Transfer>& transfer) {

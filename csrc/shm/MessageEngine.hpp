@@ -48,7 +48,11 @@ class MessageEngine {
     ChannelWriter channel;
     std::deque<std::shared_ptr<Transfer>> queue;
     std::shared_ptr<Transfer> current;  // is being written
+    uint16_t slot = 0;                  // of `current`, as in MessageHeader
     uint64_t messages = 0;
+    // Written, and to be received: by slot, from 1. Empty until the first.
+    std::vector<std::shared_ptr<Transfer>> unreceived;
+    size_t unreceivedCount = 0;
     bool active = false;  // is in sendingTo_
   };
   struct Arriving {
@@ -64,12 +68,14 @@ class MessageEngine {
   void moveAll();
   void pumpOut(int destination);
   bool chooseNext(Outgoing& out);
+  void endReceived(Outgoing& out);
   void pumpIn(int source);
   bool openMessage(int source, Arriving& arriving);
   bool moveIn(int source, Arriving& arriving);
   void pumpSelf();
   void match(const std::shared_ptr<Incoming>& message, const std::shared_ptr<Transfer>& receive);
   void takeMessage(const std::shared_ptr<Transfer>& receive);
+  void endReceive(const std::shared_ptr<Transfer>& receive, const Incoming& message);
   void end(const std::shared_ptr<Transfer>& transfer);
   void report(ncclResult_t result, const std::string& text);
 

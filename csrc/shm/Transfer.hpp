@@ -24,6 +24,7 @@ struct Transfer {
   ncclDataType_t type = ncclInt8;
   int peer = 0;
   int tag = 0;
+  bool confirmed = false;
   void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
 
@@ -49,6 +50,7 @@ struct Transfer {
     other->type = type;
     other->peer = peer;
     other->tag = tag;
+    other->confirmed = confirmed;
     return other;
   }
 };
@@ -59,6 +61,7 @@ struct Incoming {
   int tag = 0;
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
+  uint16_t slot = 0;  // as in MessageHeader
   size_t bytes = 0;
   size_t moved = 0;
   bool arrived = false;

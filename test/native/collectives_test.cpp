@@ -157,10 +157,7 @@ void allGather(const Call& c) {
     return nccl().allGather(from, out.data(), c.count, c.type, c.comm, stream);
   });
   expect(
-      out,
-      blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }),
-      "all_gather",
-      c);
+      out, blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }), "all_gather", c);
 }
 
 void broadcast(const Call& c) {
@@ -190,10 +187,7 @@ void allToAll(const Call& c) {
     return nccl().allToAll(in.data(), out.data(), c.count, c.type, c.comm, stream);
   });
   expect(
-      out,
-      blocks(c, [&](int from, size_t i) { return sent(from, c.rank, i); }),
-      "all_to_all",
-      c);
+      out, blocks(c, [&](int from, size_t i) { return sent(from, c.rank, i); }), "all_to_all", c);
 }
 
 void gather(const Call& c) {
@@ -211,11 +205,7 @@ void gather(const Call& c) {
         from, isRoot ? out.data() : nullptr, c.count, c.type, c.root, c.comm, stream);
   });
   if (!isRoot) return;
-  expect(
-      out,
-      blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }),
-      "gather",
-      c);
+  expect(out, blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }), "gather", c);
 }
 
 void scatter(const Call& c) {
@@ -269,8 +259,8 @@ TEST(valuesOfEveryTypeAndReduction) {
   }
 }
 
-// A sanitizer makes the library's loops slow. ThreadSanitizer looks for races, for which two and three
-// ranks are enough.
+// A sanitizer makes the library's loops slow. ThreadSanitizer looks for races, for which two and
+// three ranks are enough.
 #if defined(__SANITIZE_THREAD__)
 const std::vector<int> kLimitRanks = {2, 3};
 const std::vector<ncclDataType_t> kLimitTypes = {ncclFloat64};

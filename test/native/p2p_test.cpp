@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "Messages.hpp"
+#include "shm/Channel.hpp"
 #include "shm/HostStream.hpp"
 
 using namespace test;
@@ -57,6 +58,7 @@ void storm(ncclComm_t comm, int rank) {
     Message one = message(*buffer, flow.peer, plan.tag);
     completions.expect(one);
     if (flow.sending) {
+      one.confirmed = generator() % 2;
       CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
       sent.push_back(std::move(buffer));
     } else {
@@ -88,6 +90,51 @@ void groups(ncclComm_t comm, int rank) {
   }
 }
 
+// The message of tag 0 passes those that have been received before it, into memory of the receiver.
+void confirmed(ncclComm_t comm, int rank) {
+  for (const size_t size : {size_t{0}, size_t{100}, kLarge}) {
+    if (rank == 1) {
+      CHECK(receive(comm, 3, 0, 1) == content(3, 1));
+      send(comm, content(3, 2), 0, 2);
+      CHECK(receive(comm, 3, 0, 3) == content(3, 3));
+      CHECK(receive(comm, size, 0) == content(size, size));
+      continue;
+    }
+    Completions completions;
+    Buffer buffer = content(size, size);
+    Message one = message(buffer, 1);
+    one.confirmed = true;
+    completions.expect(one);
+    CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+    send(comm, content(3, 1), 1, 1);
+    CHECK(receive(comm, 3, 1, 2) == content(3, 2));
+    CHECK_EQUAL(completions.ended(), 0u);
+    send(comm, content(3, 3), 1, 3);
+    completions.await();
+    completions.checkAll(ncclSuccess);
+  }
+}
+
+void confirmedBackwards(ncclComm_t comm, int rank) {
+  constexpr int kMessages = 3 * torchcomms_pg::shm::kSlots;
+  Completions completions;
+  std::vector<Buffer> buffers;
+  for (int tag = 0; tag < kMessages; ++tag) {
+    buffers.push_back(rank == 0 ? content(9, tag) : Buffer(9));
+    const int next = rank == 0 ? tag : kMessages - 1 - tag;
+    if (rank == 1) {
+      CHECK(receive(comm, 9, 0, next) == content(9, next));
+      continue;
+    }
+    Message one = message(buffers.back(), 1, next);
+    one.confirmed = true;
+    completions.expect(one);
+    CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+  }
+  completions.await();
+  completions.checkAll(ncclSuccess);
+}
+
 // A stream whose tasks run when the test says so.
 class HeldStream : public torchcomms_pg::shm::HostStream {
  public:
@@ -104,6 +151,14 @@ class HeldStream : public torchcomms_pg::shm::HostStream {
 
 TEST_WITHIN(messagesOfAllPairsAtOnceArriveIntact, 120) {
   everywhere({1, 2, 4}, storm);
+}
+
+TEST(aConfirmedSendEndsOnceItsMessageHasBeenReceived) {
+  everywhere({2}, confirmed);
+}
+
+TEST(moreConfirmedMessagesThanHaveSlotsArriveInAnyOrder) {
+  everywhere({2}, confirmedBackwards);
 }
 
 TEST_WITHIN(groupsExchangeWithEveryRank, 60) {
