@@ -327,8 +327,7 @@ NcclApi fill() {
               int peer,
               ncclComm_t comm,
               cudaStream_t stream) {
-    return message(
-        true, {const_cast<void*>(buffer), count, type, peer}, comm, stream);
+    return message(true, {const_cast<void*>(buffer), count, type, peer}, comm, stream);
   };
   t.recv = [](void* buffer,
               size_t count,
