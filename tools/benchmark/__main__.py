@@ -18,14 +18,30 @@ import torch
 
 import torchcomms_pg
 
-from . import budgets, compare, gpus, groups, mpi, native, plan, plot, programs, steps, table
+from . import (
+    budgets,
+    compare,
+    deepspeed,
+    gpus,
+    groups,
+    mpi,
+    native,
+    plan,
+    plot,
+    programs,
+    steps,
+    table,
+)
 from .operations import FRONT_ENDS
 from .results import ELEMENT_BYTES, OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
 from .team import TeamFailed
 
 FORMAT = 1
-PARTS = ("floor", "library", "operations", "overlap", "programs", "steps", "groups", "init")
+PARTS = (
+    *("floor", "library", "operations", "overlap"),
+    *("programs", "deepspeed", "steps", "groups", "init"),
+)
 BACKENDS = ("torchcomms", "gloo", "mpi")
 
 
@@ -190,6 +206,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "operations": measure_operations,
         "overlap": measure_overlap,
         "programs": measure_programs,
+        "deepspeed": measure_deepspeed,
         "steps": measure_steps,
         "groups": measure_groups,
         "init": measure_init,
@@ -295,6 +312,18 @@ def measure_programs(args: argparse.Namespace, results: Results) -> None:
         found = programs.slowest(team.call("programs", backends))
     results.sections["programs"] = found
     show(table.programs(found))
+
+
+def measure_deepspeed(args: argparse.Namespace, results: Results) -> None:
+    """DeepSpeed's all-reduce for CPUs, where its sources are installed."""
+    if not deepspeed.sources():
+        return print(
+            "DeepSpeed is not installed. To compare with its all-reduce: pip install deepspeed"
+        )
+    with torch_team(2, ("torchcomms",)) as team:
+        records = deepspeed.slowest(team.call("deepspeed", native.BUILD / "deepspeed", timeout=300))
+    results.sections["deepspeed"] = records
+    show(table.deepspeed(records))
 
 
 def measure_steps(args: argparse.Namespace, results: Results) -> None:

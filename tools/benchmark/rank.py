@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import groups, operations, programs, steps, timing
+from . import deepspeed, groups, operations, programs, steps, timing
 from .results import Contender
 
 TIMEOUT = timedelta(seconds=60)
@@ -129,6 +129,10 @@ class TorchRank:
     def programs(self, backends: tuple[str, ...]) -> dict[str, dict[str, float]]:
         """Times what programs call over these backends."""
         return programs.measure({name: self.groups[name] for name in backends}, self.meet)
+
+    def deepspeed(self, folder: Path) -> list[dict[str, Any]]:
+        """Times all-reduces beside DeepSpeed's, which is built in a folder."""
+        return deepspeed.measure(self.groups["torchcomms"], self.meet, folder)
 
     def many_groups(self, backend: str, counts: list[int]) -> list[dict[str, float]]:
         """Measures what up to so many groups cost in this process."""

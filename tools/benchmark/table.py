@@ -183,6 +183,17 @@ def programs(found: dict[str, dict[str, float]]) -> str:
     return "What programs call, 2 ranks (microseconds)\n" + align(lines)
 
 
+def deepspeed(records: Sequence[dict[str, Any]]) -> str:
+    """Writes all-reduces beside DeepSpeed's."""
+    lines = [["all_reduce", "dtype", "DeepSpeed", "TorchComm", "ratio", "dist", "ratio"]]
+    for r in records:
+        line = [size(r["bytes"]), r["dtype"], time(r["deepspeed"])]
+        for front_end in ("torchcomm", "dist"):
+            line += [time(r[front_end]), ratio(r["deepspeed"] / r[front_end])]
+        lines.append(line)
+    return "Beside DeepSpeed's all-reduce for CPUs, 2 ranks (microseconds)\n" + align(lines, 2)
+
+
 def steps(records: Sequence[dict[str, Any]]) -> str:
     """Writes the training steps."""
     lines = [["training step", "parameters", "torchcomms", "Gloo", "ratio", "alone", "at most"]]

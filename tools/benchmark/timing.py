@@ -46,6 +46,13 @@ def run(subject: Subject, calls: int, meet: Callable[[], object]) -> array[float
     return times
 
 
+def timed(call: Callable[[], object]) -> float:
+    """Returns the microseconds of one call."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e6
+
+
 def power(base: int, exponent: int, limit: float) -> float:
     """Returns what a sum over `base` equal ranks, repeated in place, makes of one."""
     return float(base) ** exponent if exponent * math.log(base) < math.log(limit) else math.inf
