@@ -221,8 +221,7 @@ def as_programs_look_at_it():
     assert "gloo:all_gather" in {event.name for event in run.events()}
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     model(torch.ones(1, 3)).sum().backward()
-    # Under the name gloo DDP's log would take the backend for a ProcessGroupGloo.
-    assert model._get_ddp_logging_data()["backend_name"] == "custom"
+    assert model._get_ddp_logging_data()["backend_name"] == "gloo"
     assert dist.group.WORLD.name() == "gloo"
     store = c10d._get_default_store()
     if me == 1:

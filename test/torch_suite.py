@@ -22,28 +22,7 @@ LIMIT = 30  # seconds of one test
 # What passes over torch's own backend alone, and why.
 ARGUED = {
     "nccl": {"test_get_backend": "asks for the name nccl"},
-    "gloo": {
-        **dict.fromkeys(
-            (
-                *(
-                    f"test_all_reduce_coalesced_{group}{op}"
-                    for group in ("", "full_group_")
-                    for op in ("max", "min", "product", "sum")
-                ),
-                *(
-                    f"test_all_gather_coalesced_{case}"
-                    for case in ("complex", "full_group", "simple", "with_empty")
-                ),
-            ),
-            "wants one event of the name of one operation in a profile; here it is gloo:coalesced",
-        ),
-        "test_ddp_logging_data_cpu": (
-            "DDP's log has the backend's name custom: of gloo it would read the threads of a "
-            "ProcessGroupGloo"
-        ),
-        "test_barrier_timeout_full_group": "looks for words of Gloo in the error",
-        "test_monitored_barrier_gloo_rank_0_timeout": "looks for words of Gloo in the error",
-    },
+    "gloo": {},
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -66,6 +67,7 @@ def install() -> None:
     _around(c10d, "_new_process_group_helper", _noting_the_group)
     _around(c10d, "_create_process_group_wrapper", _over_gloo_itself)
     _around(DistributedDataParallel, "_ddp_init_helper", _not_called_gloo)
+    _around(DistributedDataParallel, "_get_ddp_logging_data", _told_as_gloo)
 
 
 class _StandIn(type):
@@ -148,11 +150,7 @@ def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
 def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
     """DDP's log takes a backend of the type GLOO for a ProcessGroupGloo, in C++, unchecked."""
     pg = self.process_group
-    ours = (
-        pg.name() == "gloo"
-        and CPU in pg._device_types
-        and isinstance(unwrapped(pg._get_backend(CPU)), Backend)
-    )
+    ours = _stands_for_gloo(pg)
     if ours:
         pg._set_default_backend(OURS)
     try:
@@ -160,6 +158,29 @@ def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
     finally:
         if ours:
             pg._set_default_backend(GLOO)
+
+
+@contextlib.contextmanager
+def _told_as_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
+    """DDP's log is what it is over Gloo, whose threads it counts, and not that of `custom`."""
+
+    def finish(data: dict[str, Any]) -> dict[str, Any]:
+        if _stands_for_gloo(self.process_group):
+            data["backend_name"] = "gloo"
+            data["gloo_num_threads"] = c10d.ProcessGroupGloo._Options()._threads
+            for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
+                data[variable.lower()] = os.environ.get(variable, "N/A")
+        return data
+
+    yield finish
+
+
+def _stands_for_gloo(pg: Any) -> bool:
+    return (
+        pg.name() == "gloo"
+        and CPU in pg._device_types
+        and isinstance(unwrapped(pg._get_backend(CPU)), Backend)
+    )
 
 
 def _give_gpus_to_gloo(pg: ProcessGroup, group: _Group) -> None:

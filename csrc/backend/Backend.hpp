@@ -230,9 +230,10 @@ class Backend final : public c10d::Backend {
   // Calls `body`; an operation that throws leaves no batch open.
   template <class Body>
   WorkPtr issue(const CommPtr& comm, bool async, Body&& body);
-  // Launches all that `body` issues together.
+  // Launches all that `body` issues together: operations of the kind `parts`, of `inputs`.
   template <class Body>
-  WorkPtr together(const CommPtr& comm, bool async, Body&& body);
+  WorkPtr together(
+      const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body);
   // A copy of `opts`, or where there are none, of this group's.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;

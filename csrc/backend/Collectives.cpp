@@ -44,7 +44,7 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
 }
 
 // The failure of a monitored barrier as ProcessGroupGloo begins it, which programs may look for.
-Failure inGloosWords(Failure failure, int rank, bool allRanks) {
+Failure inGloosWords(Failure failure, int rank, bool allRanks, const c10d::BarrierOptions& opts) {
   const auto& missing = failure.ranks;
   if (missing.empty()) {
     return failure;
@@ -53,6 +53,8 @@ Failure inGloosWords(Failure failure, int rank, bool allRanks) {
   if (rank != 0) {
     text << "Rank " << rank << " successfully reached monitoredBarrier, but received errors while "
          << "waiting for send/recv from rank 0. ";
+  } else if (opts.timeout.count() == 0) {
+    text << "Rank 0 timed out in monitoredBarrier after 0 ms. ";
   } else {
     const size_t named = allRanks ? missing.size() : 1;
     text << (named > 1 ? "Ranks " : "Rank ");
@@ -82,12 +84,13 @@ Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
 }
 
 template <class Body>
-Backend::WorkPtr Backend::together(const CommPtr& comm, bool async, Body&& body) {
+Backend::WorkPtr Backend::together(
+    const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body) {
   return issue(comm, async, [&]() -> WorkPtr {
     if (comm->inBatch()) {
       return body();
     }
-    comm->startBatch();
+    comm->startBatch(parts, inputs);
     body();
     return comm->endBatch();
   });
@@ -115,7 +118,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(
     TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   sameLength("all_reduce_coalesced", tensors.size(), tensors.size());
   const auto comm = route("all_reduce_coalesced", tensors.front());
-  return together(comm, opts.asyncOp, [&] {
+  return together(comm, opts.asyncOp, OpKind::allReduce, tensors, [&] {
     WorkPtr last;
     for (const auto& tensor : tensors) {
       last = comm->allReduce(tensor, opts.reduceOp, options(opts));
@@ -160,7 +163,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
     sameLength("all_gather_coalesced", list.size(), inputs.size());
   }
   const auto comm = route("all_gather_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, [&] {
+  return together(comm, opts.asyncOp, OpKind::allGather, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
       TensorList ofRanks;
@@ -177,7 +180,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
     TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   sameLength("all_gather_single_coalesced", outputs.size(), inputs.size());
   const auto comm = route("all_gather_single_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, [&] {
+  return together(comm, opts.asyncOp, OpKind::allGatherSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
       last = comm->allGatherSingle(outputs[i], inputs[i], options(opts));
@@ -239,7 +242,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
     TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
   sameLength("reduce_scatter_single_coalesced", outputs.size(), inputs.size());
   const auto comm = route("reduce_scatter_single_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, [&] {
+  return together(comm, opts.asyncOp, OpKind::reduceScatterSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
       last = comm->reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp, options(opts));
@@ -302,7 +305,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
     cpuCommunicator("monitored_barrier")->barrier(call, OpKind::monitoredBarrier);
   } catch (const CommError& error) {
     if (options_->backend == kBackendName) throw;
-    throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks));
+    throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks, opts));
   }
 }
 

@@ -13,10 +13,12 @@ Communicator::Batch* Communicator::openBatch() {
   return found == batches_.end() ? nullptr : &found->second;
 }
 
-void Communicator::startBatch() {
+void Communicator::startBatch(OpKind parts, std::vector<at::Tensor> inputs) {
   // Also on a failed communicator: torch wraps the abort of groups in batches.
   Call call;
   call.op.kind = OpKind::coalesced;
+  call.op.parts = parts;
+  call.inputs = std::move(inputs);
   auto work = newWork(call);
   std::lock_guard lock(batchMutex_);
   // A batch that was left open, by an exception between start and end, was

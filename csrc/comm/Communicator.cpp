@@ -186,7 +186,8 @@ WorkPtr Communicator::start(Call& call, WorkPtr work) {
   } else if (work) {
     work->become(op, call.inputs, call.outputs);
   }
-  withParamComms(*this, op, recordName(op.kind), call.inputs, call.outputs, [&] {
+  const auto name = recordName(op.kind);
+  withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
     if (captured) {
       runInGraph(call, work);
     } else if (accelerator_ != nullptr) {

@@ -150,7 +150,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // From startBatch on, operations of the calling thread are collected;
   // endBatch launches them together, inside one group of the library.
-  void startBatch();
+  // `parts`, `inputs`: what a profile is to show, where it is known.
+  void startBatch(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
   WorkPtr endBatch();
   void dropBatch();
   bool inBatch() {

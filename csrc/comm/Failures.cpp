@@ -290,7 +290,9 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
   } else if (!verdict.ranks.empty()) {
     absent = verdict.ranks;
   }
-  auto text = "timed out after " + inSeconds(timeout) + ": ";
+  // Programs look for the words that Gloo has.
+  const bool gloo = group_.backend == "gloo";
+  auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
   if (!initialized_.load(std::memory_order_acquire)) {
     text += absent.empty() ? std::string("the group was still being set up")
                            : rankNames(absent) + " did not join the group";

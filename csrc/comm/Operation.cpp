@@ -82,7 +82,10 @@ const char* profilingTitle(const Operation& op, const Group& group) {
   if (group.backend != "gloo") {
     return names(op.kind).title;
   }
-  return op.kind == OpKind::recv && op.peer < 0 ? "gloo:recvAnySource" : names(op.kind).titleOfGloo;
+  if (op.kind == OpKind::recv && op.peer < 0) {
+    return "gloo:recvAnySource";
+  }
+  return names(op.kind == OpKind::coalesced ? op.parts : op.kind).titleOfGloo;
 }
 
 c10d::OpType opType(OpKind kind) {

@@ -77,6 +77,7 @@ struct HookedOperation;
 
 struct Operation {
   OpKind kind = OpKind::allReduce;
+  OpKind parts = OpKind::coalesced;  // those of a coalesced one, where c10d has a function for it
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
   int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;

@@ -20,6 +20,7 @@ decltype(auto) withParamComms(
     const char* what,
     const std::vector<at::Tensor>& inputs,
     const std::vector<at::Tensor>& outputs,
+    bool hasWork,
     Body&& body) {
   if (C10_LIKELY(!at::hasCallbacks())) {
     return body();
@@ -43,7 +44,7 @@ decltype(auto) withParamComms(
       op.async);
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   std::vector<c10::IValue> values;
-  if (!op.async && range.isActive()) {  // of an asynchronous one the Work has it, in the same form
+  if (!hasWork && range.isActive()) {  // the Work has it, in the same form
     values.assign(inputs.begin(), inputs.end());
     range._setAsync();
     range.before(

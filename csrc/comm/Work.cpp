@@ -111,7 +111,7 @@ void Work::waitOnHost(std::chrono::milliseconds timeout) {
 }
 
 void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
-  withParamComms(*comm_, op_, "wait", {}, {}, [&] { comm_->await(*this, timeout, onHost); });
+  withParamComms(*comm_, op_, "wait", {}, {}, true, [&] { comm_->await(*this, timeout, onHost); });
   if (c10d::allow_inflight_collective_as_graph_input()) {
     c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
   }
