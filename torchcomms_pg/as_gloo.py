@@ -167,7 +167,8 @@ def _told_as_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
     def finish(data: dict[str, Any]) -> dict[str, Any]:
         if _stands_for_gloo(self.process_group):
             data["backend_name"] = "gloo"
-            data["gloo_num_threads"] = c10d.ProcessGroupGloo._Options()._threads
+            gloo: Any = c10d.ProcessGroupGloo
+            data["gloo_num_threads"] = gloo._Options()._threads
             for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
                 data[variable.lower()] = os.environ.get(variable, "N/A")
         return data
