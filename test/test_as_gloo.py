@@ -283,6 +283,23 @@ def test_a_message_is_sent_once_it_is_received_as_over_gloo():
         ranks.run(messages)
 
 
+def messages_that_nobody_takes(kind):
+    """Both ranks wait for each other, in a group whose deadline is later than the test's."""
+    peer, tensor = 1 - dist.get_rank(), torch.zeros(4)
+    work = getattr(dist, kind)(tensor, peer)
+    dist.barrier()
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="had not ended when the group ended|destroyed its comm"):
+        work.wait()
+
+
+@pytest.mark.timeout(50)
+@pytest.mark.parametrize("kind", ["isend", "irecv"])
+def test_a_group_ends_without_messages_that_nobody_takes(kind):
+    with Ranks(2, init=init, timeout=100) as ranks:
+        ranks.run(messages_that_nobody_takes, kind)
+
+
 def skip_a_collective(rank):
     if rank == 1:
         return

@@ -242,7 +242,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Returns when nothing is in flight: what is ends with its peers, or at its
   // deadline. Interrupted, it aborts, and raises what the handler of the signal has raised.
-  void drain();
+  // Messages that no stream orders are waited for no longer than `messages`.
+  void drain(Milliseconds messages = Milliseconds::max());
 
   // Ends what is in flight, then gives the library's communicator back.
   // Idempotent; later operations raise. Raises CommError, once all is freed, if
@@ -349,6 +350,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // How long a failed library may take to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
+
+  // How long a group that is called gloo waits at its end for messages: Gloo forgets them, and ranks
+  // that wait for each other to take one would stay until the deadline.
+  static constexpr Milliseconds kMessagePatience{2000};
 
   // The same where more would most likely be in vain.
   static constexpr Milliseconds kBriefPatience{200};

@@ -218,7 +218,8 @@ std::exception_ptr Communicator::resultError(const Operation& op, ncclResult_t r
                      : joining_ != nullptr ? joining_->text()
                                            : "";
   if (text.empty()) {
-    text = api_.getErrorString(result);
+    text = closed_.load(std::memory_order_acquire) ? "it had not ended when the group ended"
+                                                   : api_.getErrorString(result);
   }
   auto failure = describeFailure(
       result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,

@@ -375,9 +375,15 @@ void Communicator::giveUp(const char* why) noexcept {
   }
 }
 
-void Communicator::drain() {
+void Communicator::drain(Milliseconds messages) {
   hasten();
-  const auto nothing = [&] { return inFlight_.empty(); };
+  const auto start = Clock::now();
+  const auto nothing = [&] {
+    const bool patient = Clock::now() - start < messages;
+    return std::ranges::all_of(inFlight_, [patient](const InFlight& entry) {
+      return !patient && !entry.op->ordered;
+    });
+  };
   std::unique_lock lock(inFlightMutex_);
   if (accelerator_ == nullptr) {
     std::exception_ptr raised;
@@ -450,7 +456,7 @@ void Communicator::closeNow() {
   }
   std::exception_ptr interrupted;
   try {
-    drain();
+    drain(group_.backend == "gloo" ? kMessagePatience : Milliseconds::max());
   } catch (...) {
     interrupted = std::current_exception();
   }
