@@ -351,8 +351,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // How long a failed library may take to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
 
-  // How long a group that is called gloo waits at its end for messages: Gloo forgets them, and ranks
-  // that wait for each other to take one would stay until the deadline.
+  // How long a group that is called gloo waits at its end for messages: Gloo forgets them, and
+  // ranks that wait for each other to take one would stay until the deadline.
   static constexpr Milliseconds kMessagePatience{2000};
 
   // The same where more would most likely be in vain.

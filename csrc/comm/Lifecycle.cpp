@@ -380,9 +380,8 @@ void Communicator::drain(Milliseconds messages) {
   const auto start = Clock::now();
   const auto nothing = [&] {
     const bool patient = Clock::now() - start < messages;
-    return std::ranges::all_of(inFlight_, [patient](const InFlight& entry) {
-      return !patient && !entry.op->ordered;
-    });
+    return std::ranges::all_of(
+        inFlight_, [patient](const InFlight& entry) { return !patient && !entry.op->ordered; });
   };
   std::unique_lock lock(inFlightMutex_);
   if (accelerator_ == nullptr) {
