@@ -1,13 +1,17 @@
 """Ranks of one host share memory; between hosts CPU tensors go over Gloo."""
 
+# A host is a host name of its own here, on the loopback device. Where the ranks are is written as
+# one letter for each: "aab" has ranks 0 and 1 on one host, rank 2 on another.
+
 import ctypes
+import hashlib
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks, init_default_group
-from values import all_data, assert_reduced
+from values import FLOAT8, FLOATS, INTEGERS, all_data, assert_reduced, assert_same, data
 
 import torchcomms_pg
 from torchcomms_pg import as_gloo
@@ -17,25 +21,19 @@ CLONE_NEWUTS = 0x04000000
 pytestmark = pytest.mark.beyond_gloo
 
 
-def move(rank):
-    """Gives this rank a host name of its own, in a namespace that ends with it; False: it may not.
-
-    Rank 0 stays where it is, all others are together elsewhere.
-    """
+def move(places):
+    """Gives this rank the host of its letter, in a namespace that ends with it; False: it may not."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    host = f"host-{places[int(os.environ['RANK'])]}".encode()
     libc = ctypes.CDLL(None, use_errno=True)
-    if rank > 0:
-        if libc.unshare(CLONE_NEWUTS) != 0:
-            return False
-        libc.sethostname(b"elsewhere", len(b"elsewhere"))
-    return True
+    return libc.unshare(CLONE_NEWUTS) == 0 and libc.sethostname(host, len(host)) == 0
 
 
-def on_two_hosts(function, world, *args):
+def on_hosts(function, places, *args, timeout=40):
     if os.geteuid() != 0:
         pytest.skip("a host name of its own needs root")
-    with Ranks(world, init=False) as ranks:
-        outcomes = ranks.run(function, ranks.store_args(), *args, timeout=40)
+    with Ranks(len(places), init=False) as ranks:
+        outcomes = ranks.run(function, ranks.store_args(), places, *args, timeout=timeout)
     if None in outcomes:
         pytest.skip("this machine does not let a process have a host name of its own")
     return outcomes
@@ -46,9 +44,9 @@ def library(group):
     return "shm" if group._get_backend(torch.device("cpu")).supports_window else "gloo"
 
 
-def operate(args, backend):
+def operate(args, places, backend):
     rank = int(os.environ["RANK"])
-    if not move(rank):
+    if not move(places):
         return None
     if backend == "gloo":
         as_gloo.install()
@@ -84,16 +82,16 @@ def operate(args, backend):
 
 @pytest.mark.parametrize("backend", ["torchcomms", "gloo"])
 def test_groups_of_several_hosts_go_over_gloo_and_those_of_one_through_memory(backend):
-    for rank, (world, together, apart) in enumerate(on_two_hosts(operate, 3, backend)):
+    for rank, (world, together, apart) in enumerate(on_hosts(operate, "abb", backend)):
         if world:
             assert world == "gloo"
             assert together == (None if rank == 0 else "shm")
             assert apart == (None if rank == 1 else "gloo")
 
 
-def share_memory(args):
+def share_memory(args, places):
     rank = int(os.environ["RANK"])
-    if not move(rank):
+    if not move(places):
         return None
     init_default_group(*args, rank, 2, 20)
     store = dist.distributed_c10d._get_default_store()
@@ -104,6 +102,160 @@ def share_memory(args):
 
 
 def test_shared_memory_names_the_ranks_on_different_hosts_with_their_hosts():
-    for message in on_two_hosts(share_memory, 2):
+    for message in on_hosts(share_memory, "ab"):
         assert "'here'" in message and "different hosts" in message
-        assert "rank 0 on host" in message and "rank 1 on host 'elsewhere'" in message
+        assert "rank 0 on host 'host-a'" in message and "rank 1 on host 'host-b'" in message
+
+
+# One host alone, two of one size, interleaved, uneven, and several of one rank each.
+PLACES = ("ab", "aab", "aba", "abc", "aabb", "abab", "abba", "aaab", "abbb", "aabc")
+# Nothing, one, what one rank of a host reduces, parts that fit no lane, several pieces (of 4 MiB).
+NUMBERS = (0, 1, 7, 1025, 70_001, 2_500_003)
+OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+def in_group(args, places, body, *rest):
+    """Runs `body` in a group of the ranks' hosts; None: they cannot be moved."""
+    rank, world = int(os.environ["RANK"]), len(places)
+    if not move(places):
+        return None
+    init_default_group(*args, rank, world, 30)
+    body(rank, world, *rest)
+    dist.destroy_process_group()
+    return True
+
+
+def reduce_everything(rank, world):
+    for dtype in (*FLOATS, *INTEGERS, *FLOAT8, torch.complex64, torch.bool):
+        for name in OPS:
+            op = getattr(dist.ReduceOp, name)
+            real = dtype.is_floating_point or dtype.is_complex
+            if name[0] == "B" and real or dtype.is_complex and name not in ("SUM", "AVG"):
+                continue
+            if dtype == torch.bool and name == "AVG" or dtype in FLOAT8 and name == "PRODUCT":
+                continue
+            inputs = all_data(world, 1025, dtype)
+            tensor = inputs[rank].clone()
+            dist.all_reduce(tensor, op)
+            assert_reduced(tensor, inputs, op, f"{dtype} {name}")
+    for number in NUMBERS:
+        inputs = all_data(world, number)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+            tensor = inputs[rank].clone()
+            dist.all_reduce(tensor, op)
+            assert_reduced(tensor, inputs, op, f"{number} {op}")
+        bits = [None] * world
+        dist.all_gather_object(bits, hashlib.sha1(tensor.numpy().tobytes()).hexdigest())
+        assert len(set(bits)) == 1
+        for root in range(world):
+            tensor = inputs[rank].clone()
+            dist.reduce(tensor, root)
+            if rank == root:
+                assert_reduced(tensor, inputs, what=f"reduce {number} to {root}")
+            else:
+                assert_same(tensor, inputs[rank], "of another rank than the root")
+    scaled = all_data(world, 70_001, torch.float16)
+    tensor = scaled[rank].clone()
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    assert_reduced(tensor, [x * 0.5 for x in scaled])
+    full = torch.full((9,), 60_000, dtype=torch.float16)
+    dist.all_reduce(full, dist.ReduceOp.AVG)
+    assert full.tolist() == [60_000] * 9  # though its sum is none in float16
+    for number in (0, 1, 1025, 300_001):
+        inputs = all_data(world, number * world)
+        output = torch.empty(number)
+        dist.reduce_scatter_tensor(output, inputs[rank].clone())
+        assert_reduced(output, [x[rank * number : (rank + 1) * number] for x in inputs])
+    sizes = [100 * r for r in range(world)]
+    inputs = [all_data(world, n, salt=i) for i, n in enumerate(sizes)]
+    output = torch.empty(sizes[rank])
+    dist.reduce_scatter(output, [of[rank].clone() for of in inputs], dist.ReduceOp.AVG)
+    assert_reduced(output, inputs[rank], dist.ReduceOp.AVG)
+
+
+def move_everything(rank, world):
+    for number in NUMBERS:
+        for dtype in (torch.float32, torch.bool) if number < 2000 else (torch.float32,):
+            inputs = all_data(world, number, dtype)
+            for root in range(world):
+                tensor = inputs[rank].clone()
+                dist.broadcast(tensor, root)
+                assert_same(tensor, inputs[root], f"broadcast {number} of {root}")
+    for number in (0, 1, 7, 1025, 300_001):
+        inputs = all_data(world, number)
+        everything = torch.empty(number * world)
+        dist.all_gather_into_tensor(everything, inputs[rank])
+        assert_same(everything, torch.cat(inputs))
+        for root in range(world):
+            got = [torch.empty(number) for _ in inputs] if rank == root else None
+            dist.gather(inputs[rank], got, root)
+            for tensor, want in zip(got or [], inputs):
+                assert_same(tensor, want, f"gather {number} to {root}")
+            tensor = torch.empty(number)
+            dist.scatter(tensor, inputs if rank == root else None, root)
+            assert_same(tensor, inputs[rank], f"scatter {number} of {root}")
+        received = torch.empty(number * world)
+        dist.all_to_all_single(received, torch.cat([data(rank, number, salt=r) for r in range(world)]))
+        assert_same(received, torch.cat([data(r, number, salt=rank) for r in range(world)]))
+    sizes = [0, 1, 70_001, 13][:world]
+    got = [torch.empty(n) for n in sizes]
+    dist.all_gather(got, data(rank, sizes[rank]))
+    for r, tensor in enumerate(got):
+        assert_same(tensor, data(r, sizes[r]))
+    # From rank s to rank r: so many rows, none among them.
+    rows = [[(s * 7 + r * 5) % 4 * 331 for r in range(world)] for s in range(world)]
+    output = torch.empty(sum(rows[s][rank] for s in range(world)), 3)
+    sent = [data(rank, (rows[rank][r], 3), salt=r) for r in range(world)]
+    splits = [rows[s][rank] for s in range(world)]
+    dist.all_to_all_single(output, torch.cat(sent), splits, rows[rank])
+    want = [data(s, (rows[s][rank], 3), salt=rank) for s in range(world)]
+    assert_same(output, torch.cat(want))
+    got = [torch.empty(rows[s][rank], 3) for s in range(world)]
+    dist.all_to_all(got, sent)
+    for tensor, expected in zip(got, want):
+        assert_same(tensor, expected)
+    dist.barrier()
+    with_objects = [None] * world
+    dist.all_gather_object(with_objects, {"rank": rank})
+    assert with_objects == [{"rank": r} for r in range(world)]
+
+
+def overlap(rank, world):
+    """Asynchronous operations, some of them under way at once, messages among them."""
+    inputs = [all_data(world, number) for number in (3, 70_001, 2_000_003)]
+    tensors = [of[rank].clone() for of in inputs]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    right, left = (rank + 1) % world, (rank - 1) % world
+    messages = [data(rank, n) for n in (5, 300_001)]
+    got = [torch.empty_like(tensor) for tensor in messages]
+    works += [dist.isend(tensor, right, tag=i) for i, tensor in enumerate(messages)]
+    works += [dist.irecv(got[1], left, tag=1), dist.irecv(got[0], left, tag=0)]
+    here = torch.ones(3)
+    dist.all_reduce(here)  # behind the others
+    assert here.tolist() == [world] * 3
+    for work in works:
+        work.wait()
+    for tensor, of in zip(tensors, inputs):
+        assert_reduced(tensor, of)
+    for n, tensor in zip((5, 300_001), got):
+        assert_same(tensor, data(left, n))
+    if rank == 0:
+        seen = [dist.recv(tensor := torch.empty(1)) for _ in range(1, world)]
+        assert sorted(seen) == list(range(1, world))
+    else:
+        dist.send(torch.ones(1), 0)
+
+
+def divide(rank, world):
+    """Groups of a group: of one host alone they go through memory."""
+    import torchcomms_pg
+
+    store = dist.distributed_c10d._get_default_store()
+    comm = torchcomms_pg.new_comm("torchcomms", "cpu", "all", store=store, rank=rank, size=world)
+    del comm
+
+
+@pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap])
+@pytest.mark.parametrize("places", PLACES)
+def test_operations_between_hosts_give_what_they_give_on_one(places, body):
+    on_hosts(in_group, places, body, timeout=55)

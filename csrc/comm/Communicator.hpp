@@ -401,7 +401,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::exception_ptr asyncError(const Operation& op);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
   std::string splitMistake(const std::vector<int>& ranks) const;  // empty: none
-  std::string splitDifference(ncclComm_t child, const std::vector<int>& ranks, int key) const;
+  std::string splitDifference(
+      const NcclApi& api, ncclComm_t child, const std::vector<int>& ranks, int key) const;
   Call merge(std::vector<Call> calls);
   Batch* openBatch();
   WorkPtr newWork(const Call& call);

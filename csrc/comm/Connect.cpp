@@ -105,6 +105,55 @@ void logOnce(const Library& library) {
   });
 }
 
+// The ranks of one place, which are to share memory.
+ncclComm_t joinInside(const Meeting& meeting, const gloo::Topology& topology) {
+  auto inside = meeting;
+  inside.rank = topology.local();
+  inside.size = static_cast<int>(topology.inside().size());
+  inside.members += "/host " + std::to_string(topology.host());
+  inside.known.clear();
+  ncclComm_t made = nullptr;
+  try {
+    joinOnHost(
+        shm::api(),
+        inside,
+        [&](ncclComm_t comm, const std::string&) -> std::shared_ptr<Communicator> {
+          made = comm;
+          return nullptr;
+        });
+  } catch (...) {
+    if (made != nullptr) {
+      shm::api().commAbort(made);
+    }
+    throw;
+  }
+  return made;
+}
+
+// `placeOf`: of ranks that are to share memory; null: none are.
+std::shared_ptr<Communicator> connectThroughGloo(
+    const Meeting& meeting,
+    const gloo::Connect& connectGloo,
+    gloo::Connected connected,
+    std::string (*placeOf)(const Peer& peer)) {
+  auto overGloo = meeting;
+  overGloo.members += "/gloo";
+  return meet(overGloo, [&](const Met& met) {
+    std::vector<std::string> places;
+    for (int rank = 0; rank < meeting.size; ++rank) {
+      places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
+    }
+    const auto topology = gloo::Topology::of(places, meeting.rank);
+    auto* const comm = gloo::newComm(
+        {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
+         .topology = topology,
+         .inside = joinInside(overGloo, topology),
+         .connect = connectGloo},
+        connected);
+    return own(meeting, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
+  });
+}
+
 }  // namespace
 
 void useHostStreams(c10::DeviceType type, const std::string& library) {
@@ -145,22 +194,13 @@ std::shared_ptr<Communicator> connectHosts(
   return connectThroughGloo(
       meeting,
       connectGloo,
-      presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now);
+      presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
+      [](const Peer& peer) { return peer.place(); });
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(
-    const Meeting& meeting, const gloo::Connect& connectGloo, gloo::Connected connected) {
-  auto overGloo = meeting;
-  overGloo.members += "/gloo";
-  return meet(overGloo, [&](const Met& met) {
-    auto* const comm = gloo::newComm(
-        c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
-        meeting.rank,
-        meeting.size,
-        connectGloo,
-        connected);
-    return own(meeting, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
-  });
+    const Meeting& meeting, const gloo::Connect& connectGloo) {
+  return connectThroughGloo(meeting, connectGloo, gloo::Connected::now, nullptr);
 }
 
 std::shared_ptr<Communicator> connect(

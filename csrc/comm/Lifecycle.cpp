@@ -117,11 +117,12 @@ std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
 }
 
 std::string Communicator::splitDifference(
+    const NcclApi& api,
     ncclComm_t child, const std::vector<int>& ranks, int key) const {
   int count = static_cast<int>(ranks.size());
   int position = key;
-  api_.commCount(child, &count);
-  api_.commUserRank(child, &position);
+  api.commCount(child, &count);
+  api.commUserRank(child, &position);
   if (count == static_cast<int>(ranks.size()) && position == key) {
     return "";
   }
@@ -166,9 +167,10 @@ std::shared_ptr<Communicator> Communicator::split(
   if (child == nullptr) {
     return nullptr;
   }
-  const auto difference = splitDifference(child, ranks, key);
+  const auto& api = api_.libraryOf == nullptr ? api_ : api_.libraryOf(child);
+  const auto difference = splitDifference(api, child, ranks, key);
   auto made = std::make_shared<Communicator>(
-      api_,
+      api,
       Made{child},
       key,
       static_cast<int>(ranks.size()),

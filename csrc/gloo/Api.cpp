@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "shm/Api.hpp"
+#include "shm/Handles.hpp"
 #include "shm/HostStream.hpp"
 #include "shm/Reduce.hpp"
 
@@ -13,7 +14,7 @@ namespace {
 using CommPtr = std::shared_ptr<Comm>;
 using shm::CollectiveKind;
 
-// One call into the table: a collective, or a message (`collective.kind` is then not looked at).
+// One call into the table: a collective, or a message (`collective` is then not looked at).
 struct Task {
   CommPtr comm;
   cudaStream_t stream = nullptr;
@@ -21,7 +22,17 @@ struct Task {
   bool isMessage = false;
   bool sending = false;
   Message message;
-  int tag = 0;
+};
+
+// What one launch consists of: messages, which are under way together, also while the collectives
+// run one after another; and the parts of an exchange.
+struct Batch {
+  std::vector<std::pair<shm::Collective, Comm::Place>> collectives;
+  std::vector<Task> messages;
+  std::vector<Part> sends;
+  std::vector<Part> receives;
+  ncclDataType_t type = ncclInt8;
+  Comm::Place exchange;
 };
 
 struct GroupState {
@@ -53,66 +64,71 @@ ncclComm_t handleOf(CommPtr comm) {
   return reinterpret_cast<ncclComm_t>(new CommPtr(std::move(comm)));
 }
 
-// Messages are under way together, also while the collectives run one after another.
-void run(const std::vector<Task>& tasks) {
+void run(Comm& comm, const Batch& batch) {
   std::vector<std::shared_ptr<Parcel>> parcels;
-  for (const auto& task : tasks) {
-    if (task.isMessage) {
-      parcels.push_back(task.comm->post(task.sending, task.message, task.tag));
-    }
+  for (const auto& task : batch.messages) {
+    parcels.push_back(comm.post(task.sending, task.message));
   }
-  for (const auto& task : tasks) {
-    if (!task.isMessage) {
-      task.comm->run(task.collective, task.tag);
-    }
+  for (const auto& [collective, place] : batch.collectives) {
+    comm.run(collective, place);
+  }
+  if (!batch.sends.empty()) {
+    comm.exchange(batch.sends, batch.receives, batch.type, batch.exchange);
   }
   for (const auto& parcel : parcels) {
-    // Tags above those of users are an exchange's, which is a collective.
-    tasks.front().comm->link().complete(*parcel, parcel->tag >= Link::kTagLimit);
+    comm.complete(*parcel);
   }
 }
 
 ncclResult_t launch(std::vector<Task> tasks) {
   const auto comm = tasks.front().comm;
   const auto stream = tasks.front().stream;
-  comm->link().checkUsable();
-  int exchange = -1;
+  comm->fault().check();
   std::vector<Task> later;  // messages that no stream orders
-  std::vector<Task> now;
+  Batch now;
   for (auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
       throw shm::Failure(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
-    // Tags are given out here, in the order in which all ranks issue.
+    // Places are given out here, in the order in which all ranks issue.
     if (!task.isMessage) {
-      task.tag = comm->link().nextCollectiveTag();
+      now.collectives.emplace_back(task.collective, comm->nextPlace());
+    } else if (task.message.done != nullptr) {
+      later.push_back(std::move(task));
     } else if (task.message.tag >= 0) {
-      task.tag = task.message.tag;
+      now.messages.push_back(std::move(task));
     } else {
-      exchange = exchange < 0 ? comm->link().nextCollectiveTag() : exchange;
-      task.tag = exchange;
+      // Of an exchange, which has one for each rank.
+      auto& parts = task.sending ? now.sends : now.receives;
+      parts.resize(comm->topology().size);
+      parts[task.message.peer] = {
+          task.message.buffer, task.message.count * elementSize(task.message.type)};
+      now.type = task.message.type;
     }
-    (task.message.done != nullptr ? later : now).push_back(std::move(task));
+  }
+  if (!now.sends.empty()) {
+    now.exchange = comm->nextPlace();
   }
   for (const auto& task : later) {
     comm->prepareLater();
-    comm->completeLater(comm->post(task.sending, task.message, task.tag), task.message);
+    comm->completeLater(comm->post(task.sending, task.message), task.message);
   }
-  if (now.empty()) {
+  if (now.collectives.empty() && now.messages.empty() && now.sends.empty()) {
     return ncclSuccess;
   }
   if (stream == nullptr) {
-    comm->runWatched([&] { run(now); });
+    comm->runWatched([&] { run(*comm, now); });
     return ncclSuccess;
   }
   shm::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
     try {
-      comm->runWatched([&] { run(now); });  // a caller that waits may help the stream's thread
+      // A caller that waits may help the stream's thread.
+      comm->runWatched([&] { run(*comm, now); });
     } catch (const shm::Failure&) {
       // The communicator has failed, which commGetAsyncError tells.
     } catch (const std::exception& error) {
-      comm->link().fail(ncclInternalError, error.what(), {});
+      comm->fault().fail({ncclInternalError, error.what()});
     }
   });
   return ncclSuccess;
@@ -158,7 +174,7 @@ ncclResult_t commFinalize(ncclComm_t) {
 ncclResult_t commDestroy(ncclComm_t handle) {
   return guarded([&] {
     const std::unique_ptr<CommPtr> comm(&from(handle));
-    (*comm)->link().close();
+    (*comm)->close();
     return ncclSuccess;
   });
 }
@@ -167,17 +183,17 @@ ncclResult_t commSplit(
     ncclComm_t handle, int color, int key, ncclComm_t* child, ncclConfig_t* /*config*/) {
   return guarded([&] {
     const auto& comm = from(handle);
-    std::shared_ptr<Comm> made;
-    const int tag = comm->link().nextCollectiveTag();
-    comm->runWatched([&] { made = comm->split(color, key, tag); });
-    *child = made ? handleOf(made) : nullptr;
+    Comm::Child made;
+    const auto place = comm->nextPlace();
+    comm->runWatched([&] { made = comm->split(color, key, place); });
+    *child = made.comm ? handleOf(made.comm) : made.inside;
     return ncclSuccess;
   });
 }
 
 const char* getLastError(ncclComm_t handle) {
   if (handle != nullptr) {
-    if (const auto failure = from(handle)->link().failure()) {
+    if (const auto failure = from(handle)->fault().known()) {
       lastError = failure->what();
     }
   }
@@ -222,17 +238,17 @@ NcclApi fill() {
   t.commAbort = commDestroy;
   t.commSplit = commSplit;
   t.commGetAsyncError = [](ncclComm_t comm, ncclResult_t* state) {
-    const auto failure = from(comm)->link().failure();
+    const auto failure = from(comm)->fault().known();
     *state = failure ? failure->result : ncclSuccess;
     return ncclSuccess;
   };
-  t.probe = [](ncclComm_t comm) { return from(comm)->link().probe(); };
+  t.probe = [](ncclComm_t comm) { return from(comm)->probe(); };
   t.commCount = [](const ncclComm_t comm, int* count) {
-    *count = from(comm)->link().size();
+    *count = from(comm)->topology().size;
     return ncclSuccess;
   };
   t.commUserRank = [](const ncclComm_t comm, int* rank) {
-    *rank = from(comm)->link().rank();
+    *rank = from(comm)->topology().rank;
     return ncclSuccess;
   };
   t.redOpCreatePreMulSum = redOpCreatePreMulSum;
@@ -348,12 +364,15 @@ NcclApi fill() {
     return ncclSuccess;
   };
   t.groupEnd = groupEnd;
-  t.absentRanks = [](ncclComm_t comm) { return from(comm)->link().absentRanks(); };
+  t.libraryOf = [](ncclComm_t child) -> const NcclApi& {
+    return shm::isHandle(child) ? shm::api() : api();
+  };
+  t.absentRanks = [](ncclComm_t comm) { return from(comm)->absentRanks(); };
   t.fail = [](ncclComm_t comm,
               ncclResult_t result,
               const std::string& reason,
               const std::vector<int>& ranks) {
-    from(comm)->link().fail(result, reason, ranks);
+    from(comm)->fault().fail({result, reason, ranks});
     return ncclSuccess;
   };
   return t;
@@ -366,13 +385,8 @@ const NcclApi& api() {
   return table;
 }
 
-ncclComm_t newComm(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    Connect connect,
-    Connected connected) {
-  return handleOf(std::make_shared<Comm>(store, rank, size, std::move(connect), connected));
+ncclComm_t newComm(Members members, Connected connected) {
+  return handleOf(Comm::make(std::move(members), connected));
 }
 
 }  // namespace torchcomms_pg::gloo

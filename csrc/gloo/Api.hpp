@@ -1,4 +1,4 @@
-// NCCL's API over torch's Gloo, for buffers in host memory, on any number of hosts.
+// NCCL's API for buffers in host memory, on any number of hosts.
 #pragma once
 
 #include "gloo/Comm.hpp"
@@ -10,12 +10,8 @@ namespace torchcomms_pg::gloo {
 // ranks meet in a store (newComm); registration, windows, shrinking.
 const NcclApi& api();
 
-// A communicator for the table, of the ranks that meet in `store`.
-ncclComm_t newComm(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    Connect connect,
-    Connected connected);
+// A communicator for the table, of the ranks that meet in a store. Where they cannot be connected
+// `inside` is given back.
+ncclComm_t newComm(Members members, Connected connected);
 
 }  // namespace torchcomms_pg::gloo

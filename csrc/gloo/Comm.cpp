@@ -2,34 +2,24 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstring>
 #include <exception>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
+#include "shm/Api.hpp"
+#include "shm/Handles.hpp"
 #include "shm/Interrupt.hpp"
-#include "shm/Reduce.hpp"
 
 namespace torchcomms_pg::gloo {
 
 namespace {
 
-using shm::Collective;
-using shm::CollectiveKind;
-
-// Up to so many bytes in all, every rank gets all inputs and reduces them: one step instead of two.
-constexpr size_t kSmall = 64 << 10;
-
 // How often a thread that has handlers to run looks for signals.
 constexpr std::chrono::milliseconds kSignalLook{200};
 
-char* at(void* base, size_t offset) {
-  return static_cast<char*>(base) + offset;
-}
-
-const char* at(const void* base, size_t offset) {
-  return static_cast<const char*>(base) + offset;
-}
+// The link of lane 3 is called "lane/3"; that of messages, among all ranks:
+constexpr const char* kEveryone = "everyone";
 
 shm::Signature signatureOf(const Message& message) {
   return {
@@ -42,227 +32,119 @@ shm::Signature signatureOf(const Message& message) {
 
 }  // namespace
 
-class Comm::Step {
- public:
-  Step(Link& link, const Collective& collective, int tag)
-      : link_(link), signature_(shm::signatureOf(collective)), tag_(tag) {}
-
-  void send(int peer, const void* data, size_t bytes) {
-    add(true, peer, const_cast<void*>(data), bytes);
-  }
-  void receive(int peer, void* data, size_t bytes) { add(false, peer, data, bytes); }
-
-  void finish() {
-    for (const auto& parcel : parcels_) {
-      link_.complete(*parcel, /*late=*/true);
-    }
-  }
-
- private:
-  void add(bool sending, int peer, void* data, size_t bytes) {
-    parcels_.push_back(link_.post({signature_, sending, peer, tag_, data, bytes, {}, {}}));
-  }
-
-  Link& link_;
-  const shm::Signature signature_;
-  const int tag_;
-  std::vector<std::shared_ptr<Parcel>> parcels_;
-};
-
-Comm::Comm(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    Connect connect,
-    Connected connected)
-    : store_(store),
-      connect_(std::move(connect)),
-      link_(std::make_shared<Link>(connect_, store, rank, size)) {
-  if (size > 1 && connected == Connected::now) {
-    link_->connect();
-  }
+Comm::Comm(Members members)
+    : members_(std::move(members)),
+      inside_(shm::findHandle(members_.inside, "newComm")),
+      fault_(std::make_shared<Fault>(members_.store)) {
+  inside_->segment().nameRanks(topology().inside());
 }
 
-void Comm::run(const Collective& c, int tag) {
-  const int rank = link_->rank(), size = link_->size();
-  const size_t bytes = c.count * elementSize(c.type);
-  const bool isRoot = rank == c.root;
-  std::vector<char> scaled;
-  const void* input = c.input;
-  if (c.op.scaled) {
-    const size_t parts = c.kind == CollectiveKind::reduceScatter ? size : 1;
-    const void* factor = c.op.scalarAddress == nullptr ? c.op.scalar.data() : c.op.scalarAddress;
-    scaled.resize(parts * bytes);
-    shm::scale(c.type, scaled.data(), input, factor, parts * c.count);
-    input = scaled.data();
-  }
-  Step step(*link_, c, tag);
-  switch (c.kind) {
-    case CollectiveKind::allReduce: allReduce(c, input, tag); return;
-    case CollectiveKind::reduceScatter:
-    case CollectiveKind::reduce: {
-      // Every part goes to the rank that reduces it; a reduction to a root has one part.
-      const bool scatter = c.kind == CollectiveKind::reduceScatter;
-      const bool reduces = scatter || isRoot;
-      std::vector<char> received(reduces ? size * bytes : 0);
-      std::vector<const void*> parts;
-      for (int peer = 0; peer < size; ++peer) {
-        const void* const mine = at(input, scatter ? peer * bytes : 0);
-        if (peer == rank) {
-          parts.push_back(mine);
-          continue;
-        }
-        if (reduces) {
-          parts.push_back(at(received.data(), peer * bytes));
-          step.receive(peer, at(received.data(), peer * bytes), bytes);
-        }
-        if (scatter || peer == c.root) {
-          step.send(peer, mine, bytes);
-        }
-      }
-      step.finish();
-      if (reduces) {
-        reduceTo(c, c.output, std::move(parts), c.count);
-      }
-      return;
-    }
-    case CollectiveKind::allGather:
-      for (int peer = 0; peer < size; ++peer) {
-        if (peer != rank) {
-          step.receive(peer, at(c.output, peer * bytes), bytes);
-          step.send(peer, input, bytes);
-        }
-      }
-      step.finish();
-      shm::copy(at(c.output, rank * bytes), input, bytes);
-      return;
-    case CollectiveKind::broadcast:
-      for (int peer = 0; isRoot && peer < size; ++peer) {
-        if (peer != rank) {
-          step.send(peer, input, bytes);
-        }
-      }
-      if (!isRoot) {
-        step.receive(c.root, c.output, bytes);
-      }
-      step.finish();
-      if (isRoot) {
-        shm::copy(c.output, input, bytes);
-      }
-      return;
-    case CollectiveKind::allToAll:
-      for (int peer = 0; peer < size; ++peer) {
-        if (peer != rank) {
-          step.receive(peer, at(c.output, peer * bytes), bytes);
-          step.send(peer, at(input, peer * bytes), bytes);
-        }
-      }
-      step.finish();
-      shm::copy(at(c.output, rank * bytes), at(input, rank * bytes), bytes);
-      return;
-    case CollectiveKind::gather:
-      for (int peer = 0; isRoot && peer < size; ++peer) {
-        if (peer != rank) {
-          step.receive(peer, at(c.output, peer * bytes), bytes);
-        }
-      }
-      if (!isRoot) {
-        step.send(c.root, input, bytes);
-      }
-      step.finish();
-      if (isRoot) {
-        shm::copy(at(c.output, rank * bytes), input, bytes);
-      }
-      return;
-    case CollectiveKind::scatter:
-      for (int peer = 0; isRoot && peer < size; ++peer) {
-        if (peer != rank) {
-          step.send(peer, at(input, peer * bytes), bytes);
-        }
-      }
-      if (!isRoot) {
-        step.receive(c.root, c.output, bytes);
-      }
-      step.finish();
-      if (isRoot) {
-        shm::copy(c.output, at(input, rank * bytes), bytes);
-      }
-      return;
-    case CollectiveKind::barrier:
-      for (int peer = 0; peer < size; ++peer) {
-        if (peer != rank) {
-          step.receive(peer, nullptr, 0);
-          step.send(peer, nullptr, 0);
-        }
-      }
-      step.finish();
-      return;
-    case CollectiveKind::split:  // see split()
-    case CollectiveKind::window: return;
-  }
+Comm::~Comm() {
+  close();
 }
 
-void Comm::allReduce(const Collective& c, const void* input, int tag) {
-  const int rank = link_->rank(), size = link_->size();
-  const size_t element = elementSize(c.type);
-  const bool small = size * c.count * element <= kSmall;
-  // Rank r reduces elements begin(r) to begin(r + 1); of little data every rank reduces all.
-  const auto begin = [&](int r) { return small ? 0 : c.count * r / size; };
-  const size_t mine = small ? c.count : begin(rank + 1) - begin(rank);
-  std::vector<char> received(size * mine * element);
-  std::vector<const void*> parts;
-  Step first(*link_, c, tag);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == rank) {
-      parts.push_back(at(input, begin(rank) * element));
-      continue;
+std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
+  std::shared_ptr<Comm> comm(new Comm(std::move(members)));
+  // The ranks of this host wait in shared memory.
+  comm->fault_->watch(
+      comm,
+      [raw = comm.get()] {
+        const auto failure = *raw->fault_->known();
+        raw->inside_->fail({failure.result, encode(failure), {}});
+      },
+      [] {});
+  comm->connectLinks(connected);
+  return comm;
+}
+
+std::shared_ptr<Link> Comm::newLink(const std::string& name, const std::vector<int>& ranks) {
+  const auto rank = std::ranges::find(ranks, topology().rank) - ranks.begin();
+  auto link = Link::make(
+      members_.connect,
+      c10::make_intrusive<c10d::PrefixStore>(name, members_.store),
+      fault_,
+      ranks,
+      static_cast<int>(rank));
+  links_[name] = link;
+  return link;
+}
+
+void Comm::connectLinks(Connected connected) {
+  const auto& t = topology();
+  if (t.onLane(t.rank) && t.hosts.size() > 1) {
+    std::vector<int> counterparts;
+    for (const auto& members : t.hosts) {
+      counterparts.push_back(members[t.local()]);
     }
-    parts.push_back(at(received.data(), peer * mine * element));
-    first.receive(peer, at(received.data(), peer * mine * element), mine * element);
-    const size_t theirs = small ? c.count : begin(peer + 1) - begin(peer);
-    first.send(peer, at(input, begin(peer) * element), theirs * element);
+    lane_ = newLink("lane/" + std::to_string(t.local()), counterparts);
+    if (connected == Connected::now) {
+      lane_->connect();
+    }
   }
-  first.finish();
-  void* const part = at(c.output, begin(rank) * element);
-  reduceTo(c, part, std::move(parts), mine);
-  if (small) {
+  if (lane_ != nullptr && lane_->size() == t.size) {
+    everyone_ = lane_;
     return;
   }
-  Step second(*link_, c, tag);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) {
-      const size_t theirs = (begin(peer + 1) - begin(peer)) * element;
-      second.receive(peer, at(c.output, begin(peer) * element), theirs);
-      second.send(peer, part, mine * element);
+  std::vector<int> all(t.size);
+  std::iota(all.begin(), all.end(), 0);
+  everyone_ = newLink(kEveryone, all);
+}
+
+Comm::Place Comm::nextPlace() {
+  std::lock_guard lock(mutex_);
+  tags_ = (tags_ + 1) % Link::kTagLimit;
+  return {turns_.take(), tags_};
+}
+
+void Comm::failAs(const shm::Failure& failure) {
+  // What fails inside a host after the group has failed has the group's failure as its text.
+  if (const auto known = decode(failure.what())) {
+    fault_->fail(*known);
+  } else {
+    std::vector<int> ranks;
+    for (const int rank : failure.ranks) {
+      ranks.push_back(topology().inside()[rank]);
     }
+    fault_->fail({failure.result, failure.what(), std::move(ranks)});
   }
-  second.finish();
+  throw *fault_->known();
 }
 
-void Comm::reduceTo(
-    const Collective& c, void* output, std::vector<const void*> inputs, size_t count) {
-  // ncclRedOp_t and Reduction list the same operations in the same order.
-  const auto reduction =
-      c.op.scaled ? shm::Reduction::sum : static_cast<shm::Reduction>(c.op.reduction);
-  shm::reduce(c.type, reduction, output, inputs.data(), static_cast<int>(inputs.size()), count);
+void Comm::execute(const Place& place, const std::function<void()>& body) {
+  // In its turn, which passes in any case.
+  struct Turn {
+    shm::Turnstile& turnstile;
+    const uint64_t ticket;
+    ~Turn() { turnstile.pass(ticket); }
+  };
+  try {
+    turns_.await(place.ticket, inside_->segment());
+    const Turn turn{turns_, place.ticket};
+    body();
+  } catch (const shm::Failure& failure) {
+    if (fault_->known()) throw *fault_->known();
+    failAs(failure);
+  }
 }
 
-std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message, int tag) {
-  return link_->post(
-      {signatureOf(message),
-       sending,
-       message.peer,
-       tag,
-       message.buffer,
-       message.count * elementSize(message.type),
-       {},
-       {}});
+std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message) {
+  return everyone_->post(
+      {.signature = signatureOf(message),
+       .sending = sending,
+       .peer = message.peer,
+       .tag = message.tag,
+       .data = message.buffer,
+       .bytes = message.count * elementSize(message.type)});
+}
+
+int Comm::complete(Parcel& parcel) {
+  return everyone_->complete(parcel, /*late=*/false);
 }
 
 void Comm::prepareLater() {
   waiters_.start();
-  if (!link_->connected()) {
-    runWatched([this] { link_->awaitConnections(); });
+  if (!everyone_->connected()) {
+    runWatched([this] { everyone_->awaitConnections(); });
   }
 }
 
@@ -298,8 +180,7 @@ void Comm::runWatched(const std::function<void()>& body) {
   while (!run.ended.wait_for(lock, kSignalLook, [&] { return run.done; })) {
     lock.unlock();
     if (shm::interrupted()) {
-      const auto failure = shm::interruption(link_->rank());
-      link_->fail(failure.result, failure.what(), failure.ranks);
+      fault_->fail(shm::interruption(topology().rank));
     }
     lock.lock();
   }
@@ -317,50 +198,115 @@ void Comm::completeLater(std::shared_ptr<Parcel> parcel, const Message& message)
     ncclResult_t result = ncclSuccess;
     int peer = parcel->peer;
     try {
-      peer = self->link_->complete(*parcel, /*late=*/false);
+      peer = self->everyone_->complete(*parcel, /*late=*/false);
     } catch (const shm::Failure& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
-      self->link_->fail(ncclInternalError, error.what(), {});
+      self->fault_->fail({ncclInternalError, error.what(), {}});
       result = ncclInternalError;
     }
     done(context, result, peer);
   });
 }
 
-std::shared_ptr<Comm> Comm::split(int color, int key, int tag) {
+Comm::Child Comm::split(int color, int key, const Place& place) {
   struct Choice {
     int color;
     int key;
     int rank;
   };
-  const int rank = link_->rank(), size = link_->size();
-  std::vector<Choice> choices(size);
-  const Choice mine{color, key, rank};
-  Collective c{CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8, {}, 0};
-  Step step(*link_, c, tag);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) {
-      step.receive(peer, &choices[peer], sizeof(Choice));
-      step.send(peer, &mine, sizeof(Choice));
+  const auto& t = topology();
+  std::vector<Choice> choices(t.size);
+  const Choice mine{color, key, t.rank};
+  const shm::Collective c{
+      shm::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8, {}, 0};
+  ncclComm_t inside = nullptr;
+  execute(place, [&] {
+    runHere(c, place);
+    // Those of one host and color share memory as before, in the order of their ranks in the child.
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (shm::api().commSplit(members_.inside, color, key, &inside, &config) != ncclSuccess) {
+      const auto& segment = inside_->segment();
+      throw segment.failed()
+          ? segment.failure()
+          : shm::Failure(ncclSystemError, shm::api().getLastError(members_.inside));
     }
-  }
-  step.finish();
-  choices[rank] = mine;
+  });
   if (color == NCCL_SPLIT_NOCOLOR) {
-    return nullptr;
+    return {};
   }
   std::erase_if(choices, [color](const Choice& choice) { return choice.color != color; });
   std::ranges::stable_sort(choices, {}, &Choice::key);
-  const auto position = std::ranges::find(choices, rank, &Choice::rank) - choices.begin();
-  const auto meeting = c10::make_intrusive<c10d::PrefixStore>(
-      "split/" + std::to_string(tag) + "/" + std::to_string(color), store_);
-  return std::make_shared<Comm>(
-      meeting,
-      static_cast<int>(position),
-      static_cast<int>(choices.size()),
-      connect_,
-      Connected::now);
+  const auto position = std::ranges::find(choices, t.rank, &Choice::rank) - choices.begin();
+  std::vector<std::string> places;
+  for (const auto& choice : choices) {
+    places.push_back(std::to_string(t.hostOf[choice.rank]));
+  }
+  auto topology = Topology::of(places, static_cast<int>(position));
+  if (topology.hosts.size() == 1) {
+    return {nullptr, inside};
+  }
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      "split/" + std::to_string(place.tag) + "/" + std::to_string(color), members_.store);
+  return {make({store, std::move(topology), inside, members_.connect}, Connected::now), nullptr};
+}
+
+std::vector<int> Comm::absentRanks() const {
+  if (const auto failure = fault_->known()) {
+    return failure->ranks;
+  }
+  if (lane_ != nullptr) {
+    auto absent = lane_->absentRanks();
+    if (!absent.empty()) return absent;
+  }
+  auto absent = inside_->absentRanks();
+  for (int& rank : absent) {
+    rank = topology().inside()[rank];
+  }
+  return absent;
+}
+
+std::function<void()> Comm::probe() {
+  using Stores = std::map<std::string, c10::intrusive_ptr<c10d::Store>>;
+  return [fault = fault_,
+          store = members_.store,
+          links = links_,
+          own = c10::intrusive_ptr<c10d::Store>(),
+          of = Stores()]() mutable {
+    if (fault->known()) {
+      return;
+    }
+    if (!own) {
+      own = store->clone();  // since another thread may wait in the shared connection
+      for (const auto& [name, link] : links) {
+        of[name] = c10::make_intrusive<c10d::PrefixStore>(name, own);
+      }
+    }
+    if (fault->failAsTold(*own)) {
+      return;
+    }
+    for (const auto& [name, link] : links) {
+      link->lookForOthers(of[name]);
+    }
+  };
+}
+
+void Comm::close() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) {
+      return;
+    }
+  }
+  fault_->awaitTold();
+  for (const auto& [name, link] : links_) {
+    link->close();
+  }
+  if (fault_->known()) {
+    shm::api().commAbort(members_.inside);
+  } else {
+    shm::api().commDestroy(members_.inside);
+  }
 }
 
 ncclRedOp_t Comm::createOperator(const shm::Operator& op) {

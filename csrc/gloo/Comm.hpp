@@ -1,16 +1,20 @@
-// A group of ranks over Gloo: what each of NCCL's operations sends to whom.
+// A group of ranks on several hosts: shared memory inside a host, Gloo between hosts.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "device/WorkerStream.hpp"
+#include "gloo/Fault.hpp"
 #include "gloo/Link.hpp"
+#include "gloo/Topology.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/Collective.hpp"
+#include "shm/Comm.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -18,31 +22,59 @@ namespace torchcomms_pg::gloo {
 // Connect does, or by the first rank that communicates, see Link::awaitConnections().
 enum class Connected { now, whenNeeded };
 
+// What a communicator is made of.
+struct Members {
+  c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
+  Topology topology;
+  ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Taken over
+  Connect connect;
+};
+
+// Elements of an exchange for or from one rank.
+struct Part {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
 // Gloo moves bytes, and the arithmetic is that of the shared-memory library: every type and
-// reduction of NCCL, reduced in rank order, to the same bits on every rank. Every message goes
-// straight from its sender to its receiver, since Gloo's ranks are few and its latency is long.
+// reduction of NCCL, reduced host by host in rank order, to the same bits on every rank. What a
+// collective consists of is in Collectives.cpp.
 //
-// Thread-safe. Operations raise shm::Failure.
+// Thread-safe. Operations raise shm::Failure, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  Comm(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      int rank,
-      int size,
-      Connect connect,
-      Connected connected);
+  static std::shared_ptr<Comm> make(Members members, Connected connected);
+  ~Comm();
 
-  Link& link() { return *link_; }
+  const Topology& topology() const { return members_.topology; }
+  Fault& fault() { return *fault_; }
 
-  // Blocks until this rank's part is done. `tag` by Link::nextCollectiveTag().
-  void run(const shm::Collective& collective, int tag);
+  // What is issued gets a place among the collectives of this rank, which all ranks issue in one
+  // order: a ticket for run(), and the tag that tells it from its neighbours on the links.
+  struct Place {
+    uint64_t ticket = 0;
+    int tag = 0;
+  };
+  Place nextPlace();
+
+  // Blocks until this rank's part is done.
+  void run(const shm::Collective& collective, const Place& place);
+  // An all-to-all with parts of any size, by rank.
+  void exchange(
+      const std::vector<Part>& sends,
+      const std::vector<Part>& receives,
+      ncclDataType_t type,
+      const Place& place);
 
   // Runs `body`, which may block, and raises what it raises. Gloo's waits look for no signals:
   // where handlers of signals run in the calling thread, another thread runs the body, and the
   // caller looks for signals. One whose handler raises fails the group, which ends the body.
   void runWatched(const std::function<void()>& body);
 
-  std::shared_ptr<Parcel> post(bool sending, const Message& message, int tag);
+  // Messages of users go over connections between all ranks, which the first of them has made:
+  // who receives from any rank cannot wait in two places.
+  std::shared_ptr<Parcel> post(bool sending, const Message& message);
+  int complete(Parcel& parcel);
 
   // Before post() of what is completed later. Raises where the thread that it takes cannot be
   // started, or the ranks cannot be connected.
@@ -52,28 +84,54 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // end of a message only to somebody who waits for it.
   void completeLater(std::shared_ptr<Parcel> parcel, const Message& message);
 
-  // Null for a rank without a color.
-  std::shared_ptr<Comm> split(int color, int key, int tag);
+  // The communicator of the ranks with this one's color, by key; null for a rank without one. Of
+  // ranks of one host only it is the shared-memory library's `inside`, and there is no Comm.
+  struct Child {
+    std::shared_ptr<Comm> comm;
+    ncclComm_t inside = nullptr;
+  };
+  Child split(int color, int key, const Place& place);
+
+  // The ranks that the oldest waiting collective misses, or those at fault.
+  std::vector<int> absentRanks() const;
+
+  // What looks in the store for what other ranks have written there, for ranks that wait for
+  // nothing, and so see no broken connection: a failure, which then is one here as well, or that
+  // the ranks are to be connected. May block; for one thread.
+  std::function<void()> probe();
+
+  // Ends the connections. What was sent still arrives. After a failure only when the others can
+  // read the reason.
+  void close();
 
   ncclRedOp_t createOperator(const shm::Operator& op);
   void destroyOperator(ncclRedOp_t op);
   shm::Operator resolveOperator(ncclRedOp_t op) const;
 
  private:
-  // One step of a collective: all its messages are under way together.
-  class Step;
+  friend class Execution;  // Collectives.cpp
 
-  void allReduce(const shm::Collective& c, const void* input, int tag);
-  void reduceTo(
-      const shm::Collective& c, void* output, std::vector<const void*> inputs, size_t count);
+  explicit Comm(Members members);
+  void connectLinks(Connected connected);
+  std::shared_ptr<Link> newLink(const std::string& name, const std::vector<int>& ranks);
+  void runHere(const shm::Collective& collective, const Place& place);
+  // Executes `body` in its turn, and turns failures of either library into the group's.
+  void execute(const Place& place, const std::function<void()>& body);
+  [[noreturn]] void failAs(const shm::Failure& failure);
 
-  const c10::intrusive_ptr<c10d::Store> store_;
-  const Connect connect_;
-  const std::shared_ptr<Link> link_;
+  const Members members_;
+  const std::shared_ptr<shm::Comm> inside_;
+  const std::shared_ptr<Fault> fault_;
+  std::map<std::string, std::shared_ptr<Link>> links_;  // by name, not changed once made
+  std::shared_ptr<Link> lane_;      // to this rank's counterparts; null: it is on no lane
+  std::shared_ptr<Link> everyone_;  // of messages
+  shm::Turnstile turns_;
   WorkerStream waiters_{"tcpg_gloo"};
   WorkerStream watched_{"tcpg_gloo"};
 
   mutable std::mutex mutex_;
+  int tags_ = 0;
+  bool closed_ = false;
   int lastOperator_ = ncclNumOps;
   std::map<int, shm::Operator> operators_;
 };

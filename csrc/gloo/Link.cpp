@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <cstring>
-#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -20,16 +19,9 @@ namespace {
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Where a rank writes why it has failed the group: the ranks at fault, then the reason.
-constexpr const char* kReasonKey = "failed";
-
 // Where a rank writes that the ranks are to be connected, and one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
-
-// Tags, by what they are of.
-constexpr int kCollectiveTags = Link::kTagLimit;
-constexpr int kDataTags = 2 * Link::kTagLimit;
 
 constexpr size_t kInline = 464;
 struct Envelope {
@@ -48,28 +40,6 @@ at::Tensor view(void* data, size_t bytes) {
   return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
-std::string encode(const shm::Failure& failure) {
-  std::string text;
-  for (const int rank : failure.ranks) {
-    text += std::to_string(rank) + " ";
-  }
-  return text + "\n" + failure.what();
-}
-
-// None: nobody has written it.
-std::optional<shm::Failure> decode(const std::string& text) {
-  const auto end = text.find('\n');
-  if (end == std::string::npos) {
-    return std::nullopt;
-  }
-  std::vector<int> ranks;
-  std::istringstream in(text.substr(0, end));
-  for (int rank = 0; in >> rank;) {
-    ranks.push_back(rank);
-  }
-  return shm::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
-}
-
 std::string told(const shm::Signature& signature) {
   if (signature.kind != 0) {
     return shm::describe(signature);
@@ -81,22 +51,29 @@ std::string told(const shm::Signature& signature) {
 
 }  // namespace
 
-Link::Link(Connect connect, c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : connect_(std::move(connect)), store_(std::move(store)), rank_(rank), size_(size) {}
+Link::Link(
+    Connect connect,
+    c10::intrusive_ptr<c10d::Store> store,
+    std::shared_ptr<Fault> fault,
+    std::vector<int> members,
+    int rank)
+    : connect_(std::move(connect)),
+      store_(std::move(store)),
+      fault_(std::move(fault)),
+      members_(std::move(members)),
+      rank_(rank) {}
 
-int Link::nextCollectiveTag() {
-  std::lock_guard lock(mutex_);
-  collectives_ = (collectives_ + 1) % kTagLimit;
-  return kCollectiveTags + collectives_;
-}
-
-std::optional<shm::Failure> Link::failure() const {
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
-
-void Link::checkUsable() const {
-  if (const auto known = failure()) throw *known;
+std::shared_ptr<Link> Link::make(
+    Connect connect,
+    c10::intrusive_ptr<c10d::Store> store,
+    std::shared_ptr<Fault> fault,
+    std::vector<int> members,
+    int rank) {
+  std::shared_ptr<Link> link(new Link(
+      std::move(connect), std::move(store), std::move(fault), std::move(members), rank));
+  auto* const raw = link.get();
+  link->fault_->watch(link, [raw] { raw->release(); }, [raw] { raw->disconnect(); });
+  return link;
 }
 
 bool Link::connected() const {
@@ -109,22 +86,22 @@ Connections Link::connections() {
     startConnecting();
   }
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ || connections_ || closed_; });
-  if (failure_) throw *failure_;
+  changed_.wait(lock, [&] { return fault_->known() || connections_ || closed_; });
+  fault_->check();
   if (!connections_) throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
   return connections_;
 }
 
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto made = connect_(store, rank_, size_);
+  auto made = connect_(store, rank_, size());
   {
-    std::unique_lock lock(mutex_);
-    if (failure_) {
-      // The others read the reason before they see that these connections end.
-      changed_.wait_for(lock, kTellPatience, [&] { return told_; });
-    } else if (!closed_) {
+    std::lock_guard lock(mutex_);
+    if (!fault_->known() && !closed_) {
       connections_ = std::move(made);
     }
+  }
+  if (made != nullptr) {
+    fault_->awaitTold();  // the others read the reason before they see that these connections end
   }
   changed_.notify_all();
 }
@@ -134,7 +111,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
 void Link::startConnecting() {
   {
     std::lock_guard lock(mutex_);
-    if (connecting_ || connections_ || failure_ || closed_) {
+    if (connecting_ || connections_ || closed_ || fault_->known()) {
       return;
     }
     connecting_ = true;
@@ -153,13 +130,15 @@ void Link::startConnecting() {
       } catch (const std::exception& error) {
         why = error.what();
       }
-      if (!store || !self->failAsTold(*store)) {
-        self->fail(ncclRemoteError, why, {});
+      if (!store || !self->fault_->failAsTold(*store)) {
+        self->fault_->fail(shm::Failure(ncclRemoteError, why));
       }
     }).detach();
   } catch (const std::system_error& error) {
-    const auto who = "rank " + std::to_string(rank_) + " cannot be connected: ";
-    fail(ncclSystemError, who + "no thread can be started (" + error.what() + ")", {rank_});
+    fault_->fail(shm::Failure(
+        ncclSystemError,
+        nameOf(rank_) + " cannot be connected: no thread can be started (" + error.what() + ")",
+        {members_[rank_]}));
   }
 }
 
@@ -174,34 +153,46 @@ std::shared_ptr<Parcel> Link::post(Parcel posted) {
     }
     return parcel;
   }
-  parcel->envelope = at::empty({sizeof(Envelope)}, at::kByte);
-  std::vector<at::Tensor> tensors{parcel->envelope};
   const auto connections = this->connections();
+  const bool apart = parcel->bytes > kInline || (!parcel->announced && parcel->bytes > 0);
+  std::vector<at::Tensor> data{view(parcel->data, parcel->bytes)};
   try {
-    if (!parcel->sending) {
-      std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
-      parcel->works.push_back(
-          parcel->peer < 0 ? connections->recvAnysource(tensors, parcel->tag)
-                           : connections->recv(tensors, parcel->peer, parcel->tag));
-      return parcel;
+    std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
+    if (parcel->announced) {
+      parcel->envelope = at::empty({sizeof(Envelope)}, at::kByte);
+      std::vector<at::Tensor> tensors{parcel->envelope};
+      if (parcel->sending) {
+        seal(*parcel);
+        parcel->head = connections->send(tensors, parcel->peer, parcel->tag);
+      } else {
+        parcel->head = parcel->peer < 0
+                           ? connections->recvAnysource(tensors, parcel->tag)
+                           : connections->recv(tensors, parcel->peer, parcel->tag);
+      }
     }
-    std::lock_guard lock(mutex_);
-    auto& envelope = open(parcel->envelope);
-    data_ = (data_ + 1) % kTagLimit;
-    envelope.signature = parcel->signature;
-    envelope.dataTag = kDataTags + data_;
-    envelope.bytes = parcel->bytes;
-    if (parcel->bytes > 0) {
-      std::memcpy(envelope.data, parcel->data, std::min(parcel->bytes, kInline));
-    }
-    parcel->works.push_back(connections->send(tensors, parcel->peer, parcel->tag));
-    if (parcel->bytes > kInline) {
-      std::vector<at::Tensor> data{view(parcel->data, parcel->bytes)};
-      parcel->works.push_back(connections->send(data, parcel->peer, envelope.dataTag));
+    if (apart && parcel->sending) {
+      parcel->body = connections->send(data, parcel->peer, parcel->dataTag);
+    } else if (apart && parcel->dataTag != 0) {
+      parcel->body = connections->recv(data, parcel->peer, parcel->dataTag);
     }
     return parcel;
   } catch (const std::exception& error) {
     raiseBroken(parcel->peer, error.what());
+  }
+}
+
+// With mutex_ held.
+void Link::seal(Parcel& parcel) {
+  if (parcel.dataTag == 0) {
+    data_ = (data_ + 1) % kTagLimit;
+    parcel.dataTag = kDataTags + data_;
+  }
+  auto& envelope = open(parcel.envelope);
+  envelope.signature = parcel.signature;
+  envelope.dataTag = parcel.dataTag;
+  envelope.bytes = parcel.bytes;
+  if (parcel.bytes > 0) {
+    std::memcpy(envelope.data, parcel.data, std::min(parcel.bytes, kInline));
   }
 }
 
@@ -221,8 +212,10 @@ int Link::complete(Parcel& parcel, bool late) {
     if (!parcel.sending) {
       parcel.peer == rank_ ? receiveOwn(parcel) : receive(parcel);
     } else {
-      for (const auto& work : parcel.works) {
-        await(work, parcel.peer);
+      for (const auto& work : {parcel.head, parcel.body}) {
+        if (work != nullptr) {
+          await(work, parcel.peer);
+        }
       }
     }
   } catch (...) {
@@ -234,35 +227,44 @@ int Link::complete(Parcel& parcel, bool late) {
 }
 
 void Link::receive(Parcel& parcel) {
-  await(parcel.works.front(), parcel.peer);
-  if (parcel.peer < 0) {
-    parcel.peer = parcel.works.front()->sourceRank();
-  }
-  const auto& envelope = open(parcel.envelope);
-  compare(parcel, envelope.signature);
-  if (envelope.bytes <= kInline) {
-    if (envelope.bytes > 0) {
-      std::memcpy(parcel.data, envelope.data, envelope.bytes);
+  if (parcel.announced) {
+    await(parcel.head, parcel.peer);
+    if (parcel.peer < 0) {
+      parcel.peer = parcel.head->sourceRank();
     }
-    return;
+    const auto& envelope = open(parcel.envelope);
+    compare(parcel, envelope.signature);
+    if (envelope.bytes <= kInline) {
+      if (envelope.bytes > 0) {
+        std::memcpy(parcel.data, envelope.data, envelope.bytes);
+      }
+      return;
+    }
+    if (parcel.body == nullptr) {
+      parcel.body = receiveData(parcel, envelope.dataTag);
+    }
   }
+  if (parcel.body != nullptr) {
+    await(parcel.body, parcel.peer);
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> Link::receiveData(const Parcel& parcel, int tag) {
   std::vector<at::Tensor> data{view(parcel.data, parcel.bytes)};
   const auto connections = this->connections();
-  c10::intrusive_ptr<c10d::Work> work;
   try {
     std::lock_guard lock(mutex_);
-    work = connections->recv(data, parcel.peer, envelope.dataTag);
+    return connections->recv(data, parcel.peer, tag);
   } catch (const std::exception& error) {
     raiseBroken(parcel.peer, error.what());
   }
-  await(work, parcel.peer);
 }
 
 void Link::receiveOwn(Parcel& parcel) {
   std::unique_lock lock(mutex_);
   auto& queue = toMyself_[parcel.tag];
-  changed_.wait(lock, [&] { return failure_ || !queue.empty(); });
-  if (failure_) throw *failure_;
+  changed_.wait(lock, [&] { return fault_->known() || !queue.empty(); });
+  fault_->check();
   const Kept message = std::move(queue.front());
   queue.pop_front();
   if (queue.empty()) {
@@ -279,19 +281,20 @@ void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
   if (theirs == parcel.signature) {
     return;
   }
-  const auto text = "the ranks disagree: rank " + std::to_string(rank_) + " called " +
+  const auto text = "the ranks disagree: " + nameOf(rank_) + " called " +
                     (parcel.signature.kind == 0 ? "recv for " : "") + told(parcel.signature) +
-                    ", rank " + std::to_string(parcel.peer) + " " +
-                    (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
-  fail(ncclInvalidUsage, text, {rank_, parcel.peer});
+                    ", " + nameOf(parcel.peer) + " " + (theirs.kind == 0 ? "sent " : "called ") +
+                    told(theirs);
+  fault_->fail(
+      shm::Failure(ncclInvalidUsage, text, {members_[rank_], members_[parcel.peer]}));
   throw shm::Failure(ncclInvalidUsage, text);
 }
 
 void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
-    std::lock_guard lock(mutex_);
-    if (failure_) throw *failure_;
+    std::lock_guard lock(mutex_);  // release() sees what comes before the failure
+    fault_->check();
     entry = awaited_.insert(awaited_.end(), work);
   }
   std::string broken;
@@ -304,122 +307,65 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   {
     std::lock_guard lock(mutex_);
     awaited_.erase(entry);
-    if (failure_) throw *failure_;
   }
+  fault_->check();
   if (!done) {
     raiseBroken(peer, broken);
   }
 }
 
-bool Link::failAsTold(c10d::Store& store) {
-  std::vector<uint8_t> text;
-  try {
-    if (store.check({kReasonKey})) {
-      text = store.get(kReasonKey);
-    }
-  } catch (const std::exception&) {
-    return false;  // the store went with the rank that served it
-  }
-  const auto told = decode({text.begin(), text.end()});
-  if (told) {
-    fail(ncclRemoteError, told->what(), told->ranks);
-  }
-  return told.has_value();
-}
-
-std::function<void()> Link::probe() {
-  return [self = shared_from_this(), store = c10::intrusive_ptr<c10d::Store>()]() mutable {
-    if (self->failure()) {
-      return;
-    }
-    if (!store) {
-      store = self->store_->clone();  // since another thread may wait in the shared connection
-    }
-    if (!self->failAsTold(*store) && !self->connected()) {
-      self->lookForOthers(*store);
-    }
-  };
-}
-
-void Link::lookForOthers(c10d::Store& store) {
-  if (!store.check({kConnectKey})) {
+void Link::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
+  if (connected() || !connection->check({kConnectKey})) {
     return;
   }
-  if (store.check({kLeftKey})) {
-    const auto text = store.get(kLeftKey);
+  if (connection->check({kLeftKey})) {
+    const auto text = connection->get(kLeftKey);
     const int rank = std::stoi(std::string(text.begin(), text.end()));
-    fail(
+    fault_->fail(shm::Failure(
         ncclRemoteError,
         "rank " + std::to_string(rank) +
             " has left before the ranks were connected for tensors of the CPU, which the first "
             "operation on such has them do",
-        {rank});
+        {rank}));
   }
   startConnecting();
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
-  checkUsable();
-  if (!failAsTold(*store_)) {
-    const std::string who = peer >= 0 ? "rank " + std::to_string(peer) : "a rank";
-    fail(
+  fault_->check();
+  if (!fault_->failAsTold()) {
+    fault_->fail(shm::Failure(
         ncclRemoteError,
-        who + " died or left: its connection is broken (" + what.substr(0, what.find(". ")) + ")",
-        peer >= 0 ? std::vector<int>{peer} : std::vector<int>{});
+        (peer >= 0 ? nameOf(peer) : "a rank") + " died or left: its connection is broken (" +
+            what.substr(0, what.find(". ")) + ")",
+        peer >= 0 ? std::vector<int>{members_[peer]} : std::vector<int>{}));
   }
-  throw *failure();
+  throw *fault_->known();
 }
 
-void Link::fail(ncclResult_t result, const std::string& reason, const std::vector<int>& ranks) {
+void Link::release() {
   std::vector<c10::intrusive_ptr<c10d::Work>> blocked;
   {
     std::lock_guard lock(mutex_);
-    if (failure_) {
-      return;
-    }
-    failure_.emplace(result, reason, ranks);
     blocked.assign(awaited_.begin(), awaited_.end());
   }
   changed_.notify_all();
   for (const auto& work : blocked) {
     work->abort();  // has its wait() return
   }
-  // Talks to the store, which may block.
-  Monitor::get().runApart(
-      [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
-}
-
-void Link::tellOthers() {
-  try {
-    const std::string text = encode(*failure());
-    if (!store_->check({kReasonKey})) {
-      store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
-    }
-  } catch (const std::exception&) {
-    // Then they learn from the broken connection alone.
-  }
-  {
-    std::lock_guard lock(mutex_);
-    told_ = true;
-  }
-  changed_.notify_all();
-  disconnect();
 }
 
 std::vector<int> Link::absentRanks() const {
   std::lock_guard lock(mutex_);
-  if (failure_) {
-    return failure_->ranks;
-  }
-  return late_.empty() ? std::vector<int>{} : std::vector<int>{late_.front()};
+  return late_.empty() ? std::vector<int>{} : std::vector<int>{members_[late_.front()]};
 }
 
 void Link::close() {
   bool unconnected = false;
+  fault_->awaitTold();
   {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
-    unconnected = !connections_ && !failure_ && !closed_ && size_ > 1;
+    std::lock_guard lock(mutex_);
+    unconnected = !connections_ && !closed_ && size() > 1 && !fault_->known();
     closed_ = true;
   }
   changed_.notify_all();
@@ -431,7 +377,7 @@ void Link::close() {
 
 void Link::tellLeft() {
   try {
-    Monitor::get().runApart([unfinished = Unfinished(), store = store_, rank = rank_] {
+    Monitor::get().runApart([unfinished = Unfinished(), store = store_, rank = members_[rank_]] {
       try {
         store->set(kLeftKey, std::to_string(rank));
       } catch (const std::exception&) {

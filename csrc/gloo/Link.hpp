@@ -1,4 +1,4 @@
-// Messages between the ranks of one group, over the send and receive of torch's Gloo.
+// Connections between some ranks of a group, and messages over the send and receive of torch's Gloo.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "comm/TorchCompat.hpp"
+#include "gloo/Fault.hpp"
 #include "shm/Collective.hpp"
-#include "shm/Failure.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -34,12 +34,18 @@ using Connect =
 struct Parcel {
   shm::Signature signature;  // what the other side has to call as well
   bool sending = false;
-  int peer = 0;
+  int peer = 0;  // by its number on the link
   int tag = 0;
   void* data = nullptr;
   size_t bytes = 0;
+  // Of a collective, whose sizes both sides know: the tag of its data, so that it can be received
+  // before the envelope has come. It differs between different collectives.
+  int dataTag = 0;
+  bool announced = true;  // has an envelope; not what follows another parcel of one collective
+
   at::Tensor envelope;
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  c10::intrusive_ptr<c10d::Work> head;  // of the envelope
+  c10::intrusive_ptr<c10d::Work> body;  // of large data
 };
 
 // A message is an envelope of fixed size, which says what it belongs to and holds small data, and
@@ -47,18 +53,29 @@ struct Parcel {
 // different operations before it takes a byte to the wrong place; Gloo itself would end the
 // process at a length it does not expect.
 //
-// Thread-safe. Once it has failed, whoever waits is released, and every call raises the first
+// Thread-safe. Once the group has failed, whoever waits is released, and every call raises the
 // failure as shm::Failure; the connections are dropped, so that the other ranks notice, and find
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Tags of users are below it; above are those of collectives and of data.
+  // Tags of users are below it; above are those of collectives, then of data: of messages, then of
+  // collectives.
   static constexpr int kTagLimit = 1 << 29;
+  static constexpr int kCollectiveTags = kTagLimit;
+  static constexpr int kDataTags = 2 * kTagLimit;
+  static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
-  Link(Connect connect, c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  // Among `members`, ranks of the group, of which this one is `members[rank]`. `store`: for this
+  // link alone.
+  static std::shared_ptr<Link> make(
+      Connect connect,
+      c10::intrusive_ptr<c10d::Store> store,
+      std::shared_ptr<Fault> fault,
+      std::vector<int> members,
+      int rank);
 
   int rank() const { return rank_; }
-  int size() const { return size_; }
+  int size() const { return static_cast<int>(members_.size()); }
 
   // Connects the ranks, which all have to call this. Raises what Connect does.
   void connect() { connectThrough(store_); }
@@ -69,9 +86,6 @@ class Link : public std::enable_shared_from_this<Link> {
   void awaitConnections() { connections(); }
   bool connected() const;
 
-  // The tag of the next collective: ranks issue them in one order.
-  int nextCollectiveTag();
-
   // Hands the message to Gloo; blocks only as awaitConnections() does. A message to this rank
   // itself is copied.
   std::shared_ptr<Parcel> post(Parcel parcel);
@@ -80,66 +94,60 @@ class Link : public std::enable_shared_from_this<Link> {
   // missed meanwhile, see absentRanks().
   int complete(Parcel& parcel, bool late);
 
-  void checkUsable() const;
-  std::optional<shm::Failure> failure() const;
+  // Looks in the store, a connection to it of the calling thread's own, whether other ranks want to
+  // be connected; then they are.
+  void lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection);
 
-  // From any thread, without blocking. The first failure stands.
-  void fail(ncclResult_t result, const std::string& reason, const std::vector<int>& ranks);
-
-  // What looks in the store for what other ranks have written there, for ranks that wait for
-  // nothing, and so see no broken connection: a failure, which then is one here as well, or that
-  // the ranks are to be connected. May block; for one thread.
-  std::function<void()> probe();
-
-  // The ranks that the oldest waiting collective misses, or those at fault.
+  // The ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections. What was sent still arrives. After a failure only when the others can
-  // read the reason, for which it waits at most kTellPatience: else they would know of a broken
-  // connection alone. Without connections it is told in the store that this rank has left.
+  // Ends the connections. What was sent still arrives. Without connections it is told in the store
+  // that this rank has left.
   void close();
 
  private:
-  static constexpr std::chrono::seconds kTellPatience{5};
-
   // What a rank has sent to itself.
   struct Kept {
     shm::Signature signature;
     std::vector<char> data;
   };
 
+  Link(
+      Connect connect,
+      c10::intrusive_ptr<c10d::Store> store,
+      std::shared_ptr<Fault> fault,
+      std::vector<int> members,
+      int rank);
+  std::string nameOf(int peer) const { return "rank " + std::to_string(members_[peer]); }
+  void release();
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& store);
   void startConnecting();
-  void lookForOthers(c10d::Store& store);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
+  void seal(Parcel& parcel);
   void receive(Parcel& parcel);
+  c10::intrusive_ptr<c10d::Work> receiveData(const Parcel& parcel, int tag);
   void receiveOwn(Parcel& parcel);
   void compare(const Parcel& parcel, const shm::Signature& theirs);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
-  void tellOthers();
   void tellLeft();
   void disconnect();
-  // Fails with the reason that another rank has written; false: nobody has, or the store is gone.
-  bool failAsTold(c10d::Store& store);
 
   const Connect connect_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<Fault> fault_;
+  const std::vector<int> members_;
   const int rank_;
-  const int size_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Connections connections_;
   bool connecting_ = false;  // in a thread of its own, now or before
   bool closed_ = false;
-  int collectives_ = 0;
   int data_ = 0;
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
   std::map<int, std::deque<Kept>> toMyself_;
-  std::optional<shm::Failure> failure_;
-  bool told_ = false;  // or given up
 };
 
 }  // namespace torchcomms_pg::gloo

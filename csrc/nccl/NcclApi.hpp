@@ -198,6 +198,9 @@ struct NcclApi {
   // library needs no such look.
   std::function<void()> (*probe)(ncclComm_t comm) = nullptr;
 
+  // The library whose functions a communicator that commSplit made takes; null: this one's.
+  const NcclApi& (*libraryOf)(ncclComm_t child) = nullptr;
+
   // Adds to a counter that all ranks see, for one that wants the attention of
   // the others, and returns it. Callable from any thread at any time, also
   // after a failure.

@@ -25,6 +25,7 @@ bool hasRoot(CollectiveKind kind) {
 }
 
 Signature signatureOf(const Collective& collective) {
+  if (collective.whole != nullptr) return *collective.whole;
   uint8_t op = 0;
   if (reduces(collective.kind)) {
     op = collective.op.scaled ? kScaled : static_cast<uint8_t>(collective.op.reduction);

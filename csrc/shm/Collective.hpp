@@ -43,6 +43,8 @@ struct Collective {
   ncclDataType_t type = ncclInt8;
   Operator op;
   int root = 0;
+  // Of a larger collective that this one is a part of: what peers compare. Null: this one's own.
+  const Signature* whole = nullptr;
 };
 
 bool hasRoot(CollectiveKind kind);

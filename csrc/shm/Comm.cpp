@@ -126,7 +126,7 @@ void Comm::setLastError(const std::string& text) {
 }
 
 std::string Comm::whoAmI() const {
-  return "rank " + std::to_string(rank_) + " (pid " + std::to_string(processId()) + ")";
+  return segment_->nameOf(rank_) + " (pid " + std::to_string(processId()) + ")";
 }
 
 void Comm::fail(const Failure& failure) {

@@ -70,9 +70,9 @@ void Exchange::check(int peer, uint64_t step) {
   const bool first = self_ < peer;
   segment_.fail(Failure(
       ncclInvalidUsage,
-      "mismatched collectives on one communicator: rank " + std::to_string(std::min(self_, peer)) +
-          " calls " + describe(first ? mine : theirs) + ", rank " +
-          std::to_string(std::max(self_, peer)) + " calls " + describe(first ? theirs : mine)));
+      "mismatched collectives on one communicator: " +
+          segment_.nameOf(std::min(self_, peer)) + " calls " + describe(first ? mine : theirs) + ", " +
+          segment_.nameOf(std::max(self_, peer)) + " calls " + describe(first ? theirs : mine)));
   throw segment_.failure();
 }
 

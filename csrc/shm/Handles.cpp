@@ -48,6 +48,11 @@ std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation) {
   return found->second;
 }
 
+bool isHandle(ncclComm_t handle) {
+  std::lock_guard lock(table().mutex);
+  return table().comms.contains(handle);
+}
+
 void removeHandle(ncclComm_t handle) {
   std::shared_ptr<Comm> comm;  // declared first: destroyed after the lock is released
   std::lock_guard lock(table().mutex);

@@ -17,6 +17,8 @@ ncclComm_t addHandle(std::shared_ptr<Comm> comm);
 // Throws Failure naming `operation` for null and unknown handles.
 std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation);
 
+bool isHandle(ncclComm_t handle);
+
 void removeHandle(ncclComm_t handle);
 
 }  // namespace torchcomms_pg::shm

@@ -28,7 +28,7 @@ MessageEngine::MessageEngine(Segment& segment, int rank)
       rank_(rank),
       noMemory_(
           std::make_shared<const Failure>(
-              ncclSystemError, "rank " + std::to_string(rank) + ": no memory to handle messages")) {
+              ncclSystemError, segment.nameOf(rank) + ": no memory to handle messages")) {
   const int ranks = segment.size();
   matcher_.prepare(ranks);
   outgoing_.resize(ranks);
@@ -137,7 +137,7 @@ void MessageEngine::clear() {
 
 void MessageEngine::report(ncclResult_t result, const std::string& text) {
   if (problem_) return;
-  problem_ = std::make_shared<const Failure>(result, "rank " + std::to_string(rank_) + text);
+  problem_ = std::make_shared<const Failure>(result, segment_.nameOf(rank_) + text);
 }
 
 const Transfer* MessageEngine::oldestUnfinished() const {

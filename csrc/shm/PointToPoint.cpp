@@ -149,7 +149,7 @@ void PointToPoint::run(Transfers transfers) {
       if (transfer->sending && transfer->peer == comm_.rank() && !transfer->matched) {
         throw Failure(
             ncclInvalidUsage,
-            "rank " + std::to_string(comm_.rank()) +
+            comm_.segment().nameOf(comm_.rank()) +
                 " sends to itself without a receive; post the receive first, or both in "
                 "one group");
       }

@@ -30,11 +30,12 @@ void reduce(
     void* out,
     const void* const* in,
     int n,
-    size_t count) {
+    size_t count,
+    double divisor) {
   if (n == 1) {
     copy(out, in[0], count * elementSize(type));
   } else if (n > 1) {
-    kernels().reduce(type, reduction, out, in, n, count);
+    kernels().reduce(type, reduction, out, in, n, count, divisor == 0 ? n : divisor);
   }
 }
 

@@ -18,7 +18,8 @@ enum class Reduction : uint8_t { sum, prod, max, min, avg };
 // `out` may be exactly in[r] for some r, but may not overlap one otherwise.
 // 16- and 8-bit floats accumulate in float32 and are rounded once, to nearest
 // even; e4m3 has no infinity and saturates, as in NCCL and in torch from 2.15 on.
-// Integers wrap around; their average truncates towards zero. Max and min
+// Integers wrap around; their average truncates towards zero. `divisor`, with n >= 2: of the
+// average, where the inputs are sums of several ranks' (of integers a whole number); 0: n. Max and min
 // propagate NaN.
 void reduce(
     ncclDataType_t type,
@@ -26,7 +27,8 @@ void reduce(
     void* out,
     const void* const* in,
     int n,
-    size_t count);
+    size_t count,
+    double divisor = 0);
 
 // out[i] = in[i] * *scalar, an element of the same type; `out` may be `in`.
 void scale(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count);

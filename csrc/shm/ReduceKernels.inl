@@ -56,13 +56,13 @@ void combine(T* out, const T* a, const T* b, size_t count) {
 }
 
 template <class T>
-void divide(T* out, int n, size_t count) {
+void divide(T* out, double divisor, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     if constexpr (std::is_floating_point_v<T>) {
-      out[i] /= T(n);
+      out[i] /= T(divisor);
     } else {
       using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
-      out[i] = static_cast<T>(Wide(out[i]) / Wide(n));
+      out[i] = static_cast<T>(Wide(out[i]) / Wide(divisor));
     }
   }
 }
@@ -71,7 +71,7 @@ void divide(T* out, int n, size_t count) {
 inline constexpr size_t kBlock = 1024;
 
 template <class Operation, class T>
-void reduceWide(bool average, T* out, const void* const* in, int n, size_t count) {
+void reduceWide(double divisor, T* out, const void* const* in, int n, size_t count) {
   T buffer[kBlock];
   for (size_t start = 0; start < count; start += kBlock) {
     const size_t size = count - start < kBlock ? count - start : kBlock;
@@ -83,8 +83,8 @@ void reduceWide(bool average, T* out, const void* const* in, int n, size_t count
       combine<Operation>(target, sum, static_cast<const T*>(in[r]) + start, size);
       sum = target;
     }
-    if (average) {
-      divide(out + start, n, size);
+    if (divisor != 1) {
+      divide(out + start, divisor, size);
     }
   }
 }
@@ -115,9 +115,9 @@ void combinePairs(Bfloat16* out, const Bfloat16* a, const Bfloat16* b, size_t co
 }
 
 template <class Operation, class Small>
-void reduceSmall(bool average, Small* out, const void* const* in, int n, size_t count) {
+void reduceSmall(double divisor, Small* out, const void* const* in, int n, size_t count) {
   if constexpr (std::is_same_v<Small, Bfloat16>) {
-    if (n == 2 && !average) {
+    if (n == 2 && divisor == 1) {
       return combinePairs<Operation>(
           out, static_cast<const Small*>(in[0]), static_cast<const Small*>(in[1]), count);
     }
@@ -131,30 +131,31 @@ void reduceSmall(bool average, Small* out, const void* const* in, int n, size_t 
       widen(next, static_cast<const Small*>(in[r]) + start, size);
       combine<Operation>(sum, sum, next, size);
     }
-    if (average) {
-      divide(sum, n, size);
+    if (divisor != 1) {
+      divide(sum, divisor, size);
     }
     narrow(out + start, sum, size);
   }
 }
 
 template <class Operation, class T>
-void reduceWith(bool average, T* out, const void* const* in, int n, size_t count) {
+void reduceWith(double divisor, T* out, const void* const* in, int n, size_t count) {
   if constexpr (std::is_arithmetic_v<T>) {
-    reduceWide<Operation>(average, out, in, n, count);
+    reduceWide<Operation>(divisor, out, in, n, count);
   } else {
-    reduceSmall<Operation>(average, out, in, n, count);
+    reduceSmall<Operation>(divisor, out, in, n, count);
   }
 }
 
 template <class T>
-void reduceTyped(Reduction reduction, T* out, const void* const* in, int n, size_t count) {
+void reduceTyped(
+    Reduction reduction, T* out, const void* const* in, int n, size_t count, double divisor) {
   switch (reduction) {
-    case Reduction::sum: return reduceWith<Sum>(false, out, in, n, count);
-    case Reduction::avg: return reduceWith<Sum>(true, out, in, n, count);
-    case Reduction::prod: return reduceWith<Product>(false, out, in, n, count);
-    case Reduction::max: return reduceWith<Maximum>(false, out, in, n, count);
-    case Reduction::min: return reduceWith<Minimum>(false, out, in, n, count);
+    case Reduction::sum: return reduceWith<Sum>(1, out, in, n, count);
+    case Reduction::avg: return reduceWith<Sum>(divisor, out, in, n, count);
+    case Reduction::prod: return reduceWith<Product>(1, out, in, n, count);
+    case Reduction::max: return reduceWith<Maximum>(1, out, in, n, count);
+    case Reduction::min: return reduceWith<Minimum>(1, out, in, n, count);
   }
 }
 
@@ -207,8 +208,11 @@ void reduceAny(
     void* out,
     const void* const* in,
     int n,
-    size_t count) {
-  withType(type, [&]<class T>(T*) { reduceTyped(reduction, static_cast<T*>(out), in, n, count); });
+    size_t count,
+    double divisor) {
+  withType(type, [&]<class T>(T*) {
+    reduceTyped(reduction, static_cast<T*>(out), in, n, count, divisor);
+  });
 }
 
 void scaleAny(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {

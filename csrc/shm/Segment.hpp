@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "nccl/NcclApi.hpp"
 #include "shm/Failure.hpp"
@@ -28,6 +30,14 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   int size() const { return ranks_; }
+
+  // What errors call the ranks, where they are part of a larger group: their numbers there. Before
+  // the first operation; for each process the same.
+  void nameRanks(std::vector<int> names) { names_ = std::move(names); }
+  // "rank 1".
+  std::string nameOf(int rank) const {
+    return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
+  }
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankState& state(int rank) const { return states_[rank]; }
 
@@ -93,6 +103,7 @@ class Segment {
   std::byte* staging_;
   std::byte* channels_;
   std::atomic<uint64_t>* signals_;
+  std::vector<int> names_;
 };
 
 }  // namespace torchcomms_pg::shm

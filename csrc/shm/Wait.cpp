@@ -168,7 +168,7 @@ void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
     const RankState& state = segment_.state(rank);
     const uint32_t pid = state.pid.load(std::memory_order_acquire);
     if (pid == 0) continue;  // has not joined
-    const std::string who = "rank " + std::to_string(rank);
+    const std::string who = segment_.nameOf(rank);
     const Phase phase = state.phase.load(std::memory_order_acquire);
     if (phase == Phase::departed) {
       throw Failure(ncclRemoteError, who + " destroyed its communicator", {rank});

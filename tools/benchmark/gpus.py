@@ -122,6 +122,8 @@ def main(device: str) -> None:
     import torch
     import torch.distributed as dist
 
+    import torchcomms_pg  # noqa: F401  torch 2.11 and 2.12 do not load it by its name
+
     torch.cuda.set_device(0)
     dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
     sides = {"torchcomms": cases(None), "nccl": cases(dist.new_group(backend="nccl"))}

@@ -1,0 +1,122 @@
+#include "gloo/Fault.hpp"
+
+#include <sstream>
+#include <utility>
+
+#include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg::gloo {
+
+namespace {
+
+// Where a rank writes why it has failed the group: the ranks at fault, then the reason.
+constexpr const char* kReasonKey = "failed";
+
+}  // namespace
+
+std::string encode(const shm::Failure& failure) {
+  std::string text;
+  for (const int rank : failure.ranks) {
+    text += std::to_string(rank) + " ";
+  }
+  return text + "\n" + failure.what();
+}
+
+std::optional<shm::Failure> decode(const std::string& text) {
+  const auto end = text.find('\n');
+  if (end == std::string::npos) {
+    return std::nullopt;
+  }
+  std::vector<int> ranks;
+  std::istringstream in(text.substr(0, end));
+  for (int rank = 0; in >> rank;) {
+    ranks.push_back(rank);
+  }
+  return shm::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
+}
+
+std::optional<shm::Failure> Fault::known() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Fault::check() const {
+  if (const auto failure = known()) throw *failure;
+}
+
+void Fault::fail(const shm::Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) {
+      return;
+    }
+    failure_.emplace(failure);
+  }
+  call(&Watcher::release);
+  // Talks to the store, which may block.
+  Monitor::get().runApart(
+      [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
+}
+
+bool Fault::failAsTold(c10d::Store& store) {
+  std::vector<uint8_t> text;
+  try {
+    if (store.check({kReasonKey})) {
+      text = store.get(kReasonKey);
+    }
+  } catch (const std::exception&) {
+    return false;  // the store went with the rank that served it
+  }
+  const auto told = decode({text.begin(), text.end()});
+  if (told) {
+    fail(*told);
+  }
+  return told.has_value();
+}
+
+void Fault::tellOthers() {
+  try {
+    const std::string text = encode(*known());
+    if (!store_->check({kReasonKey})) {
+      store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
+    }
+  } catch (const std::exception&) {
+    // Then they learn from the broken connection alone.
+  }
+  {
+    std::lock_guard lock(mutex_);
+    told_ = true;
+  }
+  changed_.notify_all();
+  call(&Watcher::told);
+}
+
+void Fault::call(const std::function<void()> Watcher::* which) {
+  std::vector<Watcher> watchers;
+  {
+    std::lock_guard lock(mutex_);
+    watchers = watchers_;
+  }
+  for (const auto& watcher : watchers) {
+    if (const auto owner = watcher.owner.lock()) {
+      (watcher.*which)();
+    }
+  }
+}
+
+void Fault::watch(
+    const std::shared_ptr<void>& owner,
+    std::function<void()> release,
+    std::function<void()> told) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
+  watchers_.push_back({owner, std::move(release), std::move(told)});
+}
+
+void Fault::awaitTold() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+}
+
+}  // namespace torchcomms_pg::gloo

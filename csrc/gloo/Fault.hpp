@@ -1,0 +1,72 @@
+// The failure of a group whose ranks are on several hosts, and how they tell each other of it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shm/Failure.hpp"
+
+namespace torchcomms_pg::gloo {
+
+// "1 2 \nreason": a failure as text, and back. None: it is not such a text.
+std::string encode(const shm::Failure& failure);
+std::optional<shm::Failure> decode(const std::string& text);
+
+// Thread-safe. Set once: the first failure stands. Ranks are the group's own.
+class Fault : public std::enable_shared_from_this<Fault> {
+ public:
+  explicit Fault(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  std::optional<shm::Failure> known() const;
+  // Throws it, where there is one.
+  void check() const;
+
+  // From any thread, without blocking.
+  void fail(const shm::Failure& failure);
+
+  // Fails with the reason that another rank has written; false: nobody has, or the store is gone.
+  bool failAsTold(c10d::Store& store);
+  bool failAsTold() { return failAsTold(*store_); }
+
+  // `release` is called when it fails, from the failing thread, and `told` afterwards from another
+  // one, when the other ranks can read the reason. For the life of `owner`. After a failure neither
+  // is called.
+  void watch(
+      const std::shared_ptr<void>& owner,
+      std::function<void()> release,
+      std::function<void()> told);
+
+  // After a failure: returns when the others can read the reason, or after 5 s. Else they would
+  // know of a broken connection alone.
+  void awaitTold();
+
+ private:
+  static constexpr std::chrono::seconds kTellPatience{5};
+
+  struct Watcher {
+    std::weak_ptr<void> owner;
+    std::function<void()> release;
+    std::function<void()> told;
+  };
+
+  void tellOthers();
+  void call(const std::function<void()> Watcher::* which);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<shm::Failure> failure_;
+  std::vector<Watcher> watchers_;
+  bool told_ = false;  // or given up
+};
+
+}  // namespace torchcomms_pg::gloo

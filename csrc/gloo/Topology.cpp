@@ -1,0 +1,36 @@
+#include "gloo/Topology.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace torchcomms_pg::gloo {
+
+Topology Topology::of(const std::vector<std::string>& places, int rank) {
+  Topology t;
+  t.rank = rank;
+  t.size = static_cast<int>(places.size());
+  std::map<std::string, int> known;
+  for (int peer = 0; peer < t.size; ++peer) {
+    const auto [entry, fresh] = known.try_emplace(places[peer], static_cast<int>(t.hosts.size()));
+    if (fresh) {
+      t.hosts.emplace_back();
+    }
+    auto& members = t.hosts[entry->second];
+    t.hostOf.push_back(entry->second);
+    t.localOf.push_back(static_cast<int>(members.size()));
+    members.push_back(peer);
+  }
+  size_t smallest = kMaxLanes;
+  for (const auto& members : t.hosts) {
+    smallest = std::min(smallest, members.size());
+  }
+  t.lanes = static_cast<int>(smallest);
+  return t;
+}
+
+bool Topology::even() const {
+  return std::ranges::all_of(
+      hosts, [this](const auto& members) { return static_cast<int>(members.size()) == lanes; });
+}
+
+}  // namespace torchcomms_pg::gloo

@@ -1,0 +1,38 @@
+// Which ranks share a host, and who of them talks to the other hosts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace torchcomms_pg::gloo {
+
+// The n-th rank of every host is on lane n: the lanes are the connections between the hosts, of one
+// rank of each. There are as many as the smallest host has ranks, and at most kMaxLanes.
+struct Topology {
+  static constexpr int kMaxLanes = 8;
+
+  // `places`: by rank, where it runs.
+  static Topology of(const std::vector<std::string>& places, int rank);
+
+  int rank = 0;
+  int size = 1;
+  std::vector<std::vector<int>> hosts;  // the ranks of each, ascending; by their first
+  std::vector<int> hostOf;              // by rank: index into hosts
+  std::vector<int> localOf;             // by rank: index among those of its host
+  int lanes = 1;
+
+  int host() const { return hostOf[rank]; }
+  int local() const { return localOf[rank]; }
+  const std::vector<int>& inside() const { return hosts[host()]; }
+  // The lane that carries what comes from `rank` or goes to it.
+  int laneOf(int of) const { return localOf[of] % lanes; }
+  bool onLane(int of) const { return localOf[of] < lanes; }
+  // Whether every rank has a lane of its own.
+  bool even() const;
+  // Whether a host's ranks follow each other.
+  bool contiguous(int host) const {
+    return hosts[host].back() - hosts[host].front() + 1 == static_cast<int>(hosts[host].size());
+  }
+};
+
+}  // namespace torchcomms_pg::gloo
