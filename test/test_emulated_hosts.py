@@ -50,7 +50,7 @@ def on_two_hosts(body, world):
 
 def start(port, prefix, world, timeout=40):
     """The meshes of a default group whose rank 0 is elsewhere, and a store; None: it may not."""
-    if not move(int(os.environ["RANK"])):
+    if not move("abbb"):
         return None
     meshes = Meshes()
     gpus.torchcomms(port, prefix, world, timeout)
@@ -85,7 +85,7 @@ def needs_none(port, prefix, world):
     assert cpu.tolist() == [3.0] * 3
     objects = [None] * world
     dist.all_gather_object(objects, rank)
-    assert objects == [0, 1, 2] and meshes.made == 1
+    assert objects == [0, 1, 2] and meshes.made == 1 + (rank < 2)  # a lane
     dist.destroy_process_group()
 
 
@@ -119,7 +119,8 @@ def test_a_rank_that_has_left_before_the_first_cpu_tensor_is_named():
 
 def send_to_none(port, prefix, world, timeout, error, told):
     """Rank 0 cannot be connected with rank 1, and raises `error`, of which rank 1 is told."""
-    if not move(rank := int(os.environ["RANK"])):
+    rank = int(os.environ["RANK"])
+    if not move("abbb"):
         report(None)
         return None
     gpus.torchcomms(port, prefix, world, 40)

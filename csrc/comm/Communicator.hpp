@@ -449,6 +449,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::exception_ptr resultError(const Operation& op, ncclResult_t result);
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
   std::vector<int> absentRanks();
+  // Whether those have not come, or may be waiting for others themselves.
+  bool absenceIsCertain();
   bool libraryFailed();
   void failLibrary(const Failure& failure);
   void failInFlight();

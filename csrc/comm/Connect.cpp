@@ -142,15 +142,18 @@ std::shared_ptr<Communicator> connectThroughGloo(
     std::vector<std::string> places;
     for (int rank = 0; rank < meeting.size; ++rank) {
       places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
+      if (placeOf != nullptr) {
+        overGloo.group.hosts.push_back(met.peers[rank].host);
+      }
     }
-    const auto topology = gloo::Topology::of(places, meeting.rank);
+    const auto topology = gloo::Topology::of(places, overGloo.group.hosts, meeting.rank);
     auto* const comm = gloo::newComm(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
          .topology = topology,
          .inside = joinInside(overGloo, topology),
          .connect = connectGloo},
         connected);
-    return own(meeting, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
+    return own(overGloo, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
   });
 }
 

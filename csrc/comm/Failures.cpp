@@ -174,7 +174,14 @@ void Communicator::failLibrary(const Failure& failure) {
 
 std::string Communicator::rankNames(const std::vector<int>& ranks) const {
   std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  names += joinRanks(ranks);
+  if (group_.hosts.empty()) {
+    names += joinRanks(ranks);
+  } else {
+    for (const int rank : ranks) {
+      names += (rank == ranks.front() ? "" : ", ") + std::to_string(rank) + " on " +
+               group_.hosts[rank];
+    }
+  }
   bool same = true;
   std::vector<int> global;
   for (const int rank : ranks) {
@@ -286,9 +293,10 @@ Failure Communicator::failureElsewhere() {
 
 void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
   auto absent = absentRanks();
+  const bool certain = absenceIsCertain();
   if (waitsForPeer(op.kind) && op.peer >= 0) {
     absent = {op.peer};
-  } else if (!verdict.ranks.empty()) {
+  } else if (!verdict.ranks.empty() || (!certain && verdict.answered == size_)) {
     absent = verdict.ranks;
   }
   // Programs look for the words that Gloo has.
@@ -301,6 +309,11 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
         "ranks it waits for";
+  } else if (!certain && verdict.ranks.empty() && verdict.answered < size_) {
+    text += "it has not finished" +
+            (absent.empty() ? "" : "; here it waits for " + rankNames(absent)) +
+            ", and nobody knows who is late";
+    absent.clear();
   } else if (absent.empty()) {
     text += "all ranks have arrived, and the operation has not finished";
   } else if (verdict.disagree) {
@@ -326,6 +339,12 @@ void Communicator::timeOut(const Operation& op, Milliseconds timeout, const Verd
   auto told = *first;
   told.message = "rank " + std::to_string(rank_) + " gave up: " + told.message;
   failLibrary(told);
+}
+
+bool Communicator::absenceIsCertain() {
+  std::lock_guard lock(commMutex_);
+  auto* const comm = comm_.load(std::memory_order_acquire);
+  return comm == nullptr || api_.mayHaveCome == nullptr || !api_.mayHaveCome(comm);
 }
 
 bool Communicator::libraryFailed() {

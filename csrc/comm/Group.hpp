@@ -12,6 +12,7 @@ struct Group {
   std::string description;
   std::string backend;               // by which name c10d has it
   std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
+  std::vector<std::string> hosts;    // by rank; empty: all are on one
   int globalRankStart = 0;
   int globalRankStride = 1;
 };

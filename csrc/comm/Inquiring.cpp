@@ -399,7 +399,9 @@ Question Inquiring::question(
   question.seq = op.seq;
   question.timeoutMs = timeout.count();
   question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
-  question.absent = comm_.absentRanks();
+  if (comm_.absenceIsCertain() || comm_.libraryFailed()) {
+    question.absent = comm_.absentRanks();
+  }
   question.queued = comm_.accelerator_ != nullptr;
   return question;
 }

@@ -168,6 +168,11 @@ std::shared_ptr<Communicator> Communicator::split(
     return nullptr;
   }
   const auto& api = api_.libraryOf == nullptr ? api_ : api_.libraryOf(child);
+  for (const int rank : ranks) {
+    if (!group_.hosts.empty() && api.probe != nullptr) {
+      group.hosts.push_back(group_.hosts[rank]);
+    }
+  }
   const auto difference = splitDifference(api, child, ranks, key);
   auto made = std::make_shared<Communicator>(
       api,

@@ -118,13 +118,12 @@ ncclResult_t launch(std::vector<Task> tasks) {
     return ncclSuccess;
   }
   if (stream == nullptr) {
-    comm->runWatched([&] { run(*comm, now); });
+    run(*comm, now);
     return ncclSuccess;
   }
   shm::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
     try {
-      // A caller that waits may help the stream's thread.
-      comm->runWatched([&] { run(*comm, now); });
+      run(*comm, now);
     } catch (const shm::Failure&) {
       // The communicator has failed, which commGetAsyncError tells.
     } catch (const std::exception& error) {
@@ -183,9 +182,7 @@ ncclResult_t commSplit(
     ncclComm_t handle, int color, int key, ncclComm_t* child, ncclConfig_t* /*config*/) {
   return guarded([&] {
     const auto& comm = from(handle);
-    Comm::Child made;
-    const auto place = comm->nextPlace();
-    comm->runWatched([&] { made = comm->split(color, key, place); });
+    const auto made = comm->split(color, key, comm->nextPlace());
     *child = made.comm ? handleOf(made.comm) : made.inside;
     return ncclSuccess;
   });
@@ -366,6 +363,10 @@ NcclApi fill() {
   t.groupEnd = groupEnd;
   t.libraryOf = [](ncclComm_t child) -> const NcclApi& {
     return shm::isHandle(child) ? shm::api() : api();
+  };
+  t.mayHaveCome = [](ncclComm_t comm) {
+    const auto& topology = from(comm)->topology();
+    return static_cast<int>(topology.hosts.size()) < topology.size;
   };
   t.absentRanks = [](ncclComm_t comm) { return from(comm)->absentRanks(); };
   t.fail = [](ncclComm_t comm,

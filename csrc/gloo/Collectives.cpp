@@ -29,6 +29,10 @@ using shm::CollectiveKind;
 // step instead of two.
 constexpr size_t kSmall = 64 << 10;
 
+// Up to so much two hosts exchange all of their sums, rather than each reducing a half for both: as
+// many bytes in one step. Above, adding twice as much takes longer than the step.
+constexpr size_t kExchanged = 4 << 20;
+
 // What the hosts work on at a time, so that the wire and the ranks of a host work together.
 constexpr size_t kPiece = 4 << 20;
 
@@ -86,9 +90,7 @@ class Execution {
       add(false, host, data, bytes, execution_.announcedBy_);
     }
     void finish() {
-      for (const auto& parcel : parcels_) {
-        execution_.comm_.lane_->complete(*parcel, /*late=*/true);
-      }
+      execution_.finish(parcels_);
       parcels_.clear();
     }
 
@@ -110,6 +112,9 @@ class Execution {
     std::vector<std::shared_ptr<Parcel>> parcels_;
   };
 
+  using Block = Scratch::Block;
+  Block block(size_t bytes) { return comm_.scratch_.take(bytes); }
+
   // A message inside the host.
   struct Hop {
     bool sending;
@@ -124,10 +129,10 @@ class Execution {
     const char* input = nullptr;
     char* output = nullptr;
     size_t outputBytes = 0;
-    std::vector<char> padded;   // input and output where the lanes' slices do not fit
-    std::vector<char> reduced;  // this lane's slice of the host's sum
+    Block padded;   // input and output where the lanes' slices do not fit
+    Block reduced;  // this lane's slice of the host's sum
     const char* slice = nullptr;
-    std::vector<char> received;
+    Block received;
     std::unique_ptr<Step> step;
   };
 
@@ -136,6 +141,7 @@ class Execution {
     comm_.inside_->run(part);
   }
   void inside(const std::vector<Hop>& hops);
+  void finish(const std::vector<std::shared_ptr<Parcel>>& parcels);
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
@@ -225,6 +231,17 @@ void Execution::run(const Collective& c) {
   }
 }
 
+void Execution::finish(const std::vector<std::shared_ptr<Parcel>>& parcels) {
+  if (parcels.empty()) {
+    return;
+  }
+  comm_.runWatched([&] {
+    for (const auto& parcel : parcels) {
+      comm_.lane_->complete(*parcel, /*late=*/true);
+    }
+  });
+}
+
 void Execution::inside(const std::vector<Hop>& hops) {
   const auto& api = shm::api();
   api.groupStart();
@@ -302,19 +319,21 @@ void Execution::allReduce(const Collective& c) {
 
 void Execution::allReduceSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
-  std::vector<char> sums(local() == 0 ? hosts_ * bytes : 0);
+  const auto sums = block(local() == 0 ? hosts_ * bytes : 0);
+  Step step(*this);
+  if (local() == 0) {
+    forOtherHosts([&](int host) { step.receive(host, at(sums.data(), host * bytes), bytes); });
+  }
   auto part = toInside(c);
   part.kind = CollectiveKind::reduce;
   part.output = local() == 0 ? at(sums.data(), host_ * bytes) : nullptr;
   inside(part);
   if (local() == 0) {
-    Step step(*this);
-    std::vector<const void*> inputs(hosts_, at(sums.data(), host_ * bytes));
-    forOtherHosts([&](int host) {
-      inputs[host] = at(sums.data(), host * bytes);
-      step.receive(host, at(sums.data(), host * bytes), bytes);
-      step.send(host, inputs[host_], bytes);
-    });
+    std::vector<const void*> inputs;
+    for (int host = 0; host < hosts_; ++host) {
+      inputs.push_back(at(sums.data(), host * bytes));
+    }
+    forOtherHosts([&](int host) { step.send(host, inputs[host_], bytes); });
     step.finish();
     combine(c, c.output, std::move(inputs), c.count);
   }
@@ -340,7 +359,7 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   const size_t bytes = piece.count * elementSize(c.type);
   const char* input = piece.input;
   if (piece.outputBytes != t_.lanes * bytes) {
-    piece.padded.resize(t_.lanes * bytes);
+    piece.padded = block(t_.lanes * bytes);
     std::memcpy(piece.padded.data(), input, piece.outputBytes);
     input = piece.padded.data();
   }
@@ -351,7 +370,7 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
     return;
   }
   if (onLane()) {
-    piece.reduced.resize(bytes);
+    piece.reduced = block(bytes);
     piece.slice = piece.reduced.data();
   }
   part.output = piece.reduced.data();
@@ -371,46 +390,55 @@ void Execution::allReduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
   auto pieces = cut(c);
   const auto outputOf = [](Piece& piece) {
-    return piece.padded.empty() ? piece.output : piece.padded.data();
+    return piece.padded ? piece.padded.data() : piece.output;
   };
   const auto sliceOf = [&](Piece& piece) {
     return at(outputOf(piece), local() * piece.count * element);
   };
+  // Who reduces what of a lane's slice: every host a part, or all of two hosts everything.
+  const bool all = hosts_ == 2 && c.count * element <= kExchanged;
+  const auto first = [&](size_t count, int host) { return all ? 0 : begin(count, host); };
+  const auto size = [&](size_t count, int host) {
+    return all ? count : begin(count, host + 1) - begin(count, host);
+  };
   const auto start = [&](Piece& piece) {
-    reduceInside(c, piece);
-    if (!onLane()) {
-      return;
+    if (onLane()) {
+      const size_t mine = size(piece.count, host_) * element;
+      piece.received = block(hosts_ * mine);
+      piece.step = std::make_unique<Step>(*this);
+      forOtherHosts([&](int host) {
+        piece.step->receive(host, at(piece.received.data(), host * mine), mine);
+      });
     }
-    const size_t mine = begin(piece.count, host_ + 1) - begin(piece.count, host_);
-    piece.received.resize(hosts_ * mine * element);
-    piece.step = std::make_unique<Step>(*this);
-    forOtherHosts([&](int host) {
-      const size_t first = begin(piece.count, host);
-      const size_t theirs = begin(piece.count, host + 1) - first;
-      piece.step->receive(host, at(piece.received.data(), host * mine * element), mine * element);
-      piece.step->send(host, at(piece.slice, first * element), theirs * element);
-    });
+    reduceInside(c, piece);
+    if (onLane()) {
+      forOtherHosts([&](int host) {
+        const char* const data = at(piece.slice, first(piece.count, host) * element);
+        piece.step->send(host, data, size(piece.count, host) * element);
+      });
+    }
   };
   const auto collect = [&](Piece& piece) {
     if (!onLane()) {
       return;
     }
     piece.step->finish();
-    const size_t first = begin(piece.count, host_);
-    const size_t mine = begin(piece.count, host_ + 1) - first;
+    const size_t from = first(piece.count, host_) * element;
+    const size_t mine = size(piece.count, host_);
     std::vector<const void*> inputs;
     for (int host = 0; host < hosts_; ++host) {
       inputs.push_back(
-          host == host_ ? at(piece.slice, first * element)
+          host == host_ ? at(piece.slice, from)
                         : at(piece.received.data(), host * mine * element));
     }
     char* const slice = sliceOf(piece);
-    combine(c, at(slice, first * element), std::move(inputs), mine);
+    combine(c, at(slice, from), std::move(inputs), mine);
     forOtherHosts([&](int host) {
-      const size_t begins = begin(piece.count, host);
-      const size_t theirs = begin(piece.count, host + 1) - begins;
-      piece.step->receive(host, at(slice, begins * element), theirs * element);
-      piece.step->send(host, at(slice, first * element), mine * element);
+      if (!all) {
+        const size_t theirs = size(piece.count, host) * element;
+        piece.step->receive(host, at(slice, first(piece.count, host) * element), theirs);
+        piece.step->send(host, at(slice, from), mine * element);
+      }
     });
   };
   const auto end = [&](Piece& piece) {
@@ -426,7 +454,7 @@ void Execution::allReduceInPieces(const Collective& c) {
         inside({CollectiveKind::broadcast, slice, slice, piece.count, c.type, {}, lane});
       }
     }
-    if (!piece.padded.empty()) {
+    if (piece.padded) {
       std::memcpy(piece.output, output, piece.outputBytes);
     }
     piece = {};
@@ -456,7 +484,7 @@ void Execution::reduce(const Collective& c) {
     if (host_ != to) {
       return piece.step->send(to, piece.slice, bytes);
     }
-    piece.received.resize(hosts_ * bytes);
+    piece.received = block(hosts_ * bytes);
     forOtherHosts([&](int host) {
       piece.step->receive(host, at(piece.received.data(), host * bytes), bytes);
     });
@@ -470,7 +498,7 @@ void Execution::reduce(const Collective& c) {
       return;
     }
     const size_t bytes = piece.count * element;
-    std::vector<char> result(t_.rank == c.root ? t_.lanes * bytes : onLane() ? bytes : 0);
+    const auto result = block(t_.rank == c.root ? t_.lanes * bytes : onLane() ? bytes : 0);
     std::vector<Hop> hops;
     if (onLane()) {
       std::vector<const void*> inputs;
@@ -520,12 +548,12 @@ void Execution::reduceScatter(const Collective& c) {
     firstOf[host] = mine.size();
     std::ranges::copy(onLane(host, local()), std::back_inserter(mine));
   }
-  std::vector<char> sums(mine.size() * bytes);
+  const auto sums = block(mine.size() * bytes);
   auto part = toInside(c);
   if (t_.even()) {
-    std::vector<char> packed;
+    Block packed;
     if (!std::ranges::is_sorted(order)) {
-      packed.resize(order.size() * bytes);
+      packed = block(order.size() * bytes);
       for (size_t i = 0; i < order.size(); ++i) {
         std::memcpy(at(packed.data(), i * bytes), at(c.input, order[i] * bytes), bytes);
       }
@@ -545,11 +573,11 @@ void Execution::reduceScatter(const Collective& c) {
     }
   }
   std::vector<Hop> hops;
-  std::vector<char> results;
+  Block results;
   if (onLane()) {
     const auto here = onLane(host_, local());
     const size_t ours = here.size() * bytes;
-    std::vector<char> received(hosts_ * ours);
+    const auto received = block(hosts_ * ours);
     Step step(*this);
     forOtherHosts([&](int host) {
       const size_t theirs = (host + 1 < hosts_ ? firstOf[host + 1] : mine.size()) - firstOf[host];
@@ -557,7 +585,7 @@ void Execution::reduceScatter(const Collective& c) {
       step.send(host, at(sums.data(), firstOf[host] * bytes), theirs * bytes);
     });
     step.finish();
-    results.resize(ours);
+    results = block(ours);
     for (size_t i = 0; i < here.size(); ++i) {
       std::vector<const void*> inputs;
       for (int host = 0; host < hosts_; ++host) {
@@ -606,7 +634,7 @@ void Execution::allGather(const Collective& c) {
     inside({c.kind == CollectiveKind::split ? CollectiveKind::allGather : c.kind,
             c.input, place(t_.inside().front()), c.count, c.type, {}, 0});
   } else {
-    std::vector<char> gathered(localSize() * bytes);
+    const auto gathered = block(localSize() * bytes);
     inside({CollectiveKind::allGather, c.input, gathered.data(), c.count, c.type, {}, 0});
     for (int i = 0; i < localSize(); ++i) {
       shm::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
@@ -868,9 +896,7 @@ void Execution::exchangeStraight(
   }
   checkOwn(sends[t_.rank], receives[t_.rank]);
   shm::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
-  for (const auto& parcel : parcels) {
-    comm_.lane_->complete(*parcel, /*late=*/true);
-  }
+  finish(parcels);
 }
 
 void Execution::checkOwn(const Part& send, const Part& receive) const {

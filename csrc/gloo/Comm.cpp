@@ -36,7 +36,11 @@ Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
       fault_(std::make_shared<Fault>(members_.store)) {
-  inside_->segment().nameRanks(topology().inside());
+  std::vector<std::string> names;
+  for (const int rank : topology().inside()) {
+    names.push_back(topology().nameOf(rank));
+  }
+  inside_->segment().nameRanks(std::move(names));
 }
 
 Comm::~Comm() {
@@ -48,22 +52,28 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
   // The ranks of this host wait in shared memory.
   comm->fault_->watch(
       comm,
-      [raw = comm.get()] {
-        const auto failure = *raw->fault_->known();
-        raw->inside_->fail({failure.result, encode(failure), {}});
-      },
-      [] {});
+      {.release = [raw = comm.get()] {
+         const auto failure = *raw->fault_->known();
+         raw->inside_->fail({failure.result, encode(failure), {}});
+       },
+       .tell = {},
+       .told = {}});
   comm->connectLinks(connected);
   return comm;
 }
 
 std::shared_ptr<Link> Comm::newLink(const std::string& name, const std::vector<int>& ranks) {
   const auto rank = std::ranges::find(ranks, topology().rank) - ranks.begin();
+  std::vector<std::string> names;
+  for (const int member : ranks) {
+    names.push_back(topology().nameOf(member));
+  }
   auto link = Link::make(
       members_.connect,
       c10::make_intrusive<c10d::PrefixStore>(name, members_.store),
       fault_,
       ranks,
+      names,
       static_cast<int>(rank));
   links_[name] = link;
   return link;
@@ -92,7 +102,7 @@ void Comm::connectLinks(Connected connected) {
 
 Comm::Place Comm::nextPlace() {
   std::lock_guard lock(mutex_);
-  tags_ = (tags_ + 1) % Link::kTagLimit;
+  tags_ = tags_ % (Link::kTagLimit - 1) + 1;
   return {turns_.take(), tags_};
 }
 
@@ -120,6 +130,9 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
   try {
     turns_.await(place.ticket, inside_->segment());
     const Turn turn{turns_, place.ticket};
+    if (lane_ != nullptr) {
+      awaitConnections(*lane_);
+    }
     body();
   } catch (const shm::Failure& failure) {
     if (fault_->known()) throw *fault_->known();
@@ -127,7 +140,16 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
   }
 }
 
+void Comm::awaitConnections(Link& link) {
+  if (!link.connected()) {
+    runWatched([&] { link.awaitConnections(); });
+  }
+}
+
 std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message) {
+  if (message.peer != topology().rank) {
+    awaitConnections(*everyone_);
+  }
   return everyone_->post(
       {.signature = signatureOf(message),
        .sending = sending,
@@ -138,14 +160,14 @@ std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message) {
 }
 
 int Comm::complete(Parcel& parcel) {
-  return everyone_->complete(parcel, /*late=*/false);
+  int peer = parcel.peer;
+  runWatched([&] { peer = everyone_->complete(parcel, /*late=*/false); });
+  return peer;
 }
 
 void Comm::prepareLater() {
   waiters_.start();
-  if (!everyone_->connected()) {
-    runWatched([this] { everyone_->awaitConnections(); });
-  }
+  awaitConnections(*everyone_);
 }
 
 void Comm::runWatched(const std::function<void()>& body) {
@@ -238,11 +260,14 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   std::erase_if(choices, [color](const Choice& choice) { return choice.color != color; });
   std::ranges::stable_sort(choices, {}, &Choice::key);
   const auto position = std::ranges::find(choices, t.rank, &Choice::rank) - choices.begin();
-  std::vector<std::string> places;
+  std::vector<std::string> places, names;
   for (const auto& choice : choices) {
     places.push_back(std::to_string(t.hostOf[choice.rank]));
+    if (!t.names.empty()) {
+      names.push_back(t.names[choice.rank]);
+    }
   }
-  auto topology = Topology::of(places, static_cast<int>(position));
+  auto topology = Topology::of(places, names, static_cast<int>(position));
   if (topology.hosts.size() == 1) {
     return {nullptr, inside};
   }

@@ -11,6 +11,7 @@
 #include "device/WorkerStream.hpp"
 #include "gloo/Fault.hpp"
 #include "gloo/Link.hpp"
+#include "gloo/Scratch.hpp"
 #include "gloo/Topology.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/Collective.hpp"
@@ -66,11 +67,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
       ncclDataType_t type,
       const Place& place);
 
-  // Runs `body`, which may block, and raises what it raises. Gloo's waits look for no signals:
-  // where handlers of signals run in the calling thread, another thread runs the body, and the
-  // caller looks for signals. One whose handler raises fails the group, which ends the body.
-  void runWatched(const std::function<void()>& body);
-
   // Messages of users go over connections between all ranks, which the first of them has made:
   // who receives from any rank cannot wait in two places.
   std::shared_ptr<Parcel> post(bool sending, const Message& message);
@@ -111,9 +107,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
  private:
   friend class Execution;  // Collectives.cpp
 
+  // Runs `body`, which waits for Gloo, and raises what it raises. Gloo's waits look for no signals:
+  // where handlers of signals run in the calling thread, another thread runs the body, and the
+  // caller looks for signals. One whose handler raises fails the group, which ends the body.
+  void runWatched(const std::function<void()>& body);
+
   explicit Comm(Members members);
   void connectLinks(Connected connected);
   std::shared_ptr<Link> newLink(const std::string& name, const std::vector<int>& ranks);
+  void awaitConnections(Link& link);
   void runHere(const shm::Collective& collective, const Place& place);
   // Executes `body` in its turn, and turns failures of either library into the group's.
   void execute(const Place& place, const std::function<void()>& body);
@@ -126,6 +128,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::shared_ptr<Link> lane_;      // to this rank's counterparts; null: it is on no lane
   std::shared_ptr<Link> everyone_;  // of messages
   shm::Turnstile turns_;
+  Scratch scratch_;  // of the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
   WorkerStream watched_{"tcpg_gloo"};
 

@@ -53,7 +53,7 @@ void Fault::fail(const shm::Failure& failure) {
     }
     failure_.emplace(failure);
   }
-  call(&Watcher::release);
+  call(&Actions::release);
   // Talks to the store, which may block.
   Monitor::get().runApart(
       [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
@@ -76,6 +76,7 @@ bool Fault::failAsTold(c10d::Store& store) {
 }
 
 void Fault::tellOthers() {
+  call(&Actions::tell);
   try {
     const std::string text = encode(*known());
     if (!store_->check({kReasonKey})) {
@@ -89,29 +90,27 @@ void Fault::tellOthers() {
     told_ = true;
   }
   changed_.notify_all();
-  call(&Watcher::told);
+  call(&Actions::told);
 }
 
-void Fault::call(const std::function<void()> Watcher::* which) {
+void Fault::call(std::function<void()> Actions::* which) {
   std::vector<Watcher> watchers;
   {
     std::lock_guard lock(mutex_);
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
-    if (const auto owner = watcher.owner.lock()) {
-      (watcher.*which)();
+    const auto owner = watcher.owner.lock();
+    if (const auto& action = watcher.actions.*which; owner && action) {
+      action();
     }
   }
 }
 
-void Fault::watch(
-    const std::shared_ptr<void>& owner,
-    std::function<void()> release,
-    std::function<void()> told) {
+void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
-  watchers_.push_back({owner, std::move(release), std::move(told)});
+  watchers_.push_back({owner, std::move(actions)});
 }
 
 void Fault::awaitTold() {

@@ -36,13 +36,15 @@ class Fault : public std::enable_shared_from_this<Fault> {
   bool failAsTold(c10d::Store& store);
   bool failAsTold() { return failAsTold(*store_); }
 
-  // `release` is called when it fails, from the failing thread, and `told` afterwards from another
-  // one, when the other ranks can read the reason. For the life of `owner`. After a failure neither
-  // is called.
-  void watch(
-      const std::shared_ptr<void>& owner,
-      std::function<void()> release,
-      std::function<void()> told);
+  // What is done when it fails. `release` in the failing thread; then in another one `tell`, which
+  // may block for a moment, and `told`, when the other ranks can read the reason. Each may be empty.
+  struct Actions {
+    std::function<void()> release;
+    std::function<void()> tell;
+    std::function<void()> told;
+  };
+  // For the life of `owner`. After a failure nothing is called.
+  void watch(const std::shared_ptr<void>& owner, Actions actions);
 
   // After a failure: returns when the others can read the reason, or after 5 s. Else they would
   // know of a broken connection alone.
@@ -53,12 +55,11 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   struct Watcher {
     std::weak_ptr<void> owner;
-    std::function<void()> release;
-    std::function<void()> told;
+    Actions actions;
   };
 
   void tellOthers();
-  void call(const std::function<void()> Watcher::* which);
+  void call(std::function<void()> Actions::* which);
 
   const c10::intrusive_ptr<c10d::Store> store_;
 

@@ -23,6 +23,9 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
+// Of the reason of a failure.
+constexpr int64_t kReasonBytes = 1024;
+
 constexpr size_t kInline = 464;
 struct Envelope {
   shm::Signature signature;
@@ -56,11 +59,13 @@ Link::Link(
     c10::intrusive_ptr<c10d::Store> store,
     std::shared_ptr<Fault> fault,
     std::vector<int> members,
+    std::vector<std::string> names,
     int rank)
     : connect_(std::move(connect)),
       store_(std::move(store)),
       fault_(std::move(fault)),
       members_(std::move(members)),
+      names_(std::move(names)),
       rank_(rank) {}
 
 std::shared_ptr<Link> Link::make(
@@ -68,11 +73,16 @@ std::shared_ptr<Link> Link::make(
     c10::intrusive_ptr<c10d::Store> store,
     std::shared_ptr<Fault> fault,
     std::vector<int> members,
+    std::vector<std::string> names,
     int rank) {
   std::shared_ptr<Link> link(new Link(
-      std::move(connect), std::move(store), std::move(fault), std::move(members), rank));
+      std::move(connect), std::move(store), std::move(fault), std::move(members), std::move(names), rank));
   auto* const raw = link.get();
-  link->fault_->watch(link, [raw] { raw->release(); }, [raw] { raw->disconnect(); });
+  link->fault_->watch(
+      link,
+      {.release = [raw] { raw->release(); },
+       .tell = [raw] { raw->tellReason(); },
+       .told = [raw] { raw->disconnect(); }});
   return link;
 }
 
@@ -98,6 +108,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
     std::lock_guard lock(mutex_);
     if (!fault_->known() && !closed_) {
       connections_ = std::move(made);
+      expectReasons();
     }
   }
   if (made != nullptr) {
@@ -137,7 +148,7 @@ void Link::startConnecting() {
   } catch (const std::system_error& error) {
     fault_->fail(shm::Failure(
         ncclSystemError,
-        nameOf(rank_) + " cannot be connected: no thread can be started (" + error.what() + ")",
+        names_[rank_] + " cannot be connected: no thread can be started (" + error.what() + ")",
         {members_[rank_]}));
   }
 }
@@ -281,9 +292,9 @@ void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
   if (theirs == parcel.signature) {
     return;
   }
-  const auto text = "the ranks disagree: " + nameOf(rank_) + " called " +
+  const auto text = "the ranks disagree: " + names_[rank_] + " called " +
                     (parcel.signature.kind == 0 ? "recv for " : "") + told(parcel.signature) +
-                    ", " + nameOf(parcel.peer) + " " + (theirs.kind == 0 ? "sent " : "called ") +
+                    ", " + names_[parcel.peer] + " " + (theirs.kind == 0 ? "sent " : "called ") +
                     told(theirs);
   fault_->fail(
       shm::Failure(ncclInvalidUsage, text, {members_[rank_], members_[parcel.peer]}));
@@ -333,14 +344,83 @@ void Link::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
 
 void Link::raiseBroken(int peer, const std::string& what) {
   fault_->check();
-  if (!fault_->failAsTold()) {
+  if (!failAsHeard(peer) && !fault_->failAsTold()) {
     fault_->fail(shm::Failure(
         ncclRemoteError,
-        (peer >= 0 ? nameOf(peer) : "a rank") + " died or left: its connection is broken (" +
+        (peer >= 0 ? names_[peer] : "a rank") + " died or left: its connection is broken (" +
             what.substr(0, what.find(". ")) + ")",
         peer >= 0 ? std::vector<int>{members_[peer]} : std::vector<int>{}));
   }
   throw *fault_->known();
+}
+
+// The reason of a rank that fails the group and then drops its connections: whoever finds them
+// broken has it even where the store has gone with the rank that served it. With mutex_ held.
+void Link::expectReasons() {
+  for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
+    if (peer != rank_) {
+      std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
+      reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
+    }
+  }
+}
+
+void Link::tellReason() {
+  auto text = encode(*fault_->known());
+  text.resize(kReasonBytes);
+  std::vector<at::Tensor> texts{at::empty({kReasonBytes}, at::kByte)};
+  std::memcpy(texts.front().data_ptr(), text.data(), text.size());
+  Connections connections;
+  {
+    std::lock_guard lock(mutex_);
+    connections = connections_;
+  }
+  std::vector<c10::intrusive_ptr<c10d::Work>> sent;
+  for (int peer = 0; connections != nullptr && peer < size(); ++peer) {
+    try {
+      std::lock_guard lock(mutex_);
+      if (peer != rank_) {
+        sent.push_back(connections->send(texts, peer, kReasonTag));
+      }
+    } catch (const std::exception&) {
+      // It is gone.
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kReasonPatience;
+  for (const auto& work : sent) {
+    try {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      work->wait(std::max(left, std::chrono::milliseconds(1)));
+    } catch (const std::exception&) {
+      // It is gone, or does not take it.
+    }
+  }
+}
+
+// Fails with the reason that `peer`, whose connection is broken, has told.
+bool Link::failAsHeard(int peer) {
+  Reason reason;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = reasons_.find(peer);
+    if (found == reasons_.end()) {
+      return false;
+    }
+    reason = std::move(found->second);
+    reasons_.erase(found);
+  }
+  try {
+    reason.arrival->wait(kReasonPatience);
+  } catch (const std::exception&) {
+    return false;
+  }
+  const auto* const text = static_cast<const char*>(reason.text.data_ptr());
+  const auto told = decode(std::string(text, strnlen(text, kReasonBytes)));
+  if (told) {
+    fault_->fail(*told);
+  }
+  return told.has_value();
 }
 
 void Link::release() {
@@ -392,6 +472,7 @@ void Link::tellLeft() {
 void Link::disconnect() {
   Connections last;  // freed after the lock is released: that joins threads
   std::lock_guard lock(mutex_);
+  reasons_.clear();
   last = std::exchange(connections_, nullptr);
 }
 

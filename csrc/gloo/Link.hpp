@@ -43,9 +43,9 @@ struct Parcel {
   int dataTag = 0;
   bool announced = true;  // has an envelope; not what follows another parcel of one collective
 
-  at::Tensor envelope;
-  c10::intrusive_ptr<c10d::Work> head;  // of the envelope
-  c10::intrusive_ptr<c10d::Work> body;  // of large data
+  at::Tensor envelope = {};
+  c10::intrusive_ptr<c10d::Work> head = {};  // of the envelope
+  c10::intrusive_ptr<c10d::Work> body = {};  // of large data
 };
 
 // A message is an envelope of fixed size, which says what it belongs to and holds small data, and
@@ -58,20 +58,21 @@ struct Parcel {
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Tags of users are below it; above are those of collectives, then of data: of messages, then of
-  // collectives.
+  // Tags of users are below it; above are those of collectives, from 1, then of data: of messages,
+  // then of collectives.
   static constexpr int kTagLimit = 1 << 29;
   static constexpr int kCollectiveTags = kTagLimit;
   static constexpr int kDataTags = 2 * kTagLimit;
   static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
-  // Among `members`, ranks of the group, of which this one is `members[rank]`. `store`: for this
-  // link alone.
+  // Among `members`, ranks of the group, of which this one is `members[rank]`, and which errors call
+  // `names`. `store`: for this link alone.
   static std::shared_ptr<Link> make(
       Connect connect,
       c10::intrusive_ptr<c10d::Store> store,
       std::shared_ptr<Fault> fault,
       std::vector<int> members,
+      std::vector<std::string> names,
       int rank);
 
   int rank() const { return rank_; }
@@ -106,6 +107,14 @@ class Link : public std::enable_shared_from_this<Link> {
   void close();
 
  private:
+  // Of what a rank tells the others over their connections before it drops them, and what it is.
+  static constexpr int kReasonTag = kTagLimit;
+  static constexpr std::chrono::milliseconds kReasonPatience{500};
+  struct Reason {
+    at::Tensor text;
+    c10::intrusive_ptr<c10d::Work> arrival;
+  };
+
   // What a rank has sent to itself.
   struct Kept {
     shm::Signature signature;
@@ -117,9 +126,12 @@ class Link : public std::enable_shared_from_this<Link> {
       c10::intrusive_ptr<c10d::Store> store,
       std::shared_ptr<Fault> fault,
       std::vector<int> members,
+      std::vector<std::string> names,
       int rank);
-  std::string nameOf(int peer) const { return "rank " + std::to_string(members_[peer]); }
   void release();
+  void expectReasons();
+  void tellReason();
+  bool failAsHeard(int peer);
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& store);
   void startConnecting();
@@ -137,6 +149,7 @@ class Link : public std::enable_shared_from_this<Link> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Fault> fault_;
   const std::vector<int> members_;
+  const std::vector<std::string> names_;
   const int rank_;
 
   mutable std::mutex mutex_;
@@ -147,6 +160,7 @@ class Link : public std::enable_shared_from_this<Link> {
   int data_ = 0;
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
+  std::map<int, Reason> reasons_;  // by peer, who has yet to tell one
   std::map<int, std::deque<Kept>> toMyself_;
 };
 

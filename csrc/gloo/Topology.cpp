@@ -5,8 +5,10 @@
 
 namespace torchcomms_pg::gloo {
 
-Topology Topology::of(const std::vector<std::string>& places, int rank) {
+Topology Topology::of(
+    const std::vector<std::string>& places, const std::vector<std::string>& names, int rank) {
   Topology t;
+  t.names = names;
   t.rank = rank;
   t.size = static_cast<int>(places.size());
   std::map<std::string, int> known;

@@ -11,16 +11,22 @@ namespace torchcomms_pg::gloo {
 struct Topology {
   static constexpr int kMaxLanes = 8;
 
-  // `places`: by rank, where it runs.
-  static Topology of(const std::vector<std::string>& places, int rank);
+  // `places`: by rank, where it runs. `names`: by rank, what errors call its host; empty: nothing.
+  static Topology of(
+      const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 
   int rank = 0;
   int size = 1;
   std::vector<std::vector<int>> hosts;  // the ranks of each, ascending; by their first
   std::vector<int> hostOf;              // by rank: index into hosts
   std::vector<int> localOf;             // by rank: index among those of its host
+  std::vector<std::string> names;       // by rank, of its host; may be empty
   int lanes = 1;
 
+  // "rank 3 on host1".
+  std::string nameOf(int of) const {
+    return "rank " + std::to_string(of) + (names.empty() ? "" : " on " + names[of]);
+  }
   int host() const { return hostOf[rank]; }
   int local() const { return localOf[rank]; }
   const std::vector<int>& inside() const { return hosts[host()]; }

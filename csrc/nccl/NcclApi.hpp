@@ -177,6 +177,8 @@ struct NcclApi {
   // failure the ranks at fault, where known. Callable from any thread at any
   // time.
   std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
+  // Whether these may have come, and be waiting for others themselves. Null: they have not come.
+  bool (*mayHaveCome)(ncclComm_t comm) = nullptr;
 
   // Whether the operation issued last has given the other ranks what they need of this one, so that
   // they do not wait for the stream to come to it. By the thread that has issued it.

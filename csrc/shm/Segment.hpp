@@ -31,12 +31,12 @@ class Segment {
 
   int size() const { return ranks_; }
 
-  // What errors call the ranks, where they are part of a larger group: their numbers there. Before
-  // the first operation; for each process the same.
-  void nameRanks(std::vector<int> names) { names_ = std::move(names); }
+  // What errors call the ranks, where they are part of a larger group. Before the first operation;
+  // for each process the same.
+  void nameRanks(std::vector<std::string> names) { names_ = std::move(names); }
   // "rank 1".
   std::string nameOf(int rank) const {
-    return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
+    return names_.empty() ? "rank " + std::to_string(rank) : names_[rank];
   }
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankState& state(int rank) const { return states_[rank]; }
@@ -103,7 +103,7 @@ class Segment {
   std::byte* staging_;
   std::byte* channels_;
   std::atomic<uint64_t>* signals_;
-  std::vector<int> names_;
+  std::vector<std::string> names_;
 };
 
 }  // namespace torchcomms_pg::shm

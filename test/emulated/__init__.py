@@ -8,6 +8,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -127,12 +128,17 @@ def hold_driver():
 
     Gives a function that tells who waits: a list of [thread, function].
     """
+    # Garbage of CUDA's, collected in another thread that keeps the GIL, would wait for ever.
+    collects = gc.isenabled()
+    gc.disable()
     # ctypes lets go of the GIL in the call, and this thread alone gets through.
     _native().emulatedHoldDriver()
     try:
         yield lambda: json.loads(_native().emulatedDriverWaiters())
     finally:
         _native().emulatedReleaseDriver()
+        if collects:
+            gc.enable()
 
 
 def set_delays(seed=0, probability=0.3, longest_us=2000):

@@ -1,0 +1,111 @@
+"""Hosts as network namespaces of this machine, joined by links of a given speed."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+
+CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
+DEVICE = "eth0"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def missing():
+    """Why there can be no network here; empty: there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if lacking := [name for name in ("ip", "tc") if shutil.which(name) is None]:
+        return f"{' and '.join(lacking)} of iproute2 is not installed: apt-get install iproute2"
+    try:
+        with Network(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+class Network:
+    """`hosts` namespaces, each with an address, that end with the context.
+
+    A switch in a namespace of its own joins them. `gigabits`: the speed of each link, in both
+    directions; None: as fast as this machine copies.
+    """
+
+    _made = 0
+
+    def __init__(self, hosts, gigabits=None):
+        Network._made += 1
+        self.prefix = f"tcpg-{os.getpid()}-{Network._made}"
+        self.hosts = hosts
+        self.gigabits = gigabits
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            self._make(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def __getstate__(self):  # what a rank needs that enters
+        return {name: value for name, value in vars(self).items() if name != "_stack"}
+
+    def _make(self, stack):
+        def namespace(name):
+            self._run("ip", "netns", "add", name)
+            stack.callback(self._run, "ip", "netns", "delete", name)
+            self._run("ip", "-n", name, "link", "set", "lo", "up")
+
+        switch = f"{self.prefix}-switch"
+        namespace(switch)
+        self._run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+        self._run("ip", "-n", switch, "link", "set", "switch", "up")
+        for host in range(self.hosts):
+            name, port = self.name(host), f"port{host}"
+            namespace(name)
+            self._run(
+                *("ip", "-n", switch, "link", "add", port, "type", "veth"),
+                *("peer", "name", DEVICE, "netns", name),
+            )
+            self._run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+            self._run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
+            self._run("ip", "-n", name, "link", "set", DEVICE, "up")
+            for where, device in ((name, DEVICE), (switch, port)):
+                if self.gigabits is not None:
+                    self._run(
+                        *("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"),
+                        *("rate", f"{self.gigabits}gbit", "burst", "128kb", "latency", "50ms"),
+                    )
+
+    def name(self, host):
+        return f"{self.prefix}-host{host}"
+
+    def address(self, host):
+        return f"10.77.0.{host + 1}"
+
+    def enter(self, host):
+        """Moves the calling thread, and what it starts, to a host, with its name."""
+        with open(f"/run/netns/{self.name(host)}") as file:
+            if _libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        if _libc.unshare(CLONE_NEWUTS) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        name = f"host{host}".encode()
+        _libc.sethostname(name, len(name))
+        os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
+
+    def sent(self, host):
+        """Bytes that a host has sent."""
+        path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"
+        return int(self._run("ip", "netns", "exec", self.name(host), "cat", path))
+
+    def cut(self, host):
+        """From now on nothing goes to or from a host, and nobody is told."""
+        self._run("ip", "-n", f"{self.prefix}-switch", "link", "set", f"port{host}", "nomaster")
+
+    @staticmethod
+    def _run(*command):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
