@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 
@@ -28,16 +29,19 @@ class Network:
     """`hosts` namespaces, each with an address, that end with the context.
 
     A switch in a namespace of its own joins them. `gigabits`: the speed of each link, in both
-    directions; None: as fast as this machine copies.
+    directions; None: as fast as this machine copies. `queue`: what waits for a link at most, such as
+    "10kb", and is dropped above.
     """
 
     _made = 0
 
-    def __init__(self, hosts, gigabits=None):
+    def __init__(self, hosts, gigabits=None, queue=None, mtu=1500):
         Network._made += 1
         self.prefix = f"tcpg-{os.getpid()}-{Network._made}"
         self.hosts = hosts
         self.gigabits = gigabits
+        self.queue = ("limit", queue) if queue else ("latency", "50ms")
+        self.mtu = str(mtu)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self):
@@ -73,10 +77,13 @@ class Network:
             self._run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
             self._run("ip", "-n", name, "link", "set", DEVICE, "up")
             for where, device in ((name, DEVICE), (switch, port)):
+                self._run("ip", "-n", where, "link", "set", device, "mtu", self.mtu)
+                if self.queue[0] == "limit":  # which is less than what the kernel sends at once
+                    self._run("ip", "-n", where, "link", "set", device, "gso_max_segs", "1")
                 if self.gigabits is not None:
                     self._run(
                         *("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"),
-                        *("rate", f"{self.gigabits}gbit", "burst", "128kb", "latency", "50ms"),
+                        *("rate", f"{self.gigabits}gbit", "burst", "128kb", *self.queue),
                     )
 
     def name(self, host):
@@ -101,6 +108,11 @@ class Network:
         path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"
         return int(self._run("ip", "netns", "exec", self.name(host), "cat", path))
 
+    def dropped(self, host):
+        """Packets that a host's link has dropped."""
+        text = self._run("tc", "-n", self.name(host), "-s", "qdisc", "show", "dev", DEVICE)
+        return int(re.search(r"dropped (\d+)", text)[1])
+
     def cut(self, host):
         """From now on nothing goes to or from a host, and nobody is told."""
         self._run("ip", "-n", f"{self.prefix}-switch", "link", "set", f"port{host}", "nomaster")
@@ -108,4 +120,3 @@ class Network:
     @staticmethod
     def _run(*command):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-

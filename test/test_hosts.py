@@ -22,7 +22,7 @@ pytestmark = pytest.mark.beyond_gloo
 
 
 def move(places):
-    """Gives this rank the host of its letter, in a namespace that ends with it; False: it may not."""
+    """Gives this rank, and it alone, the host of its letter. False: it may not have one."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     host = f"host-{places[int(os.environ['RANK'])]}".encode()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -130,9 +130,9 @@ def reduce_everything(rank, world):
         for name in OPS:
             op = getattr(dist.ReduceOp, name)
             real = dtype.is_floating_point or dtype.is_complex
-            if name[0] == "B" and real or dtype.is_complex and name not in ("SUM", "AVG"):
+            if (name[0] == "B" and real) or (dtype.is_complex and name not in ("SUM", "AVG")):
                 continue
-            if dtype == torch.bool and name == "AVG" or dtype in FLOAT8 and name == "PRODUCT":
+            if (dtype == torch.bool and name == "AVG") or (dtype in FLOAT8 and name == "PRODUCT"):
                 continue
             inputs = all_data(world, 1025, dtype)
             tensor = inputs[rank].clone()
@@ -195,7 +195,9 @@ def move_everything(rank, world):
             dist.scatter(tensor, inputs if rank == root else None, root)
             assert_same(tensor, inputs[rank], f"scatter {number} of {root}")
         received = torch.empty(number * world)
-        dist.all_to_all_single(received, torch.cat([data(rank, number, salt=r) for r in range(world)]))
+        dist.all_to_all_single(
+            received, torch.cat([data(rank, number, salt=r) for r in range(world)])
+        )
         assert_same(received, torch.cat([data(r, number, salt=rank) for r in range(world)]))
     sizes = [0, 1, 70_001, 13][:world]
     got = [torch.empty(n) for n in sizes]
@@ -244,15 +246,6 @@ def overlap(rank, world):
         assert sorted(seen) == list(range(1, world))
     else:
         dist.send(torch.ones(1), 0)
-
-
-def divide(rank, world):
-    """Groups of a group: of one host alone they go through memory."""
-    import torchcomms_pg
-
-    store = dist.distributed_c10d._get_default_store()
-    comm = torchcomms_pg.new_comm("torchcomms", "cpu", "all", store=store, rank=rank, size=world)
-    del comm
 
 
 @pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap])

@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from network import Network, missing
-from ranks import Ranks, receive, report
+from ranks import Ranks, check, receive, report
 from values import all_data, assert_reduced
-
-import torchcomms_pg
 
 pytestmark = pytest.mark.beyond_gloo
 DEADLINE = 8  # in seconds: longer than a rank may be held up
@@ -67,3 +65,127 @@ def wait_for_the_lost(network, hosts, number):
     except RuntimeError as error:
         return str(error), time.monotonic() - began, getattr(error, "ranks", None)
     return None
+
+
+def lose(hosts, number, lose, others, late=()):
+    """What the other ranks are told when `lose` has happened to some."""
+    with Network(max(hosts) + 1) as network, Ranks(len(hosts), init=False) as ranks:
+        start(ranks, wait_for_the_lost, network, hosts, number)
+        for rank in range(len(hosts)):
+            assert ranks.wait_report(rank) == "ready"
+        for rank in range(len(hosts)):
+            ranks.tell(rank, "stay" if rank in late else "go on")
+        lose(network, ranks)
+        outcomes = ranks.wait(timeout=45, ranks=others)
+        check(outcomes)
+        for rank in set(range(len(hosts))) - set(others):
+            ranks.kill(rank)
+    for outcome in outcomes:
+        assert outcome.value, f"rank {outcome.rank} has not noticed"
+        assert outcome.value[1] < LATEST + 3, outcome.value  # a rank may be held up
+    return [outcome.value for outcome in outcomes]
+
+
+# What one rank of a host reduces for all of them, and what goes over every lane.
+numbers = pytest.mark.parametrize("number", [1000, 1_000_000], ids=["small", "large"])
+
+
+@numbers
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_rank_that_is_killed_is_named_with_its_host_on_all_hosts(possible, lost, number):
+    others = [rank for rank in range(4) if rank != lost]
+    for text, _, named in lose(
+        [0, 0, 1, 1], number, lambda _, ranks: ranks.kill(lost), others
+    ):
+        assert f"rank {lost} on host{lost // 2}" in text and named == [lost], text
+
+
+def test_a_rank_is_not_accused_by_others_when_the_store_went_with_the_one_that_died(possible):
+    for text, _, named in lose(
+        [0, 0, 1, 1], 1_000_000, lambda _, ranks: ranks.kill(0), [1, 2, 3]
+    ):
+        assert "rank 0 on host0" in text and named == [0], text
+
+
+@pytest.mark.stops_ranks
+@numbers
+def test_a_rank_that_is_stopped_is_named_at_the_deadline(possible, number):
+    for text, _, named in lose(
+        [0, 0, 1, 1], number, lambda _, ranks: ranks.kill(3, signal.SIGSTOP), [0, 1, 2]
+    ):
+        assert named == [3] and "rank 3: did not answer" in text and "on host1" in text, text
+
+
+@numbers
+def test_a_rank_that_is_late_is_named_and_not_those_who_wait_for_it(possible, number):
+    for text, _, named in lose([0, 0, 1, 1], number, lambda *_: None, [0, 1, 2], late=[3]):
+        assert named == [3] and "3 on host1 did not arrive" in text, text
+
+
+def test_a_host_that_is_gone_is_named_by_a_rank_of_it(possible):
+    def end(network, ranks):
+        for rank in (2, 3):
+            ranks.kill(rank)
+
+    for text, _, named in lose([0, 0, 1, 1], 1000, end, [0, 1]):
+        assert set(named) <= {2, 3} and named and "on host1" in text, text
+
+
+@numbers
+def test_a_link_that_is_cut_ends_every_wait_at_the_deadline(possible, number):
+    told = lose([0, 0, 1, 1], number, lambda network, _: network.cut(1), [0, 1, 2, 3])
+    for text, _, named in told[:2]:
+        assert named == [2, 3] and "on host1" in text and "did not answer" in text, text
+    for text, _, named in told[2:]:
+        # The store was on the other host: nobody there, or here, is accused.
+        assert named == [] and "nobody knows who is late" in text, text
+        assert "cannot be known" in text and "waits for rank" in text, text
+
+
+def reduce_under_loss(network, hosts):
+    rank, world = meet(network, hosts)
+    for salt in range(5):
+        inputs = all_data(world, 300_001, salt=salt)
+        tensor = inputs[rank].clone()
+        dist.all_reduce(tensor)
+        assert_reduced(tensor, inputs)
+    dist.destroy_process_group()
+
+
+def test_a_link_that_loses_packets_loses_no_data(possible):
+    # A queue of a few packets drops what comes in bursts.
+    with Network(2, gigabits=1, queue="10kb") as network, Ranks(3, init=False) as ranks:
+        start(ranks, reduce_under_loss, network, [0, 0, 1])
+        check(ranks.wait(timeout=50))
+        assert network.dropped(1) > 0
+
+
+def count_what_is_sent(network, hosts, number):
+    rank, _ = meet(network, hosts)
+    tensor = torch.ones(number)
+    dist.all_reduce(tensor)  # connects
+    report("ready")
+    receive()
+    dist.all_reduce(tensor)
+    report("done")
+    receive()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 1, 2)])
+def test_data_crosses_the_wire_no_more_often_than_it_has_to(possible, hosts):
+    number, count = 4_000_000, max(hosts) + 1
+    # Large frames: headers are not what is counted.
+    with Network(count, mtu=60_000) as network, Ranks(len(hosts), init=False) as ranks:
+        start(ranks, count_what_is_sent, network, hosts, number)
+        sent = []
+        for word in ("ready", "done"):
+            for rank in range(len(hosts)):
+                assert ranks.wait_report(rank) == word
+            sent.append([network.sent(host) for host in range(count)])
+            for rank in range(len(hosts)):
+                ranks.tell(rank, "go on")
+        check(ranks.wait())
+    least = 2 * 4 * number * (count - 1) / count
+    for before, after in zip(*sent):
+        assert after - before < 1.02 * least, (after - before) / least

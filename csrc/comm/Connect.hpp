@@ -22,10 +22,10 @@ struct AcceleratorOptions {
 
 // Joins the ranks for CPU tensors: through shared memory, or, where they are on
 // several hosts or in several containers, through both: memory inside each, and between them Gloo,
-// whose connections `connectGloo` makes (null: that is an error). Where there are accelerators those are made with the first CPU tensor,
-// which may never come: they are a socket for each other rank, in each group. Collective; returns
-// when every rank has joined. Raises CommError, or what `connectGloo` does. `peers`: gets who they
-// are, by rank; empty where this rank is alone.
+// whose connections `connectGloo` makes (null: that is an error). Where there are accelerators
+// those are made with the first CPU tensor, which may never come: they are a socket for each other
+// rank, in each group. Collective; returns when every rank has joined. Raises CommError, or what
+// `connectGloo` does. `peers`: gets who they are, by rank; empty where this rank is alone.
 std::shared_ptr<Communicator> connectHosts(
     const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers = nullptr);
 

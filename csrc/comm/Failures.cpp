@@ -178,8 +178,8 @@ std::string Communicator::rankNames(const std::vector<int>& ranks) const {
     names += joinRanks(ranks);
   } else {
     for (const int rank : ranks) {
-      names += (rank == ranks.front() ? "" : ", ") + std::to_string(rank) + " on " +
-               group_.hosts[rank];
+      names +=
+          (rank == ranks.front() ? "" : ", ") + std::to_string(rank) + " on " + group_.hosts[rank];
     }
   }
   bool same = true;

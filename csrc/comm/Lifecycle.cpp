@@ -117,8 +117,7 @@ std::string Communicator::splitMistake(const std::vector<int>& ranks) const {
 }
 
 std::string Communicator::splitDifference(
-    const NcclApi& api,
-    ncclComm_t child, const std::vector<int>& ranks, int key) const {
+    const NcclApi& api, ncclComm_t child, const std::vector<int>& ranks, int key) const {
   int count = static_cast<int>(ranks.size());
   int position = key;
   api.commCount(child, &count);

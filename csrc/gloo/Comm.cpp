@@ -52,10 +52,11 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
   // The ranks of this host wait in shared memory.
   comm->fault_->watch(
       comm,
-      {.release = [raw = comm.get()] {
-         const auto failure = *raw->fault_->known();
-         raw->inside_->fail({failure.result, encode(failure), {}});
-       },
+      {.release =
+           [raw = comm.get()] {
+             const auto failure = *raw->fault_->known();
+             raw->inside_->fail({failure.result, encode(failure), {}});
+           },
        .tell = {},
        .told = {}});
   comm->connectLinks(connected);

@@ -39,7 +39,7 @@ struct Part {
 
 // Gloo moves bytes, and the arithmetic is that of the shared-memory library: every type and
 // reduction of NCCL, reduced host by host in rank order, to the same bits on every rank. What a
-// collective consists of is in Collectives.cpp.
+// collective consists of is in Execution.hpp.
 //
 // Thread-safe. Operations raise shm::Failure, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
@@ -105,7 +105,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   shm::Operator resolveOperator(ncclRedOp_t op) const;
 
  private:
-  friend class Execution;  // Collectives.cpp
+  friend class Execution;
 
   // Runs `body`, which waits for Gloo, and raises what it raises. Gloo's waits look for no signals:
   // where handlers of signals run in the calling thread, another thread runs the body, and the

@@ -37,7 +37,8 @@ class Fault : public std::enable_shared_from_this<Fault> {
   bool failAsTold() { return failAsTold(*store_); }
 
   // What is done when it fails. `release` in the failing thread; then in another one `tell`, which
-  // may block for a moment, and `told`, when the other ranks can read the reason. Each may be empty.
+  // may block for a moment, and `told`, when the other ranks can read the reason. Each may be
+  // empty.
   struct Actions {
     std::function<void()> release;
     std::function<void()> tell;

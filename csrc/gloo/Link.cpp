@@ -76,7 +76,12 @@ std::shared_ptr<Link> Link::make(
     std::vector<std::string> names,
     int rank) {
   std::shared_ptr<Link> link(new Link(
-      std::move(connect), std::move(store), std::move(fault), std::move(members), std::move(names), rank));
+      std::move(connect),
+      std::move(store),
+      std::move(fault),
+      std::move(members),
+      std::move(names),
+      rank));
   auto* const raw = link.get();
   link->fault_->watch(
       link,
@@ -146,10 +151,11 @@ void Link::startConnecting() {
       }
     }).detach();
   } catch (const std::system_error& error) {
-    fault_->fail(shm::Failure(
-        ncclSystemError,
-        names_[rank_] + " cannot be connected: no thread can be started (" + error.what() + ")",
-        {members_[rank_]}));
+    fault_->fail(
+        shm::Failure(
+            ncclSystemError,
+            names_[rank_] + " cannot be connected: no thread can be started (" + error.what() + ")",
+            {members_[rank_]}));
   }
 }
 
@@ -176,9 +182,8 @@ std::shared_ptr<Parcel> Link::post(Parcel posted) {
         seal(*parcel);
         parcel->head = connections->send(tensors, parcel->peer, parcel->tag);
       } else {
-        parcel->head = parcel->peer < 0
-                           ? connections->recvAnysource(tensors, parcel->tag)
-                           : connections->recv(tensors, parcel->peer, parcel->tag);
+        parcel->head = parcel->peer < 0 ? connections->recvAnysource(tensors, parcel->tag)
+                                        : connections->recv(tensors, parcel->peer, parcel->tag);
       }
     }
     if (apart && parcel->sending) {
@@ -296,8 +301,7 @@ void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
                     (parcel.signature.kind == 0 ? "recv for " : "") + told(parcel.signature) +
                     ", " + names_[parcel.peer] + " " + (theirs.kind == 0 ? "sent " : "called ") +
                     told(theirs);
-  fault_->fail(
-      shm::Failure(ncclInvalidUsage, text, {members_[rank_], members_[parcel.peer]}));
+  fault_->fail(shm::Failure(ncclInvalidUsage, text, {members_[rank_], members_[parcel.peer]}));
   throw shm::Failure(ncclInvalidUsage, text);
 }
 
@@ -332,12 +336,13 @@ void Link::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
   if (connection->check({kLeftKey})) {
     const auto text = connection->get(kLeftKey);
     const int rank = std::stoi(std::string(text.begin(), text.end()));
-    fault_->fail(shm::Failure(
-        ncclRemoteError,
-        "rank " + std::to_string(rank) +
-            " has left before the ranks were connected for tensors of the CPU, which the first "
-            "operation on such has them do",
-        {rank}));
+    fault_->fail(
+        shm::Failure(
+            ncclRemoteError,
+            "rank " + std::to_string(rank) +
+                " has left before the ranks were connected for tensors of the CPU, which the first "
+                "operation on such has them do",
+            {rank}));
   }
   startConnecting();
 }
@@ -345,11 +350,12 @@ void Link::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
 void Link::raiseBroken(int peer, const std::string& what) {
   fault_->check();
   if (!failAsHeard(peer) && !fault_->failAsTold()) {
-    fault_->fail(shm::Failure(
-        ncclRemoteError,
-        (peer >= 0 ? names_[peer] : "a rank") + " died or left: its connection is broken (" +
-            what.substr(0, what.find(". ")) + ")",
-        peer >= 0 ? std::vector<int>{members_[peer]} : std::vector<int>{}));
+    fault_->fail(
+        shm::Failure(
+            ncclRemoteError,
+            (peer >= 0 ? names_[peer] : "a rank") + " died or left: its connection is broken (" +
+                what.substr(0, what.find(". ")) + ")",
+            peer >= 0 ? std::vector<int>{members_[peer]} : std::vector<int>{}));
   }
   throw *fault_->known();
 }

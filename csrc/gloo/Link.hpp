@@ -1,4 +1,5 @@
-// Connections between some ranks of a group, and messages over the send and receive of torch's Gloo.
+// Connections between some ranks of a group, and messages over the send and receive of torch's
+// Gloo.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,8 +66,8 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr int kDataTags = 2 * kTagLimit;
   static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
-  // Among `members`, ranks of the group, of which this one is `members[rank]`, and which errors call
-  // `names`. `store`: for this link alone.
+  // Among `members`, ranks of the group, of which this one is `members[rank]`, and which errors
+  // call `names`. `store`: for this link alone.
   static std::shared_ptr<Link> make(
       Connect connect,
       c10::intrusive_ptr<c10d::Store> store,

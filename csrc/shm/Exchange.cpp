@@ -70,8 +70,8 @@ void Exchange::check(int peer, uint64_t step) {
   const bool first = self_ < peer;
   segment_.fail(Failure(
       ncclInvalidUsage,
-      "mismatched collectives on one communicator: " +
-          segment_.nameOf(std::min(self_, peer)) + " calls " + describe(first ? mine : theirs) + ", " +
+      "mismatched collectives on one communicator: " + segment_.nameOf(std::min(self_, peer)) +
+          " calls " + describe(first ? mine : theirs) + ", " +
           segment_.nameOf(std::max(self_, peer)) + " calls " + describe(first ? theirs : mine)));
   throw segment_.failure();
 }

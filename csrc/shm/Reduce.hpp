@@ -19,8 +19,8 @@ enum class Reduction : uint8_t { sum, prod, max, min, avg };
 // 16- and 8-bit floats accumulate in float32 and are rounded once, to nearest
 // even; e4m3 has no infinity and saturates, as in NCCL and in torch from 2.15 on.
 // Integers wrap around; their average truncates towards zero. `divisor`, with n >= 2: of the
-// average, where the inputs are sums of several ranks' (of integers a whole number); 0: n. Max and min
-// propagate NaN.
+// average, where the inputs are sums of several ranks' (of integers a whole number); 0: n. Max and
+// min propagate NaN.
 void reduce(
     ncclDataType_t type,
     Reduction reduction,

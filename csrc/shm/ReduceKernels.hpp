@@ -7,7 +7,8 @@ namespace torchcomms_pg::shm {
 
 // Contracts as in Reduce.hpp, for n >= 2 in reduce.
 struct ReduceKernels {
-  void (*reduce)(ncclDataType_t, Reduction, void*, const void* const*, int, size_t, double) = nullptr;
+  void (*reduce)(ncclDataType_t, Reduction, void*, const void* const*, int, size_t, double) =
+      nullptr;
   void (*scale)(ncclDataType_t, void*, const void*, const void*, size_t) = nullptr;
 };
 

@@ -1,0 +1,132 @@
+#include "gloo/Execution.hpp"
+
+#include "shm/Api.hpp"
+
+namespace torchcomms_pg::gloo {
+
+namespace {
+
+// Of messages inside a host, which belong to collectives; those of users are not negative.
+constexpr int kInsideTag = -2;
+
+// Where the data of a collective goes on a link. Ranks that call different ones wait at different
+// tags, so that none is given data of a size that it does not expect, which Gloo answers by ending
+// the process; the envelopes tell them. A tag may come again: messages of one keep their order.
+int dataTagOf(const shm::Signature& signature, int tag) {
+  uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
+  hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
+  hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countHigh;
+  hash *= 0x9e3779b97f4a7c15u;
+  return Link::kCollectiveDataTags + static_cast<int>(hash >> 45 << 10 | (tag & 1023));
+}
+
+}  // namespace
+
+void Comm::run(const Collective& collective, const Place& place) {
+  execute(place, [&] { runHere(collective, place); });
+}
+
+void Comm::runHere(const Collective& collective, const Place& place) {
+  Execution(*this, shm::signatureOf(collective), place.tag).run(collective);
+}
+
+void Comm::exchange(
+    const std::vector<Part>& sends,
+    const std::vector<Part>& receives,
+    ncclDataType_t type,
+    const Place& place) {
+  const Collective c{CollectiveKind::allToAll, nullptr, nullptr, 0, type, {}, 0};
+  execute(place, [&] {
+    Execution(*this, shm::signatureOf(c), place.tag).exchange(sends, receives, false);
+  });
+}
+
+Execution::Execution(Comm& comm, const shm::Signature& signature, int tag)
+    : comm_(comm),
+      t_(comm.topology()),
+      signature_(signature),
+      tag_(Link::kCollectiveTags + tag),
+      dataTag_(dataTagOf(signature, tag)),
+      hosts_(static_cast<int>(t_.hosts.size())),
+      host_(t_.host()),
+      announcedTo_(hosts_),
+      announcedBy_(hosts_) {}
+
+void Execution::run(const Collective& c) {
+  switch (c.kind) {
+    case CollectiveKind::allReduce: return allReduce(c);
+    case CollectiveKind::reduce: return reduce(c);
+    case CollectiveKind::reduceScatter: return reduceScatter(c);
+    case CollectiveKind::split:
+    case CollectiveKind::allGather: return allGather(c);
+    case CollectiveKind::broadcast: return broadcast(c);
+    case CollectiveKind::gather: return gather(c);
+    case CollectiveKind::scatter: return scatter(c);
+    case CollectiveKind::barrier: return barrier();
+    case CollectiveKind::allToAll: {
+      const size_t bytes = c.count * elementSize(c.type);
+      std::vector<Part> sends, receives;
+      for (int peer = 0; peer < t_.size; ++peer) {
+        sends.push_back({const_cast<char*>(at(c.input, peer * bytes)), bytes});
+        receives.push_back({at(c.output, peer * bytes), bytes});
+      }
+      return exchange(sends, receives, true);
+    }
+    case CollectiveKind::window: return;
+  }
+}
+
+void Execution::finish(const std::vector<std::shared_ptr<Parcel>>& parcels) {
+  if (parcels.empty()) {
+    return;
+  }
+  comm_.runWatched([&] {
+    for (const auto& parcel : parcels) {
+      comm_.lane_->complete(*parcel, /*late=*/true);
+    }
+  });
+}
+
+void Execution::inside(const std::vector<Hop>& hops) {
+  const auto& api = shm::api();
+  api.groupStart();
+  for (const auto& hop : hops) {
+    const Message message{
+        .buffer = hop.data, .count = hop.bytes, .peer = hop.local, .tag = kInsideTag};
+    (hop.sending ? api.sendTagged : api.recvTagged)(message, comm_.members_.inside, nullptr);
+  }
+  const auto result = api.groupEnd();
+  if (result != ncclSuccess) {
+    const auto& segment = comm_.inside_->segment();
+    throw segment.failed() ? segment.failure()
+                           : shm::Failure(result, api.getLastError(comm_.members_.inside));
+  }
+}
+
+// The ranks of a host whose data `lane` carries.
+std::vector<int> Execution::onLane(int host, int lane) const {
+  std::vector<int> ranks;
+  for (const int rank : t_.hosts[host]) {
+    if (t_.laneOf(rank) == lane) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+// The ranks of a host come together, then one of every host, then those of a host again.
+void Execution::barrier() {
+  const Collective here{CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0};
+  inside(here);
+  if (local() == 0) {
+    Step step(*this);
+    forOtherHosts([&](int host) {
+      step.receive(host, nullptr, 0);
+      step.send(host, nullptr, 0);
+    });
+    step.finish();
+  }
+  inside(here);
+}
+
+}  // namespace torchcomms_pg::gloo

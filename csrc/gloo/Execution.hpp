@@ -1,0 +1,150 @@
+// One collective of a group on several hosts, as one rank executes it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "gloo/Comm.hpp"
+
+namespace torchcomms_pg::gloo {
+
+using shm::Collective;
+using shm::CollectiveKind;
+
+inline char* at(void* base, size_t offset) {
+  return static_cast<char*>(base) + offset;
+}
+
+inline const char* at(const void* base, size_t offset) {
+  return static_cast<const char*>(base) + offset;
+}
+
+// Up to so many bytes in all it is few steps that count, and above them how often a byte crosses
+// the wire.
+inline constexpr size_t kSmall = 64 << 10;
+
+// What the hosts work on at a time, so that the wire and the ranks of a host work together.
+inline constexpr size_t kPiece = 4 << 20;
+
+// In a file of its kin each: Reductions.cpp, Gathering.cpp, Exchanges.cpp; what they share in
+// Execution.cpp.
+class Execution {
+ public:
+  Execution(Comm& comm, const shm::Signature& signature, int tag);
+
+  void run(const Collective& c);
+  void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
+
+ private:
+  // Messages between this rank and its counterparts that are under way together. Gloo lets go of
+  // their memory when this ends: it is declared behind what it sends and receives.
+  class Step {
+   public:
+    explicit Step(Execution& execution) : execution_(execution) {}
+    void send(int host, const void* data, size_t bytes) {
+      add(true, host, const_cast<void*>(data), bytes, execution_.announcedTo_);
+    }
+    void receive(int host, void* data, size_t bytes) {
+      add(false, host, data, bytes, execution_.announcedBy_);
+    }
+    void finish() {
+      execution_.finish(parcels_);
+      parcels_.clear();
+    }
+
+   private:
+    void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
+      parcels_.push_back(execution_.comm_.lane_->post(
+          {.signature = execution_.signature_,
+           .sending = sending,
+           .peer = host,
+           .tag = execution_.tag_,
+           .data = data,
+           .bytes = bytes,
+           .dataTag = execution_.dataTag_,
+           .announced = !announced[host]}));
+      announced[host] = true;
+    }
+
+    Execution& execution_;
+    std::vector<std::shared_ptr<Parcel>> parcels_;
+  };
+
+  using Block = Scratch::Block;
+  Block block(size_t bytes) { return comm_.scratch_.take(bytes); }
+
+  // A message inside the host.
+  struct Hop {
+    bool sending;
+    int local;
+    void* data;
+    size_t bytes;
+  };
+
+  // A piece of an all-reduce or a reduction, on its way.
+  struct Piece {
+    size_t count = 0;  // of one lane's slice, of which there are t_.lanes
+    const char* input = nullptr;
+    char* output = nullptr;
+    size_t outputBytes = 0;
+    Block padded;   // input and output where the lanes' slices do not fit
+    Block reduced;  // this lane's slice of the host's sum
+    const char* slice = nullptr;
+    Block received;
+    std::unique_ptr<Step> step;  // the last, see there
+  };
+
+  void inside(Collective part) {
+    part.whole = &signature_;
+    comm_.inside_->run(part);
+  }
+  void inside(const std::vector<Hop>& hops);
+  void finish(const std::vector<std::shared_ptr<Parcel>>& parcels);
+
+  void allReduce(const Collective& c);
+  void allReduceSmall(const Collective& c);
+  void allReduceInPieces(const Collective& c);
+  void reduce(const Collective& c);
+  void reduceScatter(const Collective& c);
+  void allGather(const Collective& c);
+  void broadcast(const Collective& c);
+  void broadcastSmall(const Collective& c);
+  void gather(const Collective& c);
+  void scatter(const Collective& c);
+  void barrier();
+  void checkOwn(const Part& send, const Part& receive) const;
+  void exchangeStraight(const std::vector<Part>& sends, const std::vector<Part>& receives);
+
+  std::deque<Piece> cut(const Collective& c);
+  void reduceInside(const Collective& c, Piece& piece);
+  void combine(
+      const Collective& c, void* output, std::vector<const void*> inputs, size_t count) const;
+  int halvings(const Collective& c) const;
+  Collective toInside(const Collective& c) const;
+  std::vector<int> onLane(int host, int lane) const;
+  template <class Body>
+  void forOtherHosts(const Body& body) const {
+    for (int i = 1; i < hosts_; ++i) {
+      body((host_ + i) % hosts_);
+    }
+  }
+
+  bool onLane() const { return comm_.lane_ != nullptr; }
+  int local() const { return t_.local(); }
+  int localSize() const { return static_cast<int>(t_.inside().size()); }
+  // The first element of `count` that host `host` reduces.
+  size_t begin(size_t count, int host) const { return count * host / hosts_; }
+
+  Comm& comm_;
+  const Topology& t_;
+  const shm::Signature signature_;
+  const int tag_;
+  const int dataTag_;
+  const int hosts_;
+  const int host_;
+  std::vector<bool> announcedTo_;  // by host: it has been sent this collective's envelope
+  std::vector<bool> announcedBy_;
+};
+
+}  // namespace torchcomms_pg::gloo

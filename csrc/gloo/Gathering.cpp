@@ -1,0 +1,309 @@
+// What moves one buffer between hosts, from one rank to all or from all to one.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "gloo/Execution.hpp"
+#include "shm/Reduce.hpp"
+
+namespace torchcomms_pg::gloo {
+
+void Execution::allGather(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const auto place = [&](int rank) { return at(c.output, rank * bytes); };
+  std::vector<std::vector<char>> received(hosts_);
+  std::vector<char> packed;
+  Step step(*this);
+  const auto receive = [&] {
+    forOtherHosts([&](int host) {
+      const auto theirs = onLane(host, local());
+      if (theirs.size() == 1) {
+        return step.receive(host, place(theirs.front()), bytes);
+      }
+      received[host].resize(theirs.size() * bytes);
+      step.receive(host, received[host].data(), received[host].size());
+    });
+  };
+  // A rank that has its lane to itself sends before its host has come together.
+  const auto here = onLane() ? onLane(host_, local()) : std::vector<int>();
+  const bool alone = here.size() == 1;
+  if (alone) {
+    receive();
+    forOtherHosts([&](int host) { step.send(host, c.input, bytes); });
+  }
+  if (t_.contiguous(host_)) {
+    inside(
+        {c.kind == CollectiveKind::split ? CollectiveKind::allGather : c.kind,
+         c.input,
+         place(t_.inside().front()),
+         c.count,
+         c.type,
+         {},
+         0});
+  } else {
+    const auto gathered = block(localSize() * bytes);
+    inside({CollectiveKind::allGather, c.input, gathered.data(), c.count, c.type, {}, 0});
+    for (int i = 0; i < localSize(); ++i) {
+      shm::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
+    }
+  }
+  if (onLane() && !alone) {
+    receive();
+    for (const int rank : here) {
+      packed.insert(packed.end(), place(rank), place(rank) + bytes);
+    }
+    forOtherHosts([&](int host) { step.send(host, packed.data(), packed.size()); });
+  }
+  step.finish();
+  for (int host = 0; onLane() && host < hosts_; ++host) {
+    for (size_t i = 0; i * bytes < received[host].size() && bytes > 0; ++i) {
+      std::memcpy(place(onLane(host, local())[i]), at(received[host].data(), i * bytes), bytes);
+    }
+  }
+  forOtherHosts([&](int host) {
+    const bool sameLanes =
+        t_.lanes == localSize() && static_cast<int>(t_.hosts[host].size()) == t_.lanes;
+    if (sameLanes && t_.contiguous(host)) {
+      char* const first = place(t_.hosts[host].front());
+      inside(
+          {CollectiveKind::allGather, at(first, local() * bytes), first, c.count, c.type, {}, 0});
+      return;
+    }
+    for (const int rank : t_.hosts[host]) {
+      inside(
+          {CollectiveKind::broadcast,
+           place(rank),
+           place(rank),
+           c.count,
+           c.type,
+           {},
+           t_.laneOf(rank)});
+    }
+  });
+}
+
+void Execution::broadcast(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  if (bytes <= kSmall) {
+    return broadcastSmall(c);
+  }
+  // The root's host scatters a lane's slice of a piece over the hosts, which give it to each other:
+  // no host sends more than twice the data (van de Geijn's scatter and all-gather).
+  const int from = t_.hostOf[c.root];
+  const void* const source = t_.rank == c.root ? c.input : c.output;
+  const size_t pieces = (bytes + kPiece - 1) / kPiece;
+  struct Slice {
+    size_t first;
+    size_t bytes;
+  };
+  const auto slice = [&](size_t piece, int lane) -> Slice {
+    const size_t first = piece * kPiece;
+    const size_t all = std::min(kPiece, bytes - first);
+    const size_t begins = all * lane / t_.lanes;
+    return {first + begins, all * (lane + 1) / t_.lanes - begins};
+  };
+  const auto part = [&](const Slice& of, int host) -> Slice {
+    const size_t begins = begin(of.bytes, host);
+    return {of.first + begins, begin(of.bytes, host + 1) - begins};
+  };
+  // Whatever another host sends goes to where it stays, so that it can come at any time.
+  Step sends(*this);
+  std::vector<std::unique_ptr<Step>> ownParts, otherParts;
+  for (size_t i = 0; onLane() && host_ != from && i < pieces; ++i) {
+    const auto mine = slice(i, local());
+    ownParts.push_back(std::make_unique<Step>(*this));
+    otherParts.push_back(std::make_unique<Step>(*this));
+    const auto receive = [&](Step& step, int host, const Slice& what) {
+      step.receive(host, at(c.output, what.first), what.bytes);
+    };
+    receive(*ownParts.back(), from, part(mine, host_));
+    receive(*otherParts.back(), from, part(mine, from));
+    forOtherHosts([&](int host) {
+      if (host != from) receive(*otherParts.back(), host, part(mine, host));
+    });
+  }
+  for (size_t i = 0; i < pieces; ++i) {
+    const auto mine = slice(i, onLane() ? local() : 0);
+    if (host_ == from) {
+      const size_t first = i * kPiece;
+      inside(
+          {CollectiveKind::broadcast,
+           at(source, first),
+           at(c.output, first),
+           std::min(kPiece, bytes - first),
+           ncclInt8,
+           {},
+           t_.localOf[c.root]});
+      if (onLane()) {
+        forOtherHosts([&](int host) {
+          for (const int which : {host, from}) {
+            const auto what = part(mine, which);
+            sends.send(host, at(source, what.first), what.bytes);
+          }
+        });
+      }
+      continue;
+    }
+    if (onLane()) {
+      ownParts[i]->finish();
+      const auto what = part(mine, host_);
+      forOtherHosts([&](int host) {
+        if (host != from) sends.send(host, at(c.output, what.first), what.bytes);
+      });
+      otherParts[i]->finish();
+    }
+    for (int lane = 0; lane < t_.lanes; ++lane) {
+      const auto [first, size] = slice(i, lane);
+      inside(
+          {CollectiveKind::broadcast,
+           at(c.output, first),
+           at(c.output, first),
+           size,
+           ncclInt8,
+           {},
+           lane});
+    }
+  }
+  sends.finish();
+}
+
+void Execution::broadcastSmall(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const int from = t_.hostOf[c.root];
+  const int lane = t_.laneOf(c.root);
+  Step step(*this);
+  if (host_ != from && local() == lane) {
+    step.receive(from, c.output, bytes);
+    step.finish();
+  }
+  const auto send = [&] {
+    forOtherHosts(
+        [&](int host) { step.send(host, t_.rank == c.root ? c.input : c.output, bytes); });
+  };
+  const int root = host_ == from ? t_.localOf[c.root] : lane;
+  if (t_.rank == c.root && local() == lane) {
+    send();
+  }
+  inside(
+      {CollectiveKind::broadcast,
+       t_.rank == c.root ? c.input : c.output,
+       c.output,
+       c.count,
+       c.type,
+       {},
+       root});
+  if (host_ == from && t_.rank != c.root && local() == lane) {
+    send();
+  }
+  step.finish();
+}
+
+void Execution::gather(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const int to = t_.hostOf[c.root];
+  const int lane = t_.laneOf(c.root);
+  const int root = t_.localOf[c.root];
+  const bool isRoot = t_.rank == c.root;
+  const bool port = local() == lane;
+  // Of this host, for the one who passes it on.
+  std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
+  inside(
+      {CollectiveKind::gather,
+       c.input,
+       own.data(),
+       c.count,
+       c.type,
+       {},
+       host_ == to ? root : lane});
+  std::vector<std::vector<char>> of(hosts_);
+  Step step(*this);
+  if (host_ != to) {
+    if (port) {
+      step.send(to, own.data(), own.size());
+      step.finish();
+    }
+    return;
+  }
+  std::vector<Hop> hops;
+  forOtherHosts([&](int host) {
+    if (isRoot || port) {
+      of[host].resize(t_.hosts[host].size() * bytes);
+    }
+    if (port) {
+      step.receive(host, of[host].data(), of[host].size());
+    }
+    if (isRoot != port) {
+      hops.push_back({port, port ? root : lane, of[host].data(), of[host].size()});
+    }
+  });
+  step.finish();
+  if (!hops.empty()) {
+    inside(hops);
+  }
+  if (isRoot) {
+    of[host_] = std::move(own);
+    for (int rank = 0; rank < t_.size; ++rank) {
+      shm::copy(
+          at(c.output, rank * bytes),
+          at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
+          bytes);
+    }
+  }
+}
+
+void Execution::scatter(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const int from = t_.hostOf[c.root];
+  const int lane = t_.laneOf(c.root);
+  const int root = t_.localOf[c.root];
+  const bool isRoot = t_.rank == c.root;
+  const bool port = local() == lane;
+  std::vector<std::vector<char>> of(hosts_);
+  const auto resize = [&](int host) { of[host].resize(t_.hosts[host].size() * bytes); };
+  if (isRoot) {
+    for (int host = 0; host < hosts_; ++host) {
+      resize(host);
+    }
+    for (int rank = 0; rank < t_.size; ++rank) {
+      shm::copy(
+          at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
+          at(c.input, rank * bytes),
+          bytes);
+    }
+  }
+  Step step(*this);
+  if (host_ != from && port) {
+    resize(host_);
+    step.receive(from, of[host_].data(), of[host_].size());
+    step.finish();
+  }
+  inside(
+      {CollectiveKind::scatter,
+       of[host_].data(),
+       c.output,
+       c.count,
+       c.type,
+       {},
+       host_ == from ? root : lane});
+  if (host_ != from) {
+    return;
+  }
+  std::vector<Hop> hops;
+  forOtherHosts([&](int host) {
+    if (port) {
+      resize(host);
+    }
+    if (isRoot != port) {
+      hops.push_back({isRoot, isRoot ? lane : root, of[host].data(), of[host].size()});
+    }
+  });
+  if (!hops.empty()) {
+    inside(hops);
+  }
+  if (port) {
+    forOtherHosts([&](int host) { step.send(host, of[host].data(), of[host].size()); });
+  }
+  step.finish();
+}
+
+}  // namespace torchcomms_pg::gloo

@@ -1,0 +1,366 @@
+// What is reduced between hosts.
+//
+// All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside the
+// host, an all-reduce of each lane with its counterparts, all-gather inside the host, so that a
+// byte crosses the wire as often as the best algorithm between hosts needs. Between hosts that is
+// reduce-scatter followed by all-gather (Rabenseifner, "Optimization of collective reduction
+// operations", 2004), straight between every two hosts.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "gloo/Execution.hpp"
+#include "shm/Reduce.hpp"
+
+namespace torchcomms_pg::gloo {
+
+namespace {
+
+// Up to so much two hosts exchange all of their sums, rather than each reducing a half for both: as
+// many bytes in one step. Above, adding twice as much takes longer than the step.
+constexpr size_t kExchanged = 4 << 20;
+
+}  // namespace
+
+// Averages are divided once, when all hosts' sums are added. In float16, whose range a host's sum
+// may leave, inputs are divided by a power of two before, which loses nothing of normal numbers.
+int Execution::halvings(const Collective& c) const {
+  size_t largest = 1;
+  for (const auto& members : t_.hosts) {
+    largest = std::max(largest, members.size());
+  }
+  const bool needed = c.type == ncclFloat16 && c.op.reduction == ncclAvg && !c.op.scaled;
+  return needed ? std::bit_width(largest - 1) : 0;
+}
+
+Collective Execution::toInside(const Collective& c) const {
+  auto part = c;
+  if (c.op.scaled || c.op.reduction != ncclAvg) {
+    return part;
+  }
+  part.op.reduction = ncclSum;
+  if (const int halved = halvings(c); halved > 0) {
+    const auto factor = static_cast<uint16_t>((15 - halved) << 10);  // 2 ** -halved in float16
+    part.op.scaled = true;
+    std::memcpy(part.op.scalar.data(), &factor, sizeof factor);
+  }
+  return part;
+}
+
+void Execution::combine(
+    const Collective& c, void* output, std::vector<const void*> inputs, size_t count) const {
+  // ncclRedOp_t and Reduction list the same operations in the same order.
+  const auto reduction =
+      c.op.scaled ? shm::Reduction::sum : static_cast<shm::Reduction>(c.op.reduction);
+  shm::reduce(
+      c.type,
+      reduction,
+      output,
+      inputs.data(),
+      static_cast<int>(inputs.size()),
+      count,
+      /*divisor=*/std::ldexp(t_.size, -halvings(c)));
+}
+
+void Execution::allReduce(const Collective& c) {
+  if (hosts_ * c.count * elementSize(c.type) <= kSmall) {
+    allReduceSmall(c);
+  } else {
+    allReduceInPieces(c);
+  }
+}
+
+void Execution::allReduceSmall(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const auto sums = block(local() == 0 ? hosts_ * bytes : 0);
+  Step step(*this);
+  if (local() == 0) {
+    forOtherHosts([&](int host) { step.receive(host, at(sums.data(), host * bytes), bytes); });
+  }
+  auto part = toInside(c);
+  part.kind = CollectiveKind::reduce;
+  part.output = local() == 0 ? at(sums.data(), host_ * bytes) : nullptr;
+  inside(part);
+  if (local() == 0) {
+    std::vector<const void*> inputs;
+    for (int host = 0; host < hosts_; ++host) {
+      inputs.push_back(at(sums.data(), host * bytes));
+    }
+    forOtherHosts([&](int host) { step.send(host, inputs[host_], bytes); });
+    step.finish();
+    combine(c, c.output, std::move(inputs), c.count);
+  }
+  inside({CollectiveKind::broadcast, c.output, c.output, c.count, c.type, {}, 0});
+}
+
+std::deque<Execution::Piece> Execution::cut(const Collective& c) {
+  const size_t element = elementSize(c.type);
+  const size_t most = std::max<size_t>(1, kPiece / element / t_.lanes) * t_.lanes;
+  std::deque<Piece> pieces;
+  for (size_t first = 0; first < c.count; first += most) {
+    const size_t count = std::min(most, c.count - first);
+    auto& piece = pieces.emplace_back();
+    piece.count = (count + t_.lanes - 1) / t_.lanes;
+    piece.input = at(c.input, first * element);
+    piece.output = c.output == nullptr ? nullptr : at(c.output, first * element);
+    piece.outputBytes = count * element;
+  }
+  return pieces;
+}
+
+void Execution::reduceInside(const Collective& c, Piece& piece) {
+  const size_t bytes = piece.count * elementSize(c.type);
+  const char* input = piece.input;
+  if (piece.outputBytes != t_.lanes * bytes) {
+    piece.padded = block(t_.lanes * bytes);
+    std::memcpy(piece.padded.data(), input, piece.outputBytes);
+    input = piece.padded.data();
+  }
+  auto part = toInside(c);
+  part.count = piece.count;
+  if (localSize() == 1 && !part.op.scaled) {
+    piece.slice = input;
+    return;
+  }
+  if (onLane()) {
+    piece.reduced = block(bytes);
+    piece.slice = piece.reduced.data();
+  }
+  part.output = piece.reduced.data();
+  if (t_.lanes == localSize()) {
+    part.kind = CollectiveKind::reduceScatter;
+    part.input = input;
+    return inside(part);
+  }
+  part.kind = CollectiveKind::reduce;
+  for (part.root = 0; part.root < t_.lanes; ++part.root) {
+    part.input = at(input, part.root * bytes);
+    inside(part);
+  }
+}
+
+void Execution::allReduceInPieces(const Collective& c) {
+  const size_t element = elementSize(c.type);
+  auto pieces = cut(c);
+  const auto outputOf = [](Piece& piece) {
+    return piece.padded ? piece.padded.data() : piece.output;
+  };
+  const auto sliceOf = [&](Piece& piece) {
+    return at(outputOf(piece), local() * piece.count * element);
+  };
+  // Who reduces what of a lane's slice: every host a part, or all of two hosts everything.
+  const bool all = hosts_ == 2 && c.count * element <= kExchanged;
+  const auto first = [&](size_t count, int host) { return all ? 0 : begin(count, host); };
+  const auto size = [&](size_t count, int host) {
+    return all ? count : begin(count, host + 1) - begin(count, host);
+  };
+  const auto start = [&](Piece& piece) {
+    if (onLane()) {
+      const size_t mine = size(piece.count, host_) * element;
+      piece.received = block(hosts_ * mine);
+      piece.step = std::make_unique<Step>(*this);
+      forOtherHosts([&](int host) {
+        piece.step->receive(host, at(piece.received.data(), host * mine), mine);
+      });
+    }
+    reduceInside(c, piece);
+    if (onLane()) {
+      forOtherHosts([&](int host) {
+        const char* const data = at(piece.slice, first(piece.count, host) * element);
+        piece.step->send(host, data, size(piece.count, host) * element);
+      });
+    }
+  };
+  const auto collect = [&](Piece& piece) {
+    if (!onLane()) {
+      return;
+    }
+    piece.step->finish();
+    const size_t from = first(piece.count, host_) * element;
+    const size_t mine = size(piece.count, host_);
+    std::vector<const void*> inputs;
+    for (int host = 0; host < hosts_; ++host) {
+      inputs.push_back(
+          host == host_ ? at(piece.slice, from) : at(piece.received.data(), host * mine * element));
+    }
+    char* const slice = sliceOf(piece);
+    combine(c, at(slice, from), std::move(inputs), mine);
+    forOtherHosts([&](int host) {
+      if (!all) {
+        const size_t theirs = size(piece.count, host) * element;
+        piece.step->receive(host, at(slice, first(piece.count, host) * element), theirs);
+        piece.step->send(host, at(slice, from), mine * element);
+      }
+    });
+  };
+  const auto end = [&](Piece& piece) {
+    if (onLane()) {
+      piece.step->finish();
+    }
+    char* const output = outputOf(piece);
+    if (t_.lanes == localSize()) {
+      inside({CollectiveKind::allGather, sliceOf(piece), output, piece.count, c.type, {}, 0});
+    } else {
+      for (int lane = 0; lane < t_.lanes; ++lane) {
+        char* const slice = at(output, lane * piece.count * element);
+        inside({CollectiveKind::broadcast, slice, slice, piece.count, c.type, {}, lane});
+      }
+    }
+    if (piece.padded) {
+      std::memcpy(piece.output, output, piece.outputBytes);
+    }
+    piece = {};
+  };
+  for (size_t i = 0; i < pieces.size() + 2; ++i) {
+    if (i < pieces.size()) start(pieces[i]);
+    if (i >= 1 && i - 1 < pieces.size()) collect(pieces[i - 1]);
+    if (i >= 2) end(pieces[i - 2]);
+  }
+}
+
+void Execution::reduce(const Collective& c) {
+  const size_t element = elementSize(c.type);
+  const int to = t_.hostOf[c.root];
+  const int root = t_.localOf[c.root];
+  auto pieces = cut(c);
+  if (pieces.empty()) {
+    return barrier();
+  }
+  const auto start = [&](Piece& piece) {
+    reduceInside(c, piece);
+    if (!onLane()) {
+      return;
+    }
+    const size_t bytes = piece.count * element;
+    piece.step = std::make_unique<Step>(*this);
+    if (host_ != to) {
+      return piece.step->send(to, piece.slice, bytes);
+    }
+    piece.received = block(hosts_ * bytes);
+    forOtherHosts([&](int host) {
+      piece.step->receive(host, at(piece.received.data(), host * bytes), bytes);
+    });
+  };
+  const auto end = [&](Piece& piece) {
+    if (onLane()) {
+      piece.step->finish();
+    }
+    if (host_ != to) {
+      piece = {};
+      return;
+    }
+    const size_t bytes = piece.count * element;
+    const auto result = block(t_.rank == c.root ? t_.lanes * bytes : onLane() ? bytes : 0);
+    std::vector<Hop> hops;
+    if (onLane()) {
+      std::vector<const void*> inputs;
+      for (int host = 0; host < hosts_; ++host) {
+        inputs.push_back(host == host_ ? piece.slice : at(piece.received.data(), host * bytes));
+      }
+      char* const slice = at(result.data(), t_.rank == c.root ? local() * bytes : 0);
+      combine(c, slice, std::move(inputs), piece.count);
+      if (t_.rank != c.root) {
+        hops.push_back({true, root, slice, bytes});
+      }
+    }
+    if (t_.rank == c.root) {
+      for (int lane = 0; lane < t_.lanes; ++lane) {
+        if (lane != root) {
+          hops.push_back({false, lane, at(result.data(), lane * bytes), bytes});
+        }
+      }
+    }
+    inside(hops);
+    if (t_.rank == c.root) {
+      std::memcpy(piece.output, result.data(), piece.outputBytes);
+    }
+    piece = {};
+  };
+  for (size_t i = 0; i < pieces.size() + 1; ++i) {
+    if (i < pieces.size()) start(pieces[i]);
+    if (i >= 1) end(pieces[i - 1]);
+  }
+}
+
+void Execution::reduceScatter(const Collective& c) {
+  const size_t bytes = c.count * elementSize(c.type);
+  if (bytes == 0) {
+    return barrier();
+  }
+  // What the lanes carry, by lane: the parts for the ranks of every host in turn.
+  std::vector<int> order;
+  for (int lane = 0; lane < t_.lanes; ++lane) {
+    for (int host = 0; host < hosts_; ++host) {
+      std::ranges::copy(onLane(host, lane), std::back_inserter(order));
+    }
+  }
+  std::vector<int> mine;  // ranks, as they follow each other on this lane
+  std::vector<size_t> firstOf(hosts_);
+  for (int host = 0; onLane() && host < hosts_; ++host) {
+    firstOf[host] = mine.size();
+    std::ranges::copy(onLane(host, local()), std::back_inserter(mine));
+  }
+  const auto sums = block(mine.size() * bytes);
+  auto part = toInside(c);
+  if (t_.even()) {
+    Block packed;
+    if (!std::ranges::is_sorted(order)) {
+      packed = block(order.size() * bytes);
+      for (size_t i = 0; i < order.size(); ++i) {
+        std::memcpy(at(packed.data(), i * bytes), at(c.input, order[i] * bytes), bytes);
+      }
+      part.input = packed.data();
+    }
+    part.count = hosts_ * c.count;
+    part.output = sums.data();
+    inside(part);
+  } else {
+    part.kind = CollectiveKind::reduce;
+    for (const int rank : order) {
+      part.root = t_.laneOf(rank);
+      part.input = at(c.input, rank * bytes);
+      const auto found = std::ranges::find(mine, rank);
+      part.output = found == mine.end() ? nullptr : at(sums.data(), (found - mine.begin()) * bytes);
+      inside(part);
+    }
+  }
+  std::vector<Hop> hops;
+  Block results;
+  if (onLane()) {
+    const auto here = onLane(host_, local());
+    const size_t ours = here.size() * bytes;
+    const auto received = block(hosts_ * ours);
+    Step step(*this);
+    forOtherHosts([&](int host) {
+      const size_t theirs = (host + 1 < hosts_ ? firstOf[host + 1] : mine.size()) - firstOf[host];
+      step.receive(host, at(received.data(), host * ours), ours);
+      step.send(host, at(sums.data(), firstOf[host] * bytes), theirs * bytes);
+    });
+    step.finish();
+    results = block(ours);
+    for (size_t i = 0; i < here.size(); ++i) {
+      std::vector<const void*> inputs;
+      for (int host = 0; host < hosts_; ++host) {
+        inputs.push_back(
+            host == host_ ? at(sums.data(), (firstOf[host] + i) * bytes)
+                          : at(received.data(), host * ours + i * bytes));
+      }
+      const bool own = here[i] == t_.rank;
+      void* const to = own ? c.output : at(results.data(), i * bytes);
+      combine(c, to, std::move(inputs), c.count);
+      if (!own) {
+        hops.push_back({true, t_.localOf[here[i]], to, bytes});
+      }
+    }
+  } else {
+    hops.push_back({false, t_.laneOf(t_.rank), c.output, bytes});
+  }
+  if (!hops.empty()) {
+    inside(hops);
+  }
+}
+
+}  // namespace torchcomms_pg::gloo
