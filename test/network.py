@@ -40,7 +40,7 @@ class Network:
         self.prefix = f"tcpg-{os.getpid()}-{Network._made}"
         self.hosts = hosts
         self.gigabits = gigabits
-        self.queue = ("limit", queue) if queue else ("latency", "50ms")
+        self.queue = ("burst", "4kb", "limit", queue) if queue else ("burst", "128kb", "latency", "50ms")
         self.mtu = str(mtu)
         self._stack = contextlib.ExitStack()
 
@@ -78,12 +78,12 @@ class Network:
             self._run("ip", "-n", name, "link", "set", DEVICE, "up")
             for where, device in ((name, DEVICE), (switch, port)):
                 self._run("ip", "-n", where, "link", "set", device, "mtu", self.mtu)
-                if self.queue[0] == "limit":  # which is less than what the kernel sends at once
+                if "limit" in self.queue:  # which is less than what the kernel sends at once
                     self._run("ip", "-n", where, "link", "set", device, "gso_max_segs", "1")
                 if self.gigabits is not None:
                     self._run(
                         *("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"),
-                        *("rate", f"{self.gigabits}gbit", "burst", "128kb", *self.queue),
+                        *("rate", f"{self.gigabits}gbit", *self.queue),
                     )
 
     def name(self, host):

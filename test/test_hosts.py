@@ -6,6 +6,7 @@
 import ctypes
 import hashlib
 import os
+import socket
 
 import pytest
 import torch
@@ -248,7 +249,35 @@ def overlap(rank, world):
         dist.send(torch.ones(1), 0)
 
 
-@pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap])
+def divide(rank, world):
+    """Communicators of a communicator: those of one host alone share memory, and have windows."""
+    comm = torchcomms_pg.get_comm(dist.group.WORLD)
+    hosts = [None] * world
+    dist.all_gather_object(hosts, socket.gethostname())
+    for members in ([*range(world)], [0, world - 1], [r for r in range(world) if r != 1], [0, 1]):
+        members = members[::-1]  # in another order
+        child = comm.split(members if rank in members else [], f"of {members}")
+        if rank not in members:
+            continue
+        for number in (5, 200_003):
+            inputs = [data(r, number) for r in members]
+            tensor = data(rank, number)
+            child.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, False)
+            assert_reduced(tensor, inputs)
+        if len({hosts[r] for r in members}) == 1:
+            child.new_window()
+        else:
+            with pytest.raises(RuntimeError, match="window"):
+                child.new_window()
+        alone = members[0] == rank
+        grandchild = child.split([0] if alone else [], "one")
+        if alone:
+            grandchild.barrier(False)
+            grandchild.finalize()
+        child.finalize()
+
+
+@pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap, divide])
 @pytest.mark.parametrize("places", PLACES)
 def test_operations_between_hosts_give_what_they_give_on_one(places, body):
     on_hosts(in_group, places, body, timeout=55)

@@ -154,7 +154,7 @@ def reduce_under_loss(network, hosts):
 
 def test_a_link_that_loses_packets_loses_no_data(possible):
     # A queue of a few packets drops what comes in bursts.
-    with Network(2, gigabits=1, queue="10kb") as network, Ranks(3, init=False) as ranks:
+    with Network(2, gigabits=0.2, queue="10kb") as network, Ranks(3, init=False) as ranks:
         start(ranks, reduce_under_loss, network, [0, 0, 1])
         check(ranks.wait(timeout=50))
         assert network.dropped(1) > 0

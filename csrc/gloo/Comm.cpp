@@ -248,6 +248,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
     runHere(c, place);
     // Those of one host and color share memory as before, in the order of their ranks in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;  // until those have joined
     if (shm::api().commSplit(members_.inside, color, key, &inside, &config) != ncclSuccess) {
       const auto& segment = inside_->segment();
       throw segment.failed()
