@@ -40,7 +40,9 @@ class Network:
         self.prefix = f"tcpg-{os.getpid()}-{Network._made}"
         self.hosts = hosts
         self.gigabits = gigabits
-        self.queue = ("burst", "4kb", "limit", queue) if queue else ("burst", "128kb", "latency", "50ms")
+        self.queue = (
+            ("burst", "4kb", "limit", queue) if queue else ("burst", "128kb", "latency", "50ms")
+        )
         self.mtu = str(mtu)
         self._stack = contextlib.ExitStack()
 

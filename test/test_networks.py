@@ -94,16 +94,12 @@ numbers = pytest.mark.parametrize("number", [1000, 1_000_000], ids=["small", "la
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_rank_that_is_killed_is_named_with_its_host_on_all_hosts(possible, lost, number):
     others = [rank for rank in range(4) if rank != lost]
-    for text, _, named in lose(
-        [0, 0, 1, 1], number, lambda _, ranks: ranks.kill(lost), others
-    ):
+    for text, _, named in lose([0, 0, 1, 1], number, lambda _, ranks: ranks.kill(lost), others):
         assert f"rank {lost} on host{lost // 2}" in text and named == [lost], text
 
 
 def test_a_rank_is_not_accused_by_others_when_the_store_went_with_the_one_that_died(possible):
-    for text, _, named in lose(
-        [0, 0, 1, 1], 1_000_000, lambda _, ranks: ranks.kill(0), [1, 2, 3]
-    ):
+    for text, _, named in lose([0, 0, 1, 1], 1_000_000, lambda _, ranks: ranks.kill(0), [1, 2, 3]):
         assert "rank 0 on host0" in text and named == [0], text
 
 
