@@ -29,8 +29,8 @@ class Network:
     """`hosts` namespaces, each with an address, that end with the context.
 
     A switch in a namespace of its own joins them. `gigabits`: the speed of each link, in both
-    directions; None: as fast as this machine copies. `queue`: what waits for a link at most, such as
-    "10kb", and is dropped above.
+    directions; None: as fast as this machine copies. `queue`: what waits for a link at most, such
+    as "10kb", and is dropped above.
     """
 
     _made = 0

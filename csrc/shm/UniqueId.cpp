@@ -146,26 +146,25 @@ int openUniqueId(const ncclUniqueId& id) {
         "commInitRank: the unique id was made by user " + std::to_string(content.user) +
             ", this rank runs as user " + std::to_string(geteuid()));
   }
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", content.pid, content.file);
+  // "self": /proc may be that of another pid namespace.
+  const auto process = content.pid == processId() ? "self" : std::to_string(content.pid);
+  const auto path = "/proc/" + process + "/fd/" + std::to_string(content.file);
   // The number may by now belong to another file, which must not be opened:
   // look at the name first, and at the token in the file afterwards.
   char target[64] = {};
-  const ssize_t length = readlink(path, target, sizeof target - 1);
+  const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
   const std::string expected = std::string("/memfd:") + kFileName;
   const std::string used = "commInitRank: the unique id is no longer open in " + origin +
                            ": all ranks of its communicator have joined, or it has failed";
   if (length < 0 && errno == EACCES) {
-    throw Failure(
-        ncclSystemError, systemError(("commInitRank: may not open " + std::string(path)).c_str()));
+    throw Failure(ncclSystemError, systemError(("commInitRank: may not open " + path).c_str()));
   }
   if (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0) {
     throw Failure(ncclInvalidUsage, used);
   }
-  const int file = ::open(path, O_RDWR | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) {
-    throw Failure(
-        ncclSystemError, systemError(("commInitRank: cannot open " + std::string(path)).c_str()));
+    throw Failure(ncclSystemError, systemError(("commInitRank: cannot open " + path).c_str()));
   }
   uint64_t start[3] = {};
   struct stat status{};
