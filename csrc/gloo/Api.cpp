@@ -28,7 +28,7 @@ struct Task {
 // run one after another; and the parts of an exchange.
 struct Batch {
   std::vector<std::pair<shm::Collective, Comm::Place>> collectives;
-  std::vector<Task> messages;
+  std::vector<Messages::Issued> messages;
   std::vector<Part> sends;
   std::vector<Part> receives;
   ncclDataType_t type = ncclInt8;
@@ -65,18 +65,16 @@ ncclComm_t handleOf(CommPtr comm) {
 }
 
 void run(Comm& comm, const Batch& batch) {
-  std::vector<std::shared_ptr<Parcel>> parcels;
-  for (const auto& task : batch.messages) {
-    parcels.push_back(comm.post(task.sending, task.message));
-  }
+  const bool together = batch.collectives.empty() && batch.sends.empty();
+  const auto requests = comm.messages().post(batch.messages, together);
   for (const auto& [collective, place] : batch.collectives) {
     comm.run(collective, place);
   }
   if (!batch.sends.empty()) {
     comm.exchange(batch.sends, batch.receives, batch.type, batch.exchange);
   }
-  for (const auto& parcel : parcels) {
-    comm.complete(*parcel);
+  if (!requests.empty()) {
+    comm.complete(requests);
   }
 }
 
@@ -97,7 +95,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (task.message.done != nullptr) {
       later.push_back(std::move(task));
     } else if (task.message.tag >= 0) {
-      now.messages.push_back(std::move(task));
+      now.messages.push_back({task.sending, task.message});
     } else {
       // Of an exchange, which has one for each rank.
       auto& parts = task.sending ? now.sends : now.receives;
@@ -111,8 +109,15 @@ ncclResult_t launch(std::vector<Task> tasks) {
     now.exchange = comm->nextPlace();
   }
   for (const auto& task : later) {
-    comm->prepareLater();
-    comm->completeLater(comm->post(task.sending, task.message), task.message);
+    const bool alone = comm->messages().isInside(task.message);
+    if (!alone) {
+      comm->prepareLater();
+    }
+    const auto requests =
+        comm->messages().post({{task.sending, task.message}}, /*together=*/false);
+    if (!alone) {
+      comm->completeLater(requests.front());
+    }
   }
   if (now.collectives.empty() && now.messages.empty() && now.sends.empty()) {
     return ncclSuccess;
@@ -152,11 +157,6 @@ ncclResult_t collective(shm::Collective c, ncclRedOp_t op, ncclComm_t handle, cu
 }
 
 ncclResult_t message(bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
-  if (message.tag >= Link::kTagLimit) {
-    lastError = "tag " + std::to_string(message.tag) + " is too large for Gloo, wanted below " +
-                std::to_string(Link::kTagLimit);
-    return ncclInvalidArgument;
-  }
   return add(
       {.comm = from(handle),
        .stream = stream,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -18,17 +17,31 @@ namespace {
 // How often a thread that has handlers to run looks for signals.
 constexpr std::chrono::milliseconds kSignalLook{200};
 
-// The link of lane 3 is called "lane/3"; that of messages, among all ranks:
-constexpr const char* kEveryone = "everyone";
-
-shm::Signature signatureOf(const Message& message) {
-  return {
-      .kind = 0,
-      .types = static_cast<uint8_t>(message.type),
-      .root = 0,
-      .countLow = static_cast<uint32_t>(message.count),
-      .countHigh = static_cast<uint32_t>(message.count >> 32)};
+// A link of some ranks of the group. `name`: within the group's store.
+std::shared_ptr<Link> newLink(
+    const Members& members,
+    const std::shared_ptr<Fault>& fault,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  const auto rank = std::ranges::find(ranks, members.topology.rank) - ranks.begin();
+  std::vector<std::string> names;
+  for (const int member : ranks) {
+    names.push_back(members.topology.nameOf(member));
+  }
+  return Link::make(
+      members.connect,
+      c10::make_intrusive<c10d::PrefixStore>(name, members.store),
+      fault,
+      ranks,
+      std::move(names),
+      static_cast<int>(rank));
 }
+
+std::string nameOfLane(const Topology& topology) {
+  return "lane/" + std::to_string(topology.local());
+}
+
+constexpr const char* kMessages = "messages";
 
 }  // namespace
 
@@ -59,66 +72,43 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
            },
        .tell = {},
        .told = {}});
-  comm->connectLinks(connected);
+  comm->connectLane(connected);
+  comm->messages_ = std::make_shared<Messages>(
+      Messages::Ways{
+          .topology = comm->topology(),
+          .inside = comm->inside_,
+          .lane = comm->lane_,
+          .newLink = [members = comm->members_, fault = comm->fault_](
+                         const auto& name, const auto& ranks) {
+            return newLink(members, fault, name, ranks);
+          },
+          .store = c10::make_intrusive<c10d::PrefixStore>(kMessages, comm->members_.store),
+          .fault = comm->fault_});
+  comm->fault_->watch(
+      comm->messages_,
+      {.release = [raw = comm->messages_.get()] { raw->wake(); }, .tell = {}, .told = {}});
   return comm;
 }
 
-std::shared_ptr<Link> Comm::newLink(const std::string& name, const std::vector<int>& ranks) {
-  const auto rank = std::ranges::find(ranks, topology().rank) - ranks.begin();
-  std::vector<std::string> names;
-  for (const int member : ranks) {
-    names.push_back(topology().nameOf(member));
-  }
-  auto link = Link::make(
-      members_.connect,
-      c10::make_intrusive<c10d::PrefixStore>(name, members_.store),
-      fault_,
-      ranks,
-      names,
-      static_cast<int>(rank));
-  links_[name] = link;
-  return link;
-}
-
-void Comm::connectLinks(Connected connected) {
+void Comm::connectLane(Connected connected) {
   const auto& t = topology();
-  if (t.onLane(t.rank) && t.hosts.size() > 1) {
-    std::vector<int> counterparts;
-    for (const auto& members : t.hosts) {
-      counterparts.push_back(members[t.local()]);
-    }
-    lane_ = newLink("lane/" + std::to_string(t.local()), counterparts);
-    if (connected == Connected::now) {
-      lane_->connect();
-    }
-  }
-  if (lane_ != nullptr && lane_->size() == t.size) {
-    everyone_ = lane_;
+  if (!t.onLane(t.rank) || t.hosts.size() == 1) {
     return;
   }
-  std::vector<int> all(t.size);
-  std::iota(all.begin(), all.end(), 0);
-  everyone_ = newLink(kEveryone, all);
+  std::vector<int> counterparts;
+  for (const auto& members : t.hosts) {
+    counterparts.push_back(members[t.local()]);
+  }
+  lane_ = newLink(members_, fault_, nameOfLane(t), counterparts);
+  if (connected == Connected::now) {
+    lane_->connect();
+  }
 }
 
 Comm::Place Comm::nextPlace() {
   std::lock_guard lock(mutex_);
   tags_ = tags_ % (Link::kTagLimit - 1) + 1;
   return {turns_.take(), tags_};
-}
-
-void Comm::failAs(const shm::Failure& failure) {
-  // What fails inside a host after the group has failed has the group's failure as its text.
-  if (const auto known = decode(failure.what())) {
-    fault_->fail(*known);
-  } else {
-    std::vector<int> ranks;
-    for (const int rank : failure.ranks) {
-      ranks.push_back(topology().inside()[rank]);
-    }
-    fault_->fail({failure.result, failure.what(), std::move(ranks)});
-  }
-  throw *fault_->known();
 }
 
 void Comm::execute(const Place& place, const std::function<void()>& body) {
@@ -131,44 +121,23 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
   try {
     turns_.await(place.ticket, inside_->segment());
     const Turn turn{turns_, place.ticket};
-    if (lane_ != nullptr) {
-      awaitConnections(*lane_);
-    }
+    awaitLane();
     body();
   } catch (const shm::Failure& failure) {
-    if (fault_->known()) throw *fault_->known();
-    failAs(failure);
+    fault_->raiseFor(failure, topology().inside());
   }
 }
 
-void Comm::awaitConnections(Link& link) {
-  if (!link.connected()) {
-    runWatched([&] { link.awaitConnections(); });
+void Comm::awaitLane() {
+  if (lane_ != nullptr && !lane_->connected()) {
+    runWatched([this] { lane_->awaitConnections(); });
   }
 }
 
-std::shared_ptr<Parcel> Comm::post(bool sending, const Message& message) {
-  if (message.peer != topology().rank) {
-    awaitConnections(*everyone_);
-  }
-  return everyone_->post(
-      {.signature = signatureOf(message),
-       .sending = sending,
-       .peer = message.peer,
-       .tag = message.tag,
-       .data = message.buffer,
-       .bytes = message.count * elementSize(message.type)});
-}
-
-int Comm::complete(Parcel& parcel) {
-  int peer = parcel.peer;
-  runWatched([&] { peer = everyone_->complete(parcel, /*late=*/false); });
-  return peer;
-}
-
-void Comm::prepareLater() {
-  waiters_.start();
-  awaitConnections(*everyone_);
+void Comm::complete(const Messages::Requests& requests) {
+  const bool together = !requests.empty() && requests.front()->together;
+  const auto wait = [&] { messages_->complete(requests); };
+  together ? wait() : runWatched(wait);
 }
 
 void Comm::runWatched(const std::function<void()>& body) {
@@ -212,23 +181,19 @@ void Comm::runWatched(const std::function<void()>& body) {
   }
 }
 
-void Comm::completeLater(std::shared_ptr<Parcel> parcel, const Message& message) {
-  waiters_.enqueue([self = shared_from_this(),
-                    parcel = std::move(parcel),
-                    done = message.done,
-                    context = message.context] {
+void Comm::completeLater(std::shared_ptr<Request> request) {
+  waiters_.enqueue([self = shared_from_this(), request = std::move(request)] {
     self->waiters_.handOver();  // other messages do not wait for this one
     ncclResult_t result = ncclSuccess;
-    int peer = parcel->peer;
     try {
-      peer = self->everyone_->complete(*parcel, /*late=*/false);
+      self->messages_->complete({request});
     } catch (const shm::Failure& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
       self->fault_->fail({ncclInternalError, error.what(), {}});
       result = ncclInternalError;
     }
-    done(context, result, peer);
+    request->message.done(request->message.context, result, request->peer);
   });
 }
 
@@ -294,27 +259,29 @@ std::vector<int> Comm::absentRanks() const {
 }
 
 std::function<void()> Comm::probe() {
-  using Stores = std::map<std::string, c10::intrusive_ptr<c10d::Store>>;
   return [fault = fault_,
           store = members_.store,
-          links = links_,
+          lane = lane_,
+          name = nameOfLane(topology()),
+          messages = messages_,
           own = c10::intrusive_ptr<c10d::Store>(),
-          of = Stores()]() mutable {
+          ofLane = c10::intrusive_ptr<c10d::Store>(),
+          ofMessages = c10::intrusive_ptr<c10d::Store>()]() mutable {
     if (fault->known()) {
       return;
     }
     if (!own) {
       own = store->clone();  // since another thread may wait in the shared connection
-      for (const auto& [name, link] : links) {
-        of[name] = c10::make_intrusive<c10d::PrefixStore>(name, own);
-      }
+      ofLane = c10::make_intrusive<c10d::PrefixStore>(name, own);
+      ofMessages = c10::make_intrusive<c10d::PrefixStore>(kMessages, own);
     }
     if (fault->failAsTold(*own)) {
       return;
     }
-    for (const auto& [name, link] : links) {
-      link->lookForOthers(of[name]);
+    if (lane != nullptr) {
+      lane->lookForOthers(ofLane);
     }
+    messages->lookForOthers(ofMessages);
   };
 }
 
@@ -326,8 +293,11 @@ void Comm::close() {
     }
   }
   fault_->awaitTold();
-  for (const auto& [name, link] : links_) {
-    link->close();
+  if (lane_ != nullptr) {
+    lane_->close();
+  }
+  if (messages_ != nullptr) {
+    messages_->close();
   }
   if (fault_->known()) {
     shm::api().commAbort(members_.inside);

@@ -11,6 +11,7 @@
 #include "device/WorkerStream.hpp"
 #include "gloo/Fault.hpp"
 #include "gloo/Link.hpp"
+#include "gloo/Messages.hpp"
 #include "gloo/Scratch.hpp"
 #include "gloo/Topology.hpp"
 #include "nccl/NcclApi.hpp"
@@ -67,18 +68,18 @@ class Comm : public std::enable_shared_from_this<Comm> {
       ncclDataType_t type,
       const Place& place);
 
-  // Messages of users go over connections between all ranks, which the first of them has made:
-  // who receives from any rank cannot wait in two places.
-  std::shared_ptr<Parcel> post(bool sending, const Message& message);
-  int complete(Parcel& parcel);
+  Messages& messages() { return *messages_; }
 
-  // Before post() of what is completed later. Raises where the thread that it takes cannot be
-  // started, or the ranks cannot be connected.
-  void prepareLater();
+  // Messages::complete(), which looks for signals meanwhile.
+  void complete(const Messages::Requests& requests);
+
+  // Before Messages::post() of what is completed later. Raises where the thread that it takes cannot
+  // be started.
+  void prepareLater() { waiters_.start(); }
 
   // Calls the message's `done` when it has ended, from a thread of its own: Gloo can tell of the
   // end of a message only to somebody who waits for it.
-  void completeLater(std::shared_ptr<Parcel> parcel, const Message& message);
+  void completeLater(std::shared_ptr<Request> request);
 
   // The communicator of the ranks with this one's color, by key; null for a rank without one. Of
   // ranks of one host only it is the shared-memory library's `inside`, and there is no Comm.
@@ -113,20 +114,17 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void runWatched(const std::function<void()>& body);
 
   explicit Comm(Members members);
-  void connectLinks(Connected connected);
-  std::shared_ptr<Link> newLink(const std::string& name, const std::vector<int>& ranks);
-  void awaitConnections(Link& link);
+  void connectLane(Connected connected);
+  void awaitLane();
   void runHere(const shm::Collective& collective, const Place& place);
   // Executes `body` in its turn, and turns failures of either library into the group's.
   void execute(const Place& place, const std::function<void()>& body);
-  [[noreturn]] void failAs(const shm::Failure& failure);
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
   const std::shared_ptr<Fault> fault_;
-  std::map<std::string, std::shared_ptr<Link>> links_;  // by name, not changed once made
-  std::shared_ptr<Link> lane_;      // to this rank's counterparts; null: it is on no lane
-  std::shared_ptr<Link> everyone_;  // of messages
+  std::shared_ptr<Link> lane_;  // to this rank's counterparts; null: it is on no lane
+  std::shared_ptr<Messages> messages_;
   shm::Turnstile turns_;
   Scratch scratch_;  // of the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};

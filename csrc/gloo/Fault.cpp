@@ -59,6 +59,21 @@ void Fault::fail(const shm::Failure& failure) {
       [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
 }
 
+void Fault::raiseFor(const shm::Failure& inside, const std::vector<int>& members) {
+  check();
+  // What fails inside a host after the group has failed has the group's failure as its text.
+  if (const auto told = decode(inside.what())) {
+    fail(*told);
+  } else {
+    std::vector<int> ranks;
+    for (const int rank : inside.ranks) {
+      ranks.push_back(members[rank]);
+    }
+    fail({inside.result, inside.what(), std::move(ranks)});
+  }
+  throw *known();
+}
+
 bool Fault::failAsTold(c10d::Store& store) {
   std::vector<uint8_t> text;
   try {

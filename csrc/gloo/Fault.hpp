@@ -32,6 +32,10 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // From any thread, without blocking.
   void fail(const shm::Failure& failure);
 
+  // Raises it, where there is one, or else what has failed among ranks of this host: `members`, of
+  // which that one tells the numbers.
+  [[noreturn]] void raiseFor(const shm::Failure& inside, const std::vector<int>& members);
+
   // Fails with the reason that another rank has written; false: nobody has, or the store is gone.
   bool failAsTold(c10d::Store& store);
   bool failAsTold() { return failAsTold(*store_); }

@@ -30,17 +30,22 @@ constexpr size_t kInline = 464;
 struct Envelope {
   shm::Signature signature;
   int32_t dataTag;
+  int32_t userTag;
+  uint32_t apart;  // the data follows under its own tag
   uint64_t bytes;
   char data[kInline];
 };
-static_assert(sizeof(Envelope) == 488 && std::is_trivially_copyable_v<Envelope>);
+static_assert(sizeof(Envelope) == 496 && std::is_trivially_copyable_v<Envelope>);
 
-Envelope& open(const at::Tensor& tensor) {
-  return *static_cast<Envelope*>(tensor.data_ptr());
+Envelope& envelopeOf(const Parcel& parcel) {
+  return *static_cast<Envelope*>(parcel.envelope.data_ptr());
 }
 
-at::Tensor view(void* data, size_t bytes) {
-  return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte);
+// What follows an envelope; of a message without data, whose sender waits until it is received, one
+// byte.
+at::Tensor dataOf(const Parcel& parcel) {
+  return parcel.bytes == 0 ? at::zeros({1}, at::kByte)
+                           : at::from_blob(parcel.data, {static_cast<int64_t>(parcel.bytes)}, at::kByte);
 }
 
 std::string told(const shm::Signature& signature) {
@@ -103,7 +108,7 @@ Connections Link::connections() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return fault_->known() || connections_ || closed_; });
   fault_->check();
-  if (!connections_) throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
+  if (!connections_) checkOpen();
   return connections_;
 }
 
@@ -122,6 +127,23 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
   changed_.notify_all();
 }
 
+void Link::connectApart(const std::function<void(c10d::Store&)>& tell) {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string why;
+  try {
+    store = store_->clone();  // another thread may wait in the shared one
+    tell(*store);
+    return connectThrough(store);
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  if (!store || !fault_->failAsTold(*store)) {
+    fault_->fail(shm::Failure(ncclRemoteError, why));
+  }
+}
+
 // In a thread of its own: the other ranks may take long or never come, and whoever waits here is
 // released by a failure.
 void Link::startConnecting() {
@@ -135,20 +157,8 @@ void Link::startConnecting() {
   try {
     std::thread([unfinished = Unfinished(), self = shared_from_this()] {
       pthread_setname_np(pthread_self(), "tcpg_gloo");
-      c10::intrusive_ptr<c10d::Store> store;
-      std::string why;
-      try {
-        store = self->store_->clone();  // another thread may wait in the shared one
-        store->set(kConnectKey, std::vector<uint8_t>{});
-        return self->connectThrough(store);
-      } catch (const c10::Error& error) {
-        why = error.what_without_backtrace();
-      } catch (const std::exception& error) {
-        why = error.what();
-      }
-      if (!store || !self->fault_->failAsTold(*store)) {
-        self->fault_->fail(shm::Failure(ncclRemoteError, why));
-      }
+      self->connectApart(
+          [](c10d::Store& store) { store.set(kConnectKey, std::vector<uint8_t>{}); });
     }).detach();
   } catch (const std::system_error& error) {
     fault_->fail(
@@ -161,39 +171,37 @@ void Link::startConnecting() {
 
 std::shared_ptr<Parcel> Link::post(Parcel posted) {
   auto parcel = std::make_shared<Parcel>(std::move(posted));
-  if (parcel->peer == rank_) {
-    if (parcel->sending) {
-      const auto* const data = static_cast<const char*>(parcel->data);
-      std::lock_guard lock(mutex_);
-      toMyself_[parcel->tag].push_back({parcel->signature, {data, data + parcel->bytes}});
-      changed_.notify_all();
-    }
-    return parcel;
+  if (const auto broken = hand(*parcel); !broken.empty()) {
+    raiseBroken(parcel->peer, broken);
   }
+  return parcel;
+}
+
+// Hands the parcel to Gloo. What is wrong with the connection; empty: nothing.
+std::string Link::hand(Parcel& parcel) {
   const auto connections = this->connections();
-  const bool apart = parcel->bytes > kInline || (!parcel->announced && parcel->bytes > 0);
-  std::vector<at::Tensor> data{view(parcel->data, parcel->bytes)};
+  const bool apart =
+      parcel.bytes > kInline || parcel.confirmed || (!parcel.announced && parcel.bytes > 0);
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
-    if (parcel->announced) {
-      parcel->envelope = at::empty({sizeof(Envelope)}, at::kByte);
-      std::vector<at::Tensor> tensors{parcel->envelope};
-      if (parcel->sending) {
-        seal(*parcel);
-        parcel->head = connections->send(tensors, parcel->peer, parcel->tag);
+    if (parcel.announced) {
+      parcel.envelope = at::empty({sizeof(Envelope)}, at::kByte);
+      std::vector<at::Tensor> tensors{parcel.envelope};
+      if (parcel.sending) {
+        seal(parcel);
+        parcel.head = connections->send(tensors, parcel.peer, parcel.tag);
       } else {
-        parcel->head = parcel->peer < 0 ? connections->recvAnysource(tensors, parcel->tag)
-                                        : connections->recv(tensors, parcel->peer, parcel->tag);
+        parcel.head = connections->recv(tensors, parcel.peer, parcel.tag);
       }
     }
-    if (apart && parcel->sending) {
-      parcel->body = connections->send(data, parcel->peer, parcel->dataTag);
-    } else if (apart && parcel->dataTag != 0) {
-      parcel->body = connections->recv(data, parcel->peer, parcel->dataTag);
+    if (apart && (parcel.sending || parcel.dataTag != 0)) {
+      std::vector<at::Tensor> data{dataOf(parcel)};
+      parcel.body = parcel.sending ? connections->send(data, parcel.peer, parcel.dataTag)
+                                   : connections->recv(data, parcel.peer, parcel.dataTag);
     }
-    return parcel;
+    return {};
   } catch (const std::exception& error) {
-    raiseBroken(parcel->peer, error.what());
+    return error.what();
   }
 }
 
@@ -203,16 +211,18 @@ void Link::seal(Parcel& parcel) {
     data_ = (data_ + 1) % kTagLimit;
     parcel.dataTag = kDataTags + data_;
   }
-  auto& envelope = open(parcel.envelope);
+  auto& envelope = envelopeOf(parcel);
   envelope.signature = parcel.signature;
   envelope.dataTag = parcel.dataTag;
+  envelope.userTag = parcel.userTag;
+  envelope.apart = parcel.bytes > kInline || parcel.confirmed;
   envelope.bytes = parcel.bytes;
   if (parcel.bytes > 0) {
     std::memcpy(envelope.data, parcel.data, std::min(parcel.bytes, kInline));
   }
 }
 
-int Link::complete(Parcel& parcel, bool late) {
+void Link::complete(Parcel& parcel, bool late) {
   std::optional<std::list<int>::iterator> entry;
   if (late) {
     std::lock_guard lock(mutex_);
@@ -225,72 +235,63 @@ int Link::complete(Parcel& parcel, bool late) {
     }
   };
   try {
-    if (!parcel.sending) {
-      parcel.peer == rank_ ? receiveOwn(parcel) : receive(parcel);
-    } else {
-      for (const auto& work : {parcel.head, parcel.body}) {
-        if (work != nullptr) {
-          await(work, parcel.peer);
-        }
+    if (parcel.head != nullptr) {
+      await(parcel.head, parcel.peer);
+      if (!parcel.sending) {
+        open(parcel);
       }
+    }
+    if (parcel.body != nullptr) {
+      await(parcel.body, parcel.peer);
     }
   } catch (...) {
     leave();
     throw;
   }
   leave();
-  return parcel.peer;
 }
 
-void Link::receive(Parcel& parcel) {
-  if (parcel.announced) {
-    await(parcel.head, parcel.peer);
-    if (parcel.peer < 0) {
-      parcel.peer = parcel.head->sourceRank();
+// Takes what the envelope of a parcel holds; data that follows it is received from now on.
+void Link::open(Parcel& parcel) {
+  const auto& envelope = envelopeOf(parcel);
+  compare(parcel, envelope.signature);
+  if (!envelope.apart) {
+    if (envelope.bytes > 0) {
+      std::memcpy(parcel.data, envelope.data, envelope.bytes);
     }
-    const auto& envelope = open(parcel.envelope);
-    compare(parcel, envelope.signature);
-    if (envelope.bytes <= kInline) {
-      if (envelope.bytes > 0) {
-        std::memcpy(parcel.data, envelope.data, envelope.bytes);
-      }
-      return;
-    }
-    if (parcel.body == nullptr) {
-      parcel.body = receiveData(parcel, envelope.dataTag);
-    }
+    return;
   }
   if (parcel.body != nullptr) {
-    await(parcel.body, parcel.peer);
+    return;
   }
-}
-
-c10::intrusive_ptr<c10d::Work> Link::receiveData(const Parcel& parcel, int tag) {
-  std::vector<at::Tensor> data{view(parcel.data, parcel.bytes)};
   const auto connections = this->connections();
   try {
+    std::vector<at::Tensor> data{dataOf(parcel)};
     std::lock_guard lock(mutex_);
-    return connections->recv(data, parcel.peer, tag);
+    parcel.body = connections->recv(data, parcel.peer, envelope.dataTag);
   } catch (const std::exception& error) {
     raiseBroken(parcel.peer, error.what());
   }
 }
 
-void Link::receiveOwn(Parcel& parcel) {
-  std::unique_lock lock(mutex_);
-  auto& queue = toMyself_[parcel.tag];
-  changed_.wait(lock, [&] { return fault_->known() || !queue.empty(); });
-  fault_->check();
-  const Kept message = std::move(queue.front());
-  queue.pop_front();
-  if (queue.empty()) {
-    toMyself_.erase(parcel.tag);
+std::string Link::receiveEnvelope(Parcel& parcel) {
+  auto broken = hand(parcel);
+  if (broken.empty()) {
+    broken = wait(std::exchange(parcel.head, nullptr));
   }
-  lock.unlock();
-  compare(parcel, message.signature);
-  if (!message.data.empty()) {
-    std::memcpy(parcel.data, message.data.data(), message.data.size());
+  if (broken.empty()) {
+    parcel.userTag = envelopeOf(parcel).userTag;
+  } else if (failAsHeard(parcel.peer)) {
+    fault_->check();
   }
+  return broken;
+}
+
+void Link::accept(Parcel& parcel, const Parcel& receive) {
+  parcel.signature = receive.signature;
+  parcel.data = receive.data;
+  parcel.bytes = receive.bytes;
+  open(parcel);
 }
 
 void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
@@ -305,26 +306,41 @@ void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
   throw shm::Failure(ncclInvalidUsage, text);
 }
 
-void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
+// What is wrong; empty: it has ended. Raises the group's failure, or that the link is closed.
+std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
+  c10d::Work* const waited = work.get();
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
     std::lock_guard lock(mutex_);  // release() sees what comes before the failure
     fault_->check();
-    entry = awaited_.insert(awaited_.end(), work);
+    checkOpen();
+    entry = awaited_.insert(awaited_.end(), std::move(work));
   }
-  std::string broken;
-  bool done = false;
+  std::string broken = "aborted";
   try {
-    done = work->wait(kNever);
+    if (waited->wait(kNever)) {
+      broken.clear();
+    }
   } catch (const std::exception& error) {
     broken = error.what();
   }
-  {
-    std::lock_guard lock(mutex_);
-    awaited_.erase(entry);
-  }
+  std::lock_guard lock(mutex_);
+  awaited_.erase(entry);
+  changed_.notify_all();
   fault_->check();
-  if (!done) {
+  if (!broken.empty()) {
+    checkOpen();
+  }
+  return broken;
+}
+
+// With mutex_ held.
+void Link::checkOpen() const {
+  if (closed_) throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
+}
+
+void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
+  if (const auto broken = wait(work); !broken.empty()) {
     raiseBroken(peer, broken);
   }
 }
@@ -353,9 +369,9 @@ void Link::raiseBroken(int peer, const std::string& what) {
     fault_->fail(
         shm::Failure(
             ncclRemoteError,
-            (peer >= 0 ? names_[peer] : "a rank") + " died or left: its connection is broken (" +
+            names_[peer] + " died or left: its connection is broken (" +
                 what.substr(0, what.find(". ")) + ")",
-            peer >= 0 ? std::vector<int>{members_[peer]} : std::vector<int>{}));
+            {members_[peer]}));
   }
   throw *fault_->known();
 }
@@ -454,9 +470,14 @@ void Link::close() {
     unconnected = !connections_ && !closed_ && size() > 1 && !fault_->known();
     closed_ = true;
   }
-  changed_.notify_all();
   if (unconnected) {
     tellLeft();
+  }
+  release();  // who waits for an envelope that no longer comes
+  {
+    // What has been aborted must have gone before the connections go.
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
   }
   disconnect();
 }

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -43,13 +42,15 @@ struct Parcel {
   // before the envelope has come. It differs between different collectives.
   int dataTag = 0;
   bool announced = true;  // has an envelope; not what follows another parcel of one collective
+  int userTag = 0;        // of a message, and of an envelope that has come
+  bool confirmed = false;  // of a message: see Message
 
   at::Tensor envelope = {};
   c10::intrusive_ptr<c10d::Work> head = {};  // of the envelope
   c10::intrusive_ptr<c10d::Work> body = {};  // of large data
 };
 
-// A message is an envelope of fixed size, which says what it belongs to and holds small data, and
+// A parcel is an envelope of fixed size, which says what it belongs to and holds small data, and
 // behind it large data under a tag of their own. So the receiver knows of ranks that call
 // different operations before it takes a byte to the wrong place; Gloo itself would end the
 // process at a length it does not expect.
@@ -59,8 +60,9 @@ struct Parcel {
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Tags of users are below it; above are those of collectives, from 1, then of data: of messages,
-  // then of collectives.
+  // Of the envelopes of all messages of users, whose own tags are inside.
+  static constexpr int kMessageTag = 1;
+  // Tags of collectives, from 1, then of data: of messages, then of collectives.
   static constexpr int kTagLimit = 1 << 29;
   static constexpr int kCollectiveTags = kTagLimit;
   static constexpr int kDataTags = 2 * kTagLimit;
@@ -81,6 +83,9 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // Connects the ranks, which all have to call this. Raises what Connect does.
   void connect() { connectThrough(store_); }
+  // The same in a thread for it: through a connection to the store of its own, to which `tell` is
+  // called first; what goes wrong fails the group.
+  void connectApart(const std::function<void(c10d::Store&)>& tell);
 
   // The same where only this rank may need it: has the others do so within about a second, which
   // they learn by their probes. Returns when they are connected, at once if they are; raises the
@@ -88,13 +93,19 @@ class Link : public std::enable_shared_from_this<Link> {
   void awaitConnections() { connections(); }
   bool connected() const;
 
-  // Hands the message to Gloo; blocks only as awaitConnections() does. A message to this rank
-  // itself is copied.
+  // Hands the parcel to Gloo; blocks only as awaitConnections() does.
   std::shared_ptr<Parcel> post(Parcel parcel);
 
-  // Returns the other side when the message has been sent or received. `late`: the rank is
-  // missed meanwhile, see absentRanks().
-  int complete(Parcel& parcel, bool late);
+  // Returns when the parcel has been sent or received. `late`: the rank is missed meanwhile, see
+  // absentRanks().
+  void complete(Parcel& parcel, bool late);
+
+  // Of a message: the next one that `peer` sends, without its data. What is wrong with the
+  // connection; empty: it has come. Raises the group's failure, also where the peer has told one.
+  std::string receiveEnvelope(Parcel& parcel);
+  // Has the data of a message, whose envelope has come, received for `receive`.
+  void accept(Parcel& parcel, const Parcel& receive);
+  [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
   // Looks in the store, a connection to it of the calling thread's own, whether other ranks want to
   // be connected; then they are.
@@ -111,15 +122,10 @@ class Link : public std::enable_shared_from_this<Link> {
   // Of what a rank tells the others over their connections before it drops them, and what it is.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
+  static constexpr std::chrono::seconds kReleasePatience{5};
   struct Reason {
     at::Tensor text;
     c10::intrusive_ptr<c10d::Work> arrival;
-  };
-
-  // What a rank has sent to itself.
-  struct Kept {
-    shm::Signature signature;
-    std::vector<char> data;
   };
 
   Link(
@@ -136,13 +142,13 @@ class Link : public std::enable_shared_from_this<Link> {
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& store);
   void startConnecting();
+  void checkOpen() const;
+  std::string wait(c10::intrusive_ptr<c10d::Work> work);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
+  std::string hand(Parcel& parcel);
   void seal(Parcel& parcel);
-  void receive(Parcel& parcel);
-  c10::intrusive_ptr<c10d::Work> receiveData(const Parcel& parcel, int tag);
-  void receiveOwn(Parcel& parcel);
+  void open(Parcel& parcel);
   void compare(const Parcel& parcel, const shm::Signature& theirs);
-  [[noreturn]] void raiseBroken(int peer, const std::string& what);
   void tellLeft();
   void disconnect();
 
@@ -162,7 +168,6 @@ class Link : public std::enable_shared_from_this<Link> {
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
   std::map<int, Reason> reasons_;  // by peer, who has yet to tell one
-  std::map<int, std::deque<Kept>> toMyself_;
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -51,6 +51,16 @@ std::shared_ptr<Transfer> Matcher::take(int source, int tag) {
   return receive;
 }
 
+bool Matcher::cancel(const Transfer& receive) {
+  Posted& posted = postedFor(receive);
+  const auto found = std::ranges::find(
+      posted.receives, &receive, [](const auto& entry) { return entry.get(); });
+  if (found == posted.receives.end()) return false;
+  if (receive.started) --posted.started;
+  posted.receives.erase(found);
+  return true;
+}
+
 void Matcher::noteStarted(const Transfer& receive) {
   ++postedFor(receive).started;
 }

@@ -28,6 +28,9 @@ class Matcher {
   // Holds a message for which take() gave nothing.
   void hold(const std::shared_ptr<Incoming>& message) { held_.push_back(message); }
 
+  // Forgets a posted receive; false: it is not posted, for example since it has its message.
+  bool cancel(const Transfer& receive);
+
   // A posted receive has been started.
   void noteStarted(const Transfer& receive);
 

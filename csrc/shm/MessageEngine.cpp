@@ -301,8 +301,8 @@ void MessageEngine::match(
   if (message->count != receive->count || message->type != receive->type) {
     report(
         ncclInvalidUsage,
-        " receives " + amount(receive->count, receive->type) + " from rank " +
-            std::to_string(message->source) + ", which sends " +
+        " receives " + amount(receive->count, receive->type) + " from " +
+            segment_.nameOf(message->source) + ", which sends " +
             amount(message->count, message->type) + " (tag " + std::to_string(message->tag) + ")");
     return;
   }

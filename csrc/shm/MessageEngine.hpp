@@ -28,6 +28,9 @@ class MessageEngine {
   // Allows to touch the buffer. Throws nothing, either.
   void start(const std::shared_ptr<Transfer>& transfer);
 
+  // Takes back a receive; false: it has its message.
+  bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
+
   // Moves what can be moved, up to a limit per message; whether anything moved.
   bool step();
 

@@ -119,6 +119,7 @@ void PointToPoint::handleEnded() {
 bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   const int partner = transfer.partner.load(std::memory_order_relaxed);
   if (partner != kAnyPeer) return partner == rank;
+  if (transfer.elsewhere) return false;
   // A rank that has left is missed only when nobody else is there to send.
   const auto left = [this](int other) {
     return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
@@ -213,6 +214,13 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     work_.notify_one();
   }
   comm_.segment().ring(comm_.rank(), comm_.rank());
+}
+
+bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
+  const auto guard = lock();
+  if (closed_ || !engine().cancel(*receive)) return false;
+  independent_.erase(receive->place);
+  return true;
 }
 
 // Calls `done` in this thread if it is due and no other thread has begun to.

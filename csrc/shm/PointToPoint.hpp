@@ -41,6 +41,10 @@ class PointToPoint {
   // communicator. A thread moves no messages while it is in a callback.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
+  // Takes back a receive that has been handed to runIndependently(), whose `done` is then never
+  // called. False: it has its message, or has failed.
+  bool cancel(const std::shared_ptr<Transfer>& receive);
+
   // Whom the oldest unfinished transfer waits for.
   std::vector<int> absentRanks();
 

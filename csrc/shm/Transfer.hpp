@@ -25,6 +25,7 @@ struct Transfer {
   int peer = 0;
   int tag = 0;
   bool confirmed = false;
+  bool elsewhere = false;  // of a receive from any rank: it may be one that is not in this memory
   void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
 

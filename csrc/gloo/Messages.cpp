@@ -1,0 +1,452 @@
+#include "gloo/Messages.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg::gloo {
+
+namespace {
+
+// In the store: how many ranks want to be connected with one, and which; and who has left.
+std::string wishesOf(int rank) {
+  return "wanted/" + std::to_string(rank);
+}
+std::string wishOf(int rank, int64_t number) {
+  return wishesOf(rank) + "/" + std::to_string(number);
+}
+std::string departureOf(int rank) {
+  return "left/" + std::to_string(rank);
+}
+
+// Of a message through memory.
+struct Context {
+  std::shared_ptr<Messages> messages;
+  std::shared_ptr<Request> request;
+};
+
+Parcel parcelOf(const Request& request, int number) {
+  const auto& message = request.message;
+  return {
+      .signature =
+          {.kind = 0,
+           .types = static_cast<uint8_t>(message.type),
+           .root = 0,
+           .countLow = static_cast<uint32_t>(message.count),
+           .countHigh = static_cast<uint32_t>(message.count >> 32)},
+      .sending = request.sending,
+      .peer = number,
+      .tag = Link::kMessageTag,
+      .data = message.buffer,
+      .bytes = message.count * elementSize(message.type),
+      .userTag = message.tag,
+      .confirmed = message.confirmed};
+}
+
+bool fits(const Request& receive, int source, const Parcel& envelope) {
+  return receive.message.tag == envelope.userTag &&
+         (receive.message.peer == kAnyPeer || receive.message.peer == source);
+}
+
+}  // namespace
+
+Messages::Messages(Ways ways) : ways_(std::move(ways)), rank_(ways_.topology.rank) {}
+
+bool Messages::isInside(const Message& message) const {
+  return message.peer != kAnyPeer && ways_.topology.hostOf[message.peer] == ways_.topology.host();
+}
+
+Messages::Requests Messages::post(const std::vector<Issued>& messages, bool together) {
+  Requests requests;
+  for (const auto& [sending, message] : messages) {
+    together = together && isInside(message) && message.done == nullptr;
+  }
+  for (const auto& [sending, message] : messages) {
+    auto request = std::make_shared<Request>();
+    request->sending = sending;
+    request->message = message;
+    request->peer = message.peer;
+    request->together = together;
+    try {
+      if (isInside(message)) {
+        addInside(request);
+      } else if (sending) {
+        sendOutside(request);
+      } else {
+        receiveOutside(request);
+      }
+    } catch (const std::system_error& error) {
+      failWithoutThread(error);
+      ways_.fault->check();
+    }
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+void Messages::failWithoutThread(const std::system_error& error) {
+  ways_.fault->fail(
+      {ncclSystemError,
+       ways_.topology.nameOf(rank_) + " cannot be connected: no thread can be started (" +
+           error.what() + ")",
+       {rank_}});
+}
+
+void Messages::addInside(const std::shared_ptr<Request>& request) {
+  const auto& message = request->message;
+  auto transfer = std::make_shared<shm::Transfer>();
+  transfer->sending = request->sending;
+  transfer->buffer = message.buffer;
+  transfer->count = message.count;
+  transfer->type = message.type;
+  transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology.localOf[message.peer];
+  transfer->tag = message.tag;
+  transfer->confirmed = message.confirmed;
+  transfer->elsewhere = message.peer == kAnyPeer;
+  request->inside = transfer;
+  try {
+    if (request->together) {
+      return ways_.inside->pointToPoint().add(transfer);
+    }
+    auto context = std::make_unique<Context>(shared_from_this(), request);
+    transfer->context = context.get();
+    transfer->done = [](void* raw, ncclResult_t result, int local) noexcept {
+      const std::unique_ptr<Context> context(static_cast<Context*>(raw));
+      context->messages->endInside(*context->request, result, local);
+    };
+    ways_.inside->pointToPoint().runIndependently(transfer);
+    context.release();
+  } catch (const shm::Failure& failure) {
+    ways_.fault->raiseFor(failure, ways_.topology.inside());
+  }
+}
+
+// In any thread.
+void Messages::endInside(Request& request, ncclResult_t result, int local) {
+  if (local != kAnyPeer) {
+    request.peer = ways_.topology.inside()[local];
+  }
+  const auto& segment = ways_.inside->segment();
+  if (result != ncclSuccess && segment.failed()) {
+    try {
+      ways_.fault->raiseFor(segment.failure(), ways_.topology.inside());
+    } catch (const shm::Failure&) {
+      // Which the others are told.
+    }
+  }
+  if (isInside(request.message) && request.message.done != nullptr) {
+    return request.message.done(request.message.context, result, request.peer);
+  }
+  std::lock_guard lock(mutex_);
+  request.insideEnded = true;
+  request.insideResult = result;
+  std::erase_if(posted_, [&](const auto& posted) { return posted.get() == &request; });
+  changed_.notify_all();
+}
+
+// The rank's connection, which begins to be made. With mutex_ held.
+Messages::Pair& Messages::pairWith(int peer) {
+  const auto& t = ways_.topology;
+  const auto [entry, fresh] = pairs_.try_emplace(peer);
+  Pair& pair = entry->second;
+  if (!fresh || closed_) {
+    return pair;
+  }
+  pair.shared = ways_.lane != nullptr && t.localOf[peer] == t.local();
+  if (pair.shared) {
+    pair.link = ways_.lane;
+    pair.number = t.hostOf[peer];
+  } else {
+    const auto [low, high] = std::minmax(rank_, peer);
+    pair.link = ways_.newLink("pair/" + std::to_string(low) + "-" + std::to_string(high), {low, high});
+    pair.number = peer > rank_ ? 1 : 0;
+  }
+  try {
+    std::thread([self = shared_from_this(), peer, &pair] {
+      pthread_setname_np(pthread_self(), "tcpg_gloo");
+      self->converse(peer, pair);
+    }).detach();
+  } catch (const std::system_error&) {
+    pairs_.erase(entry);
+    throw;
+  }
+  return pair;
+}
+
+// In a thread for it: all that is done with the connection but completing what is under way.
+void Messages::converse(int peer, Pair& pair) {
+  try {
+    connect(peer, pair);
+    for (;;) {
+      Parcel envelope{.signature = {}, .peer = pair.number, .tag = Link::kMessageTag};
+      const auto broken = pair.link->receiveEnvelope(envelope);
+      if (!broken.empty()) {
+        return noteBroken(peer, pair, broken);
+      }
+      take(peer, pair, envelope);
+    }
+  } catch (const shm::Failure&) {
+    // The group's, or it has ended.
+  } catch (const std::exception& error) {
+    ways_.fault->fail({ncclInternalError, error.what(), {}});
+  }
+}
+
+void Messages::connect(int peer, Pair& pair) {
+  {
+    const Unfinished unfinished;
+    if (pair.shared) {
+      pair.link->awaitConnections();
+    } else {
+      pair.link->connectApart([&](c10d::Store&) {
+        const auto store = ways_.store->clone();
+        const auto number = store->add(wishesOf(peer), 1);
+        store->set(wishOf(peer, number), std::to_string(rank_));
+      });
+    }
+  }
+  for (;;) {
+    std::shared_ptr<Request> request;
+    {
+      std::lock_guard lock(mutex_);
+      ways_.fault->check();
+      if (pair.unsent.empty()) {
+        pair.connected = true;
+        return;
+      }
+      request = std::move(pair.unsent.front());
+      pair.unsent.pop_front();
+    }
+    auto parcel = pair.link->post(parcelOf(*request, pair.number));
+    std::lock_guard lock(mutex_);
+    request->parcel = std::move(parcel);
+    changed_.notify_all();
+  }
+}
+
+void Messages::sendOutside(const std::shared_ptr<Request>& request) {
+  std::unique_lock lock(mutex_);
+  Pair& pair = pairWith(request->peer);
+  request->link = pair.link;
+  if (!pair.connected) {
+    pair.unsent.push_back(request);
+    return;
+  }
+  lock.unlock();
+  request->parcel = pair.link->post(parcelOf(*request, pair.number));
+}
+
+void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
+  const bool any = request->message.peer == kAnyPeer;
+  if (any) {
+    addInside(request);
+  }
+  std::unique_lock lock(mutex_);
+  if (!any) {
+    pairWith(request->peer);
+  } else if (ways_.lane != nullptr) {
+    for (const auto& members : ways_.topology.hosts) {
+      const int counterpart = members[ways_.topology.local()];
+      if (counterpart != rank_) {
+        pairWith(counterpart);
+      }
+    }
+  }
+  for (auto& [source, pair] : pairs_) {
+    const auto found = std::ranges::find_if(
+        pair.held, [&](const Parcel& envelope) { return fits(*request, source, envelope); });
+    if (found == pair.held.end()) {
+      continue;
+    }
+    if (!claim(*request)) {
+      return;
+    }
+    Parcel envelope = std::move(*found);
+    pair.held.erase(found);
+    lock.unlock();
+    return accept(*request, source, pair, std::move(envelope));
+  }
+  if (request->insideEnded) {
+    return;
+  }
+  posted_.push_back(request);
+  if (any) {
+    return;
+  }
+  const auto& pair = pairs_.at(request->peer);
+  if (const auto broken = pair.broken; !broken.empty()) {
+    lock.unlock();
+    pair.link->raiseBroken(pair.number, broken);
+  }
+}
+
+// Whether the receive is still without a message, and now is not given one through memory. With
+// mutex_ held.
+bool Messages::claim(const Request& receive) {
+  if (receive.inside == nullptr) {
+    return true;
+  }
+  if (receive.insideEnded || !ways_.inside->pointToPoint().cancel(receive.inside)) {
+    return false;
+  }
+  delete static_cast<Context*>(receive.inside->context);
+  return true;
+}
+
+void Messages::take(int peer, Pair& pair, const Parcel& envelope) {
+  std::shared_ptr<Request> receive;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto next = posted_.begin(); next != posted_.end() && receive == nullptr;) {
+      if (!fits(**next, peer, envelope)) {
+        ++next;
+        continue;
+      }
+      if (claim(**next)) {
+        receive = *next;
+      }
+      next = posted_.erase(next);
+    }
+    if (receive == nullptr) {
+      pair.held.push_back(envelope);
+      return;
+    }
+  }
+  accept(*receive, peer, pair, envelope);
+}
+
+void Messages::accept(Request& receive, int peer, const Pair& pair, Parcel envelope) {
+  auto parcel = std::make_shared<Parcel>(std::move(envelope));
+  pair.link->accept(*parcel, parcelOf(receive, pair.number));
+  std::lock_guard lock(mutex_);
+  receive.peer = peer;
+  receive.link = pair.link;
+  receive.parcel = std::move(parcel);
+  changed_.notify_all();
+}
+
+// A rank that has nothing more to send may leave.
+void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
+  bool awaited = false;
+  {
+    std::lock_guard lock(mutex_);
+    pair.broken = how;
+    awaited = std::ranges::any_of(
+        posted_, [&](const auto& receive) { return receive->message.peer == peer; });
+  }
+  if (awaited) {
+    pair.link->raiseBroken(pair.number, how);
+  }
+}
+
+void Messages::complete(const Requests& requests) {
+  std::vector<std::shared_ptr<shm::Transfer>> together;
+  for (const auto& request : requests) {
+    if (request->together) {
+      together.push_back(request->inside);
+    }
+  }
+  if (!together.empty()) {
+    try {
+      ways_.inside->pointToPoint().run(together);
+    } catch (const shm::Failure& failure) {
+      ways_.fault->raiseFor(failure, ways_.topology.inside());
+    }
+    return;
+  }
+  for (const auto& request : requests) {
+    completeOutside(*request);
+  }
+}
+
+void Messages::completeOutside(Request& request) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return request.insideEnded || request.parcel != nullptr || closed_ || ways_.fault->known();
+  });
+  ways_.fault->check();
+  if (request.insideEnded && request.insideResult == ncclSuccess) {
+    return;
+  }
+  if (request.parcel == nullptr) {
+    throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
+  }
+  lock.unlock();
+  request.link->complete(*request.parcel, /*late=*/false);
+}
+
+void Messages::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
+  const auto wishes = wishesOf(rank_);
+  const auto count = connection->check({wishes}) ? connection->add(wishes, 0) : 0;
+  for (; looked_ < count && connection->check({wishOf(rank_, looked_ + 1)}); ++looked_) {
+    const auto text = connection->get(wishOf(rank_, looked_ + 1));
+    try {
+      std::lock_guard lock(mutex_);
+      pairWith(std::stoi(std::string(text.begin(), text.end())));
+    } catch (const std::system_error& error) {
+      failWithoutThread(error);
+    }
+  }
+  std::vector<int> awaited;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [peer, pair] : pairs_) {
+      if (!pair.connected && !pair.shared) {
+        awaited.push_back(peer);
+      }
+    }
+  }
+  for (const int peer : awaited) {
+    if (connection->check({departureOf(peer)})) {
+      ways_.fault->fail(
+          {ncclRemoteError,
+           ways_.topology.nameOf(peer) + " has left before the first message between it and " +
+               ways_.topology.nameOf(rank_),
+           {peer}});
+    }
+  }
+}
+
+void Messages::wake() {
+  std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+void Messages::close() {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const auto& [peer, pair] : pairs_) {
+      if (!pair.shared && pair.link != nullptr) {
+        links.push_back(pair.link);
+      }
+    }
+    changed_.notify_all();
+  }
+  for (const auto& link : links) {
+    link->close();
+  }
+  if (ways_.fault->known() || ways_.topology.hosts.size() == 1) {
+    return;
+  }
+  try {
+    Monitor::get().runApart([unfinished = Unfinished(), store = ways_.store, rank = rank_] {
+      try {
+        store->set(departureOf(rank), std::vector<uint8_t>{});
+      } catch (const std::exception&) {
+        // The store has gone, and so have those who would have read it.
+      }
+    });
+  } catch (const std::runtime_error&) {
+    // No thread can be started: whoever still waits does so until the deadline.
+  }
+}
+
+}  // namespace torchcomms_pg::gloo

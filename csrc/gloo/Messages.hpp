@@ -1,0 +1,121 @@
+// Messages of users between the ranks of a group on several hosts.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "gloo/Link.hpp"
+#include "gloo/Topology.hpp"
+#include "nccl/NcclApi.hpp"
+#include "shm/Comm.hpp"
+
+namespace torchcomms_pg::gloo {
+
+// One message under way. Belongs to Messages.
+struct Request {
+  bool sending = false;
+  Message message;
+  int peer = 0;  // the other rank, once it is known
+
+  // Through memory; null: not.
+  std::shared_ptr<shm::Transfer> inside;
+  bool together = false;  // with the others of its batch, see PointToPoint::run()
+  bool insideEnded = false;
+  ncclResult_t insideResult = ncclSuccess;
+
+  // Over a link; `parcel` is null until its data is under way.
+  std::shared_ptr<Link> link;
+  std::shared_ptr<Parcel> parcel;
+};
+
+// Between ranks of one host they go through memory. To a rank of another host they go over the lane
+// where it is the counterpart, and else over a connection of the two, which the first message makes:
+// the other side begins to connect with its own first message, or learns of it within a second.
+//
+// A thread for each rank of another host with which there have been messages takes their envelopes
+// in the order in which they come, and gives each to the receive that was posted first of those that
+// may have it. Who receives from any rank waits for memory and for links: what comes first over a
+// link takes the receive out of memory again.
+//
+// Thread-safe. Functions raise the group's failure.
+class Messages : public std::enable_shared_from_this<Messages> {
+ public:
+  // `lane`: to the counterparts, by host; may be null.
+  struct Ways {
+    Topology topology;
+    std::shared_ptr<shm::Comm> inside;
+    std::shared_ptr<Link> lane;
+    std::function<std::shared_ptr<Link>(const std::string& name, const std::vector<int>& ranks)>
+        newLink;
+    c10::intrusive_ptr<c10d::Store> store;
+    std::shared_ptr<Fault> fault;
+  };
+  explicit Messages(Ways ways);
+
+  using Requests = std::vector<std::shared_ptr<Request>>;
+  struct Issued {
+    bool sending;
+    Message message;
+  };
+  // Begins with messages, in this order, without blocking. `together`: they proceed only while
+  // complete() runs, which is quicker, where all are inside.
+  Requests post(const std::vector<Issued>& messages, bool together);
+
+  // Blocks until all have been sent or received, of which none waits for another one.
+  void complete(const Requests& requests);
+
+  // Whether it is one between two ranks of this host, which calls its `done` by itself.
+  bool isInside(const Message& message) const;
+
+  // What the store, a connection of the caller's own, says of messages that others want to send.
+  void lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection);
+
+  // Has who waits look for a failure.
+  void wake();
+  void close();
+
+ private:
+  // A rank of another host.
+  struct Pair {
+    std::shared_ptr<Link> link;
+    int number = 0;       // of the rank on the link
+    bool shared = false;  // with collectives
+    bool connected = false;
+    std::string broken;    // how the connection has ended
+    std::deque<std::shared_ptr<Request>> unsent;  // until it is connected
+    std::deque<Parcel> held;                      // envelopes that no receive has asked for
+  };
+
+  void failWithoutThread(const std::system_error& error);
+  void addInside(const std::shared_ptr<Request>& request);
+  void sendOutside(const std::shared_ptr<Request>& request);
+  void receiveOutside(const std::shared_ptr<Request>& request);
+  void endInside(Request& request, ncclResult_t result, int local);
+  Pair& pairWith(int peer);
+  void converse(int peer, Pair& pair);
+  void connect(int peer, Pair& pair);
+  void take(int peer, Pair& pair, const Parcel& envelope);
+  void accept(Request& receive, int peer, const Pair& pair, Parcel envelope);
+  void noteBroken(int peer, Pair& pair, const std::string& how);
+  bool claim(const Request& receive);
+  void completeOutside(Request& request);
+
+  const Ways ways_;
+  const int rank_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, Pair> pairs_;  // by rank; none is removed
+  std::deque<std::shared_ptr<Request>> posted_;  // receives without a message, in order
+  bool closed_ = false;
+  int64_t looked_ = 0;  // wishes of others that have been fulfilled
+};
+
+}  // namespace torchcomms_pg::gloo
