@@ -1,31 +1,47 @@
 """tools/bench measures, checks, stores and compares. How fast anything is, is not tested."""
 
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import emulated
+import network
 import pytest
+import torch
 
 TOOLS = pathlib.Path(__file__).parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 
-from benchmark import bounds, budgets, compare, plan, table, team  # noqa: E402
+from benchmark import bounds, budgets, compare, operations, plan, table, team  # noqa: E402
 from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # noqa: E402
 
 
-def bench(*arguments):
+@contextlib.contextmanager
+def started(*arguments):
     env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     env["PYTHONPATH"] = os.pathsep.join(map(str, (TOOLS, TOOLS.parent, TOOLS.parent / "test")))
-    return subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "benchmark", *map(str, arguments)],
         env=env,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=50,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def bench(*arguments):
+    with started(*arguments) as process:
+        output = process.communicate(timeout=50)
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 def row(time, *, bytes=4, backend="torchcomms", ranks=2, op="all_reduce", **also):
@@ -144,6 +160,43 @@ def test_tables_line_up():
     assert {len(line) for line in lines[1:]} == {len(lines[1])}
 
 
+def test_a_result_of_before_there_were_hosts_is_still_read(tmp_path):
+    values = row(5.0).as_json()
+    assert values.pop("network") == ""
+    (tmp_path / "earlier.json").write_text(json.dumps({"rows": [values]}))
+    (read,) = compare.load(tmp_path / "earlier.json")
+    assert read.contender == row(5.0).contender
+
+
+def test_sums_of_ranks_that_are_no_power_of_two_are_rounded():
+    got = torch.tensor([1e30, 1e30 * (1 + 1e-6)])
+    assert operations.differs(got, 1e30).startswith("element 1 of 2")
+    assert operations.differs(got, 1e30, rounding=1e-5) == ""
+    assert operations.differs(got, float("inf"), rounding=1e-5).startswith("element 0 of 2")
+
+
+def test_budgets_of_several_hosts_are_judged_apart_from_those_of_one():
+    slow = "2 x 2, 1 Gbit/s"
+    results = Results()
+    results.rows = [
+        row(0.7e6, bytes=64 * plan.MB, ranks=4, network=slow),
+        row(0.9e6, bytes=64 * plan.MB, ranks=4, network=slow, backend="gloo"),
+        row(9.0, bytes=4, ranks=4, network="2 x 2, unshaped"),
+        row(10.0, bytes=4, ranks=4, network="2 x 2, unshaped", backend="gloo"),
+    ]
+    sent = {"placement": "2 x 2", "backend": "torchcomms", "bytes": plan.MB, "bound": 100.0}
+    results.sections["hosts"] = {"count": 2, "steps": [], "sent": [{**sent, "sent": [101, 101.5]}]}
+    judged = {budget.what: budget for budget in budgets.of_hosts(results)}
+    wire = judged["all_reduce, bytes a host sends / what it has to"]
+    assert (wire.reached, wire.measured) == (True, "1.015 x (2 x 2, 1 MB)")
+    link = judged[f"all_reduce of 64 MB, {slow}"]
+    assert (link.reached, link.measured) == (False, "1.30 x, 0.70 s")
+    assert judged[f"all_reduce against Gloo, {slow}, 64 MB"].reached is False
+    assert judged[f"all_reduce against Gloo, {slow}, 64 KB"].reached is None
+    assert judged["all_reduce against Gloo, 2 x 2, unshaped, 4 B"].reached is True
+    assert all(budget.reached is None for budget in budgets.all_of(results))
+
+
 class Target:
     def __init__(self, rank, ranks, folder):
         self.rank = rank
@@ -187,3 +240,72 @@ def test_operations_on_gpus_are_measured_beside_nccl_on_an_emulated_cuda(tmp_pat
         assert min(record[side]["us"] for side in ("torchcomms", "nccl")) > 0
         assert record["torchcomms"]["calls"] < record["nccl"]["calls"]
         assert f"{record['ratio']:.2f}" in done.stdout
+
+
+@pytest.fixture
+def possible():
+    if why := network.missing():
+        pytest.skip(why)
+
+
+def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
+    done = bench("--quick", "--hosts", "2", "--budgets", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())
+    place = "2 x 2, unshaped"
+    assert {Row.from_json(values).contender for values in now["rows"]} == {
+        Contender("all_reduce", size, backend, 4, network=place)
+        for size in (4, plan.MB)
+        for backend in ("torchcomms", "gloo")
+    }
+    assert f"all_reduce, {place}, float32, sync, dist" in done.stdout
+    (step,) = now["hosts"]["steps"]
+    assert (step["kind"], step["network"], step["ranks"]) == ("ddp", place, 4)
+    assert min(step["milliseconds"][side] for side in ("torchcomms", "gloo", "alone")) > 0
+    ours, other = now["hosts"]["sent"]
+    assert (ours["backend"], other["backend"]) == ("torchcomms", "gloo")
+    assert ours["bound"] == other["bound"] == plan.MB
+    for record in (ours, other):
+        assert len(record["sent"]) == 2 and min(record["sent"]) > plan.MB
+    judged = {budget["what"] for budget in now["budgets"]}
+    assert f"all_reduce against Gloo, {place}, 4 B to 1 MB" in judged
+    assert "dist.all_reduce of 4 B, 2 ranks" not in judged
+
+
+def test_without_network_namespaces_it_is_said_why(monkeypatch, capsys, tmp_path):
+    from benchmark.__main__ import main
+
+    monkeypatch.setenv("PATH", str(tmp_path))  # where iproute2 is not
+    assert main(["--hosts", "2"]) == 2
+    assert capsys.readouterr().err == f"error: --hosts 2: {network.missing()}\n"
+
+
+def namespaces_of(process):
+    return [name for name in os.listdir("/run/netns") if name.startswith(f"tcpg-{process.pid}-")]
+
+
+def children_of(process):
+    return pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_interrupt_leaves_no_host_and_no_rank_behind(possible):
+    # More than there is time for.
+    work = ("--op", "all_to_all", "--sizes", "64M", "--seconds", "30")
+    with started("--hosts", "2", *work) as bench:
+        while len(ranks := children_of(bench)) < 4:
+            assert bench.poll() is None, bench.communicate()
+            time.sleep(0.01)
+        assert namespaces_of(bench)
+        bench.send_signal(signal.SIGTERM)  # SIGINT may be ignored where the tests run
+        _, errors = bench.communicate(timeout=40)
+        assert bench.returncode == 1
+        assert "failed: run: interrupted" in errors
+        assert namespaces_of(bench) == []
+        assert [pid for pid in ranks if alive(pid)] == []

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from . import (
     deepspeed,
     gpus,
     groups,
+    hosts,
     mpi,
     native,
     plan,
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return wrong(f"--plot needs matplotlib: {plot.missing()}")
     if args.gpus and (why := gpus.missing(args.gpus)):
         return wrong(f"--gpus {args.gpus}: {why}")
+    if args.hosts and (why := hosts.missing()):
+        return wrong(f"--hosts {args.hosts}: {why}")
     if "mpi" in args.backends and (command := mpi.missing()):
         print(f"Open MPI or mpi4py is not installed. To compare with it too:\n  {command}")
         args.backends.remove("mpi")
@@ -68,10 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measure(args, results)
     except KeyboardInterrupt:
-        results.failures.append("interrupted")
+        results.failures.append("run: interrupted")
     results.sections["load_at_end"] = os.getloadavg()
     results.sections["seconds"] = round(time.monotonic() - start, 1)
-    judged = budgets.all_of(results) if args.budgets else []
+    judge = budgets.of_hosts if args.hosts else budgets.all_of
+    judged = judge(results) if args.budgets else []
     if judged:
         print(f"\nBudgets\n{budgets.as_text(judged)}")
     if old is not None:
@@ -118,8 +123,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--frontends", list(FRONT_ENDS), ", ".join(FRONT_ENDS))
     option("--backends", BACKENDS, "default: all that are installed")
     option("--only", PARTS, f"parts of a full run, of {', '.join(PARTS)}")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--gpus", choices=("cuda", "emulated"), help="beside nccl on such GPUs, and nothing else"
+    )
+    kind.add_argument(
+        "--hosts",
+        type=int,
+        choices=tuple(hosts.PLACEMENTS),
+        help="groups of ranks on so many network namespaces of this machine, and nothing else",
     )
     parser.add_argument("--quick", action="store_true", help="a few sizes on 2 ranks, in seconds")
     parser.add_argument(
@@ -136,17 +148,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.budgets = not (args.grid or args.quick or args.gpus) and args.only is None
     if args.gpus:
         args.only = ["gpus"]
+    elif args.hosts:
+        if args.ranks:
+            parser.error("--ranks: with --hosts they are those of its placements")
+        args.only = ["hosts"]
+        if not (args.grid or args.quick):
+            args.op = list(plan.HOSTS_OPERATIONS)
     elif args.only is None:
         args.only = ["operations"] if args.grid or args.quick else list(PARTS)
     args.op = args.op or ["all_reduce"]
-    args.sizes = args.sizes or ([4, 1 << 20] if args.quick else list(plan.SIZES))
+    if args.quick:
+        args.sizes = args.sizes or [4, 1 << 20]
+    elif not args.hosts:  # where each operation has its own
+        args.sizes = args.sizes or list(plan.SIZES)
     args.ranks = args.ranks or [2]
     args.dtypes = args.dtypes or ["float32"]
     args.modes = args.modes or ["sync"]
     args.frontends = args.frontends or ["dist"]
     args.backends = args.backends or list(BACKENDS)
     if args.quick:
-        args.grid = True
         args.seconds = min(args.seconds, 0.05)
     return args
 
@@ -211,6 +231,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "groups": measure_groups,
         "init": measure_init,
         "gpus": measure_gpus,
+        "hosts": measure_hosts,
     }
     for name in args.only:
         note(f"measuring: {name}")
@@ -234,6 +255,19 @@ def show(text: str) -> None:
     """Prints a table."""
     note("")
     print(f"\n{text}", flush=True)
+
+
+def complain(text: str) -> None:
+    """Says what has failed."""
+    print(text, file=sys.stderr)
+
+
+def hold(meetings: list[plan.Meeting], arena: Arena) -> None:
+    """Measures the contenders of every meeting."""
+    for number, contenders in enumerate(meetings, 1):
+        note(f"{number} of {len(meetings)}: {contenders[0].key}" if contenders else "")
+        if contenders:
+            arena.compare(contenders)
 
 
 def measure_floor(args: argparse.Namespace, results: Results) -> None:
@@ -266,18 +300,15 @@ def measure_library(args: argparse.Namespace, results: Results) -> None:
 
 def measure_operations(args: argparse.Namespace, results: Results) -> None:
     """Every operation over every backend, side by side."""
-    if args.grid:
+    if args.grid or args.quick:
         meetings = plan.grid(
             args.op, args.sizes, args.ranks, args.dtypes, args.modes, args.frontends, args.backends
         )
     else:
         meetings = plan.full(args.backends)
-    arena = Arena(results, lambda text: print(text, file=sys.stderr), args.seconds)
+    arena = Arena(results, complain, args.seconds)
     try:
-        for number, contenders in enumerate(meetings, 1):
-            note(f"{number} of {len(meetings)}: {contenders[0].key}" if contenders else "")
-            if contenders:
-                arena.compare(contenders)
+        hold(meetings, arena)
     finally:
         arena.close()
     show(table.operations(results.rows))
@@ -388,6 +419,56 @@ def measure_gpus(args: argparse.Namespace, results: Results) -> None:
     """What the caller of an operation on a GPU pays, beside torch's nccl."""
     results.sections["gpus"] = gpus.measure(args.gpus)
     show(gpus.as_text(results.sections["gpus"]))
+
+
+def measure_hosts(args: argparse.Namespace, results: Results) -> None:
+    """Groups of ranks on several hosts, over links of several speeds."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they would leave the namespaces behind
+        signal.signal(number, signal.default_int_handler)
+    section: dict[str, Any] = {"count": args.hosts, "steps": [], "sent": []}
+    results.sections["hosts"] = section
+    show(
+        "Hosts are network namespaces of this machine. "
+        "H x R: H hosts of R ranks; 3 + 1: a host of 3 ranks and one of 1."
+    )
+    for site in hosts.sites(args.hosts, quick=args.quick):
+        try:
+            measure_site(args, results, site)
+        except (TeamFailed, subprocess.SubprocessError) as error:
+            results.failures.append(f"{site.name}: {error}")
+            complain(f"failed: {site.name}: {error}")
+        show(table.operations(row for row in results.rows if row.contender.network == site.name))
+    if section["steps"]:
+        show(table.steps(section["steps"]))
+    if section["sent"]:
+        show(table.sent(section["sent"]))
+
+
+def measure_site(args: argparse.Namespace, results: Results, site: hosts.Site) -> None:
+    """Every operation, a training step, and what crosses the wire."""
+    backends = tuple(backend for backend in args.backends if backend != "mpi")
+    section = results.sections["hosts"]
+    meetings: list[plan.Meeting] = []
+    for op in args.op:
+        sizes = args.sizes or plan.hosts_sizes(op)
+        how = (args.dtypes, args.modes, args.frontends, backends, site.name)
+        meetings += plan.grid([op], sizes, [site.ranks], *how)
+    with site.joined() as network:
+        arena = Arena(results, complain, args.seconds, lambda _: site.team(network, backends))
+        try:
+            hold(meetings, arena)
+            if not args.grid:
+                note(f"training steps: {site.name}")
+                job = steps.Job("ddp", 1, backends, 5 if args.quick else 15, network=site.name)
+                answers = arena.torch(site.ranks).call("train", job, timeout=120)
+                section["steps"].append(steps.summarise(job, answers))
+        finally:
+            arena.close()
+    if site.gigabits is None and "all_reduce" in args.op:  # the speed changes no byte
+        note(f"bytes on the wire: {site.placement}")
+        sizes = args.sizes or plan.hosts_sizes("all_reduce")
+        large = [bytes_ for bytes_ in sizes if bytes_ >= plan.MB]
+        section["sent"] += hosts.sent(site, large, backends) if large else []
 
 
 def as_json(results: Results, judged: list[budgets.Budget]) -> dict[str, Any]:

@@ -67,6 +67,11 @@ def traffic(op: str, kind: str, ranks: int) -> Traffic | None:
     return Traffic(most, most + other * (ranks - 1 - idle))
 
 
+def wire(bytes: int, hosts: int) -> float:
+    """Returns the bytes that each host has to send for an all-reduce, however many ranks it has."""
+    return 2 * bytes * (hosts - 1) / hosts
+
+
 def microseconds(
     op: str, kind: str, bytes: int, ranks: int, copies: list[dict[str, Any]]
 ) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import bounds, programs, table
-from .plan import IN_CACHE, KB, LARGE, MB, SIZES
+from .plan import IN_CACHE, KB, LARGE, MB, SIZES, hosts_sizes
 from .results import OPERATIONS, Results
 
 
@@ -53,6 +53,22 @@ def all_of(results: Results) -> list[Budget]:
     ]
 
 
+def of_hosts(results: Results) -> list[Budget]:
+    """Judges those of groups on several hosts."""
+    slow, fast = "2 x 2, 1 Gbit/s", "2 x 2, unshaped"
+    judged = [wire(results)]
+    if results.sections["hosts"]["count"] == 2:
+        judged += [
+            link(results, slow),
+            ahead(results, "gloo", 4, [4, KB], 2, slow),
+            ahead(results, "gloo", 4, [64 * KB], 1.5, slow),
+            ahead(results, "gloo", 4, [MB, 16 * MB], 1.3, slow),
+            ahead(results, "gloo", 4, [64 * MB], 1.4, slow),
+            ahead(results, "gloo", 4, hosts_sizes("all_reduce"), 1, fast),
+        ]
+    return judged
+
+
 def at_most(results: Results, what: str, frontend: str, limit: float) -> Budget:
     """The latency of the smallest all-reduce."""
     value = smallest(results, frontend)
@@ -94,21 +110,28 @@ def inside(results: Results) -> Budget:
     return Budget("inside the library, 4 B, 2 ranks", "<= 1.5 us", measured, reached)
 
 
-def ahead(results: Results, backend: str, ranks: int, sizes: Iterable[int], times: float) -> Budget:
+def ahead(
+    results: Results,
+    backend: str,
+    ranks: int,
+    sizes: Iterable[int],
+    times: float,
+    network: str = "",
+) -> Budget:
     """How many times faster an all-reduce is than over another backend: the worst size."""
     ratios = {}
     sizes = list(sizes)
     frontend = "mpi4py" if backend == "mpi" else "dist"
     for size in sizes:
-        ours = results.find("all_reduce", size, "torchcomms", ranks)
-        other = results.find("all_reduce", size, backend, ranks, frontend=frontend)
+        ours = results.find("all_reduce", size, "torchcomms", ranks, network=network)
+        other = results.find("all_reduce", size, backend, ranks, frontend=frontend, network=network)
         if ours and other:
             ratios[size] = other.median_us / ours.median_us
     sizes = list(ratios) or sizes
     where = table.size(sizes[0])
     if len(sizes) > 1:
         where += f" to {table.size(sizes[-1])}"
-    what = f"all_reduce against {table.NAMES[backend]}, {ranks} ranks, {where}"
+    what = f"all_reduce against {table.NAMES[backend]}, {network or f'{ranks} ranks'}, {where}"
     return worst(what, f">= {times} x", ratios, times)
 
 
@@ -231,6 +254,33 @@ def copies_slow_down(results: Results) -> float:
     if not {IN_CACHE, max(LARGE)} <= speed.keys():
         return 1
     return max(1.0, float(speed[IN_CACHE]) / float(speed[max(LARGE)]))
+
+
+def wire(results: Results) -> Budget:
+    """The bytes that a host sends for an all-reduce."""
+    ratios = {
+        f"{record['placement']}, {table.size(record['bytes'])}": max(record["sent"])
+        / record["bound"]
+        for record in results.sections["hosts"]["sent"]
+        if record["backend"] == "torchcomms"
+    }
+    what, limit = "all_reduce, bytes a host sends / what it has to", "<= 1.02 x"
+    if not ratios:
+        return Budget(what, limit, "not measured", None)
+    most = max(ratios, key=lambda key: ratios[key])
+    return Budget(what, limit, f"{ratios[most]:.3f} x ({most})", ratios[most] <= 1.02)
+
+
+def link(results: Results, network: str) -> Budget:
+    """The time of a large all-reduce beside what its bytes take on a link of 1 Gbit/s."""
+    row = results.find("all_reduce", 64 * MB, "torchcomms", 4, network=network)
+    least = bounds.wire(64 * MB, 2) * 8 / 1e9
+    what, limit = f"all_reduce of 64 MB, {network}", f"<= 1.15 x {least:.2f} s"
+    if not row:
+        return Budget(what, limit, "not measured", None)
+    seconds = row.median_us / 1e6
+    measured = f"{table.ratio(seconds / least)} x, {seconds:.2f} s"
+    return Budget(what, limit, measured, seconds <= 1.15 * least)
 
 
 def as_text(budgets: Iterable[Budget]) -> str:

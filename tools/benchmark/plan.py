@@ -13,6 +13,9 @@ LARGE = (16 * MB, 64 * MB)
 """Where the bounds are looked at."""
 RANKS = (2, 4, 8)
 
+HOSTS_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+"""What is measured between hosts."""
+
 IN_CACHE = 256 * KB
 """Where copies are measured too, since large buffers leave the cache."""
 
@@ -54,6 +57,13 @@ def full(backends: Sequence[str]) -> list[Meeting]:
     return meetings
 
 
+def hosts_sizes(op: str) -> tuple[int, ...]:
+    """Returns the sizes at which an operation is measured between hosts."""
+    if op == "all_reduce":
+        return 4, KB, 64 * KB, MB, 16 * MB, 64 * MB
+    return KB, MB, 16 * MB
+
+
 def grid(
     operations: Iterable[str],
     sizes: Sequence[int],
@@ -62,10 +72,11 @@ def grid(
     modes: Sequence[str],
     frontends: Sequence[str],
     backends: Sequence[str],
+    network: str = "",
 ) -> list[Meeting]:
     """Returns every combination."""
     return [
-        meeting(op, size, count, backends, dtype, mode, frontend)
+        meeting(op, size, count, backends, dtype, mode, frontend, network)
         for count in ranks
         for op in operations
         for dtype in dtypes
@@ -83,6 +94,7 @@ def meeting(
     dtype: str = "float32",
     mode: str = "sync",
     frontend: str = "dist",
+    network: str = "",
 ) -> Meeting:
     """Returns one contender for each backend that has the operation."""
     contenders = []
@@ -93,7 +105,7 @@ def meeting(
                 continue
             contenders.append(Contender(op, size, "mpi", ranks, dtype, mode, "mpi4py"))
         elif backend == "torchcomms" or frontend not in OWN_FRONT_ENDS:
-            contenders.append(Contender(op, size, backend, ranks, dtype, mode, frontend))
+            contenders.append(Contender(op, size, backend, ranks, dtype, mode, frontend, network))
     return contenders
 
 

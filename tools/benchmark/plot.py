@@ -27,13 +27,15 @@ def draw(results: Results, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    curves: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    curves: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in results.rows:
         c = row.contender
         frontend = "mpi4py" if c.backend == "mpi" else "dist"
-        same = c == Contender(c.op, c.bytes, c.backend, c.ranks, frontend=frontend)
+        same = c == Contender(
+            c.op, c.bytes, c.backend, c.ranks, frontend=frontend, network=c.network
+        )
         if c.backend in COLOURS and c.bytes and same:
-            by_backend = curves.setdefault((c.op, c.ranks), {})
+            by_backend = curves.setdefault((c.op, c.where), {})
             by_backend.setdefault(c.backend, []).append(row)
     most = max((len(rows) for by in curves.values() for rows in by.values()), default=0)
     # The operations that were measured at many sizes: a curve of four points says little.
@@ -47,7 +49,7 @@ def draw(results: Results, file: Path) -> None:
     figure, axes = pyplot.subplots(
         len(curves), 2, figsize=(10, 3.2 * len(curves)), squeeze=False, layout="constrained"
     )
-    for (latency, bandwidth), ((op, ranks), by_backend) in zip(axes, curves.items(), strict=True):
+    for (latency, bandwidth), ((op, where), by_backend) in zip(axes, curves.items(), strict=True):
         for backend, rows in by_backend.items():
             last = {row.contender.bytes: row for row in rows}
             sizes = sorted(last)
@@ -55,8 +57,8 @@ def draw(results: Results, file: Path) -> None:
             latency.plot(sizes, [last[s].median_us for s in sizes], **options)
             speeds = [last[s].gigabytes_per_second for s in sizes]
             bandwidth.plot(sizes, speeds, **options)
-        latency.set(title=f"{op}, {ranks} ranks: latency", ylabel="µs (median)", yscale="log")
-        bandwidth.set(title=f"{op}, {ranks} ranks: bandwidth", ylabel="GB/s")
+        latency.set(title=f"{op}, {where}: latency", ylabel="µs (median)", yscale="log")
+        bandwidth.set(title=f"{op}, {where}: bandwidth", ylabel="GB/s")
         for axis in (latency, bandwidth):
             axis.set_xscale("log", base=2)
             ticks = [4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26]

@@ -16,15 +16,24 @@ import torch.distributed as dist
 from . import deepspeed, groups, operations, programs, steps, timing
 from .results import Contender
 
+LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)
 
 
 class TorchRank:
     """Serves a Team. Its ranks call each method together."""
 
-    def __init__(self, rank: int, ranks: int, folder: Path, backends: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        folder: Path,
+        backends: tuple[str, ...],
+        address: str = LOOPBACK,
+    ) -> None:
         gc.freeze()  # what the parent has loaded is never garbage
         self.rank, self.ranks, self.folder, self.backends = rank, ranks, folder, backends
+        self.address = address  # of rank 0
         self.subjects: dict[Contender, timing.Subject] = {}
         self.groups: dict[str, dist.ProcessGroup] = {}
         if backends:
@@ -37,7 +46,7 @@ class TorchRank:
 
     def init(self, backend: str) -> float:
         """Makes the default group. Returns the seconds that takes, without the store."""
-        store = shared_store(self.rank, self.folder)
+        store = shared_store(self.rank, self.folder, self.address)
         start = time.perf_counter()
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
@@ -139,11 +148,11 @@ class TorchRank:
         return groups.cost(counts, lambda: self.new_group(backend), self.meet)
 
 
-def shared_store(rank: int, folder: Path) -> dist.Store:
-    """Returns a client of a store that rank 0 serves, on a port that was free."""
+def shared_store(rank: int, folder: Path, address: str) -> dist.Store:
+    """Returns a client of a store that rank 0 serves at its address, on a port that was free."""
     file = folder / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         unfinished = file.with_suffix(".new")
         unfinished.write_text(str(store.port))
         unfinished.rename(file)
@@ -153,4 +162,4 @@ def shared_store(rank: int, folder: Path) -> dist.Store:
         if time.monotonic() > deadline:
             raise TimeoutError("rank 0 serves no store")
         time.sleep(0.002)
-    return dist.TCPStore("127.0.0.1", int(file.read_text()), is_master=False)
+    return dist.TCPStore(address, int(file.read_text()), is_master=False)

@@ -36,6 +36,8 @@ class Contender:
     dtype: str = "float32"
     mode: str = "sync"
     frontend: str = "dist"
+    network: str = ""
+    """What joins the hosts of the ranks, such as "2 x 2, 1 Gbit/s"; empty: all are on one host."""
 
     @property
     def elements(self) -> int:
@@ -51,10 +53,15 @@ class Contender:
         return self == Contender(self.op, self.bytes, "torchcomms", self.ranks)
 
     @property
+    def where(self) -> str:
+        """Says how many ranks there are, and on which hosts if not on one."""
+        return self.network or f"{self.ranks} ranks"
+
+    @property
     def key(self) -> str:
         """Names it in a JSON file and in messages."""
         what = f"{self.op} {self.bytes} B {self.dtype} {self.mode}"
-        return f"{what}, {self.ranks} ranks, {self.frontend} {self.backend}"
+        return f"{what}, {self.where}, {self.frontend} {self.backend}"
 
 
 @dataclass
@@ -87,7 +94,7 @@ class Row:
     def from_json(values: dict[str, Any]) -> Row:
         """Reads what as_json wrote."""
         names = Contender.__dataclass_fields__
-        contender = Contender(**{name: values[name] for name in names})
+        contender = Contender(**{name: values[name] for name in names if name in values})
         return Row(
             contender,
             values["median_us"],
@@ -118,7 +125,7 @@ class Results:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.sections: dict[str, Any] = {}
-        """Floor, library, steps, groups, ... by name: plain values."""
+        """Floor, library, steps, groups, hosts, ... by name: plain values."""
         self.failures: list[str] = []
 
     def find(self, op: str, bytes: int, backend: str, ranks: int, **also: str) -> Row | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from . import mpi
-from .rank import TorchRank
+from .rank import LOOPBACK, TorchRank
 from .results import Contender, Results, Row, summarise
 from .team import ForkedTeam, Team, TeamFailed
 
@@ -14,17 +14,51 @@ ROUNDS = 5
 MOST_CALLS = 2000
 
 
-class Arena:
-    """The processes that measure: for one number of ranks at a time, started when needed."""
+def torch_team(
+    ranks: int,
+    backends: Iterable[str],
+    enter: Callable[[int], object] | None = None,
+    address: str = LOOPBACK,
+) -> Team:
+    """Starts ranks with a group of each backend; with none they have no default group either.
 
-    def __init__(self, results: Results, say: Callable[[str], None], seconds: float) -> None:
+    `enter` moves a rank to its host, before it has made any socket; `address` is that of rank 0.
+    """
+
+    def make(rank: int, size: int, folder: Path) -> TorchRank:
+        if enter is not None:
+            enter(rank)
+        return TorchRank(rank, size, folder, tuple(backends), address)
+
+    return ForkedTeam(ranks, make)
+
+
+def on_this_host(ranks: int) -> Team:
+    """Starts ranks of torch that can run any contender but MPI's."""
+    return torch_team(ranks, ("torchcomms", "gloo", "fake"))
+
+
+class Arena:
+    """The processes that measure: for one number of ranks at a time, started when needed.
+
+    `start` starts so many ranks of torch.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        say: Callable[[str], None],
+        seconds: float,
+        start: Callable[[int], Team] = on_this_host,
+    ) -> None:
         self.results, self.say, self.seconds = results, say, seconds
+        self._start = start
         self._teams: dict[tuple[str, int], Team] = {}
         self._broken: dict[tuple[str, int], int] = {}
 
     def torch(self, ranks: int) -> Team:
         """Returns ranks that have a group of every backend."""
-        return self._team("torch", ranks, lambda: torch_team(ranks, ("torchcomms", "gloo", "fake")))
+        return self._team("torch", ranks, lambda: self._start(ranks))
 
     def _team(self, kind: str, ranks: int, start: Callable[[], Team]) -> Team:
         team = self._teams.get((kind, ranks))
@@ -95,12 +129,3 @@ class Arena:
         for team in self._teams.values():
             team.close()
         self._teams.clear()
-
-
-def torch_team(ranks: int, backends: Iterable[str]) -> Team:
-    """Starts ranks with a group of each backend; with none they have no default group either."""
-
-    def make(rank: int, size: int, folder: Path) -> TorchRank:
-        return TorchRank(rank, size, folder, tuple(backends))
-
-    return ForkedTeam(ranks, make)

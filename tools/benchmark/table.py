@@ -45,7 +45,7 @@ def align(lines: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def operations(rows: Iterable[Row]) -> str:
-    """Writes a table for each operation, number of ranks, type, mode and front end."""
+    """Writes a table for each operation, number of ranks, network, type, mode and front end."""
     tables: dict[tuple[Any, ...], dict[int, dict[str, Row]]] = {}
     by_mpi: dict[Contender, Row] = {}
     for row in rows:
@@ -53,16 +53,17 @@ def operations(rows: Iterable[Row]) -> str:
         if c.backend == "mpi":
             by_mpi[c] = row
             continue
-        key = (c.op, c.ranks, c.dtype, c.mode, c.frontend)
+        key = (c.op, c.ranks, c.network, c.dtype, c.mode, c.frontend)
         tables.setdefault(key, {}).setdefault(c.bytes, {})[c.backend] = row
-    for (op, ranks, dtype, mode, _), sizes in tables.items():
+    for (op, ranks, network, dtype, mode, _), sizes in tables.items():
         for bytes_, found in sizes.items():
-            other = by_mpi.get(Contender(op, bytes_, "mpi", ranks, dtype, mode, "mpi4py"))
+            other = by_mpi.get(Contender(op, bytes_, "mpi", ranks, dtype, mode, "mpi4py", network))
             if other is not None:
                 found["mpi"] = other
     text = []
-    for (op, ranks, dtype, mode, frontend), sizes in tables.items():
-        heading = f"{op}, {ranks} ranks, {dtype}, {mode}, {frontend} (microseconds)"
+    for (op, ranks, network, dtype, mode, frontend), sizes in tables.items():
+        where = network or f"{ranks} ranks"
+        heading = f"{op}, {where}, {dtype}, {mode}, {frontend} (microseconds)"
         text.append(f"{heading}\n{comparison(sizes)}")
     lone = [row for row in by_mpi.values() if not tables]
     text += [f"{row.contender.key}: {time(row.median_us)} us" for row in lone]
@@ -196,7 +197,8 @@ def deepspeed(records: Sequence[dict[str, Any]]) -> str:
 
 def steps(records: Sequence[dict[str, Any]]) -> str:
     """Writes the training steps."""
-    lines = [["training step", "parameters", "torchcomms", "Gloo", "ratio", "alone", "at most"]]
+    lines = [["training step", "where", "parameters"]]
+    lines[0] += ["torchcomms", "Gloo", "ratio", "alone", "at most"]
     for r in records:
         ours, other = r["milliseconds"].get("torchcomms"), r["milliseconds"].get("gloo")
         cells = [f"{value:.1f}" if value else "-" for value in (ours, other)]
@@ -205,8 +207,28 @@ def steps(records: Sequence[dict[str, Any]]) -> str:
         alone = r["milliseconds"].get("alone")
         most = ratio(other / alone) if alone and other else "-"
         cells += [times, f"{alone:.1f}" if alone else "-", most]
-        lines.append([r["kind"], f"{r['millions']} million", *cells])
-    heading = f"One training step, 2 ranks, batch of {records[0]['batch']} per rank (milliseconds)"
+        where = r["network"] or f"{r['ranks']} ranks"
+        lines.append([r["kind"], where, f"{r['millions']} million", *cells])
+    heading = f"One training step, batch of {records[0]['batch']} per rank (milliseconds)"
+    return f"{heading}\n{align(lines, 2)}"
+
+
+def sent(records: Sequence[dict[str, Any]]) -> str:
+    """Writes what hosts send for an all-reduce."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for r in records:
+        found.setdefault((r["placement"], r["bytes"]), {})[r["backend"]] = r
+    backends = [name for name in NAMES if any(name in by for by in found.values())]
+    head = [cell for name in backends for cell in (NAMES[name], "ratio")]
+    lines = [["all_reduce", "size", "bound", *head]]
+    for (placement, bytes_), by_backend in found.items():
+        bound = next(iter(by_backend.values()))["bound"]
+        line = [placement, size(bytes_), f"{bound / (1 << 20):.2f}"]
+        for name in backends:
+            most = max(by_backend[name]["sent"], default=0) if name in by_backend else 0
+            line += [f"{most / (1 << 20):.2f}", ratio(most / bound)] if most else ["-", "-"]
+        lines.append(line)
+    heading = "What a host sends for one all_reduce, the one that sends most (MB)"
     return f"{heading}\n{align(lines)}"
 
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 CALL_SECONDS = 90.0
 GRACE_SECONDS = 2.0
 """How long the others may take once one rank has failed: they may wait for it for ever."""
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class TeamFailed(Exception):  # noqa: N818
@@ -69,7 +70,7 @@ class Team:
         if problems:
             log = self.log()
             self.close(kill=True)
-            raise TeamFailed(describe(problems) + (f"\nits log ends:\n{log}" if log else ""))
+            raise TeamFailed((f"its log ends:\n{log}\n" if log else "") + describe(problems))
         return [answers[rank] for rank in range(self.ranks)]
 
     def log(self) -> str:
@@ -113,24 +114,33 @@ class ForkedTeam(Team):
         super().__init__(ranks)
         self._pids: list[int] = []
         sys.stdout.flush()
-        for rank in range(ranks):
-            ours, theirs = socket.socketpair()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    ours.close()
-                    die_with_parent()
-                    log = os.open(self.folder / f"log{rank}", os.O_CREAT | os.O_WRONLY)
-                    os.dup2(log, 1)
-                    os.dup2(log, 2)
-                    target = partial(make, rank, ranks, self.folder)
-                    serve(Connection(theirs.detach()), target)
-                finally:
-                    os._exit(0)
-            theirs.close()
-            self._pids.append(pid)
-            self.connections.append(Connection(ours.detach()))
-        self._answers(CALL_SECONDS)
+        try:
+            for rank in range(ranks):
+                with undisturbed():  # a fork swallows what is raised in it, and a pid has no owner
+                    self._fork(rank, make)
+            self._answers(CALL_SECONDS)
+        except BaseException:
+            self.close(kill=True)
+            raise
+
+    def _fork(self, rank: int, make: Callable[[int, int, Path], object]) -> None:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+                ours.close()
+                die_with_parent()
+                log = os.open(self.folder / f"log{rank}", os.O_CREAT | os.O_WRONLY)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                target = partial(make, rank, self.ranks, self.folder)
+                serve(Connection(theirs.detach()), target)
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._pids.append(pid)
+        self.connections.append(Connection(ours.detach()))
 
     def _end(self, kill: bool) -> None:
         deadline = time.monotonic() + (0 if kill else 5)
@@ -226,6 +236,16 @@ def describe(problems: dict[int, str]) -> str:
     for rank, text in sorted(problems.items()):
         ranks.setdefault(text.strip(), []).append(str(rank))
     return "\n".join(f"rank {', '.join(who)}: {text}" for text, who in ranks.items())
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Has an interrupt wait until what must not be left half done is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def die_with_parent() -> None:
