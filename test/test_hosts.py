@@ -108,8 +108,9 @@ def test_shared_memory_names_the_ranks_on_different_hosts_with_their_hosts():
         assert "rank 0 on host 'host-a'" in message and "rank 1 on host 'host-b'" in message
 
 
-# One host alone, two of one size, interleaved, uneven, and several of one rank each.
-PLACES = ("ab", "aab", "aba", "abc", "aabb", "abab", "abba", "aaab", "abbb", "aabc")
+# One host alone, two of one size, interleaved, uneven, several of one rank each, and so many that
+# they are a tree.
+PLACES = ("ab", "aab", "aba", "abc", "aabb", "abab", "abba", "aaab", "abbb", "aabc", "abcdefghii")
 # Nothing, one, what one rank of a host reduces, parts that fit no lane, several pieces (of 4 MiB).
 NUMBERS = (0, 1, 7, 1025, 70_001, 2_500_003)
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -139,7 +140,7 @@ def reduce_everything(rank, world):
             tensor = inputs[rank].clone()
             dist.all_reduce(tensor, op)
             assert_reduced(tensor, inputs, op, f"{dtype} {name}")
-    for number in NUMBERS:
+    for number in NUMBERS if world <= 4 else NUMBERS[:-1]:
         inputs = all_data(world, number)
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
             tensor = inputs[rank].clone()
@@ -175,7 +176,7 @@ def reduce_everything(rank, world):
 
 
 def move_everything(rank, world):
-    for number in NUMBERS:
+    for number in NUMBERS if world <= 4 else NUMBERS[:-1]:
         for dtype in (torch.float32, torch.bool) if number < 2000 else (torch.float32,):
             inputs = all_data(world, number, dtype)
             for root in range(world):
@@ -200,7 +201,7 @@ def move_everything(rank, world):
             received, torch.cat([data(rank, number, salt=r) for r in range(world)])
         )
         assert_same(received, torch.cat([data(r, number, salt=rank) for r in range(world)]))
-    sizes = [0, 1, 70_001, 13][:world]
+    sizes = [(0, 1, 70_001, 13)[r % 4] for r in range(world)]
     got = [torch.empty(n) for n in sizes]
     dist.all_gather(got, data(rank, sizes[rank]))
     for r, tensor in enumerate(got):
@@ -249,6 +250,55 @@ def overlap(rank, world):
         dist.send(torch.ones(1), 0)
 
 
+def converse(rank, world):
+    """Messages between any two ranks, many at once, and from any rank."""
+    others = [r for r in range(world) if r != rank]
+    sizes = (1, 70_001, 300_001)
+    for salt in range(3):
+        got = {(r, n): torch.empty(n) for r in others for n in sizes}
+        # Nobody receives in the order in which the others send.
+        batch = [dist.P2POp(dist.irecv, got[r, n], r) for r in others[::-1] for n in sizes]
+        batch += [
+            dist.P2POp(dist.isend, data(rank, n, salt=salt + r), r) for r in others for n in sizes
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        for (r, n), tensor in got.items():
+            assert_same(tensor, data(r, n, salt=salt + rank), f"{n} of rank {r}")
+    # Every rank in turn takes what comes first, twice of each; its own works are under way.
+    for root in range(world):
+        if rank != root:
+            sent = [dist.isend(torch.full((5,), float(rank)), root, tag=9) for _ in range(2)]
+            [work.wait() for work in sent]
+            continue
+        came = []
+        for _ in range(2 * len(others)):
+            tensor = torch.empty(5)
+            came.append(dist.recv(tensor, tag=9))
+            assert tensor.tolist() == [came[-1]] * 5
+        assert sorted(came) == sorted(2 * others)
+    tag = 2**31 - 1
+    for peer in others:
+        work = dist.isend(torch.tensor([rank]), peer, tag=tag)
+        dist.recv(tensor := torch.empty(1, dtype=torch.int64), peer, tag=tag)
+        assert tensor.item() == peer
+        work.wait()
+
+
+def expect_more(rank, world):
+    """Rank 3 awaits a row more of rank 0 than that sends."""
+    rows = [1] * world
+    awaited = [2 if (rank, peer) == (3, 0) else 1 for peer in range(world)]
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.all_to_all_single(torch.empty(sum(awaited)), torch.ones(world), awaited, rows)
+    text = str(raised.value)
+    assert "rank 3 on host-b expects 8 bytes of rank 0 on host-a, which sends it 4" in text, text
+
+
+def test_ranks_of_hosts_that_disagree_on_splits_are_told_by_how_much():
+    on_hosts(in_group, "aabb", expect_more)
+
+
 def divide(rank, world):
     """Communicators of a communicator: those of one host alone share memory, and have windows."""
     comm = torchcomms_pg.get_comm(dist.group.WORLD)
@@ -277,7 +327,7 @@ def divide(rank, world):
         child.finalize()
 
 
-@pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap, divide])
+@pytest.mark.parametrize("body", [reduce_everything, move_everything, overlap, converse, divide])
 @pytest.mark.parametrize("places", PLACES)
 def test_operations_between_hosts_give_what_they_give_on_one(places, body):
     on_hosts(in_group, places, body, timeout=55)

@@ -113,8 +113,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     if (!alone) {
       comm->prepareLater();
     }
-    const auto requests =
-        comm->messages().post({{task.sending, task.message}}, /*together=*/false);
+    const auto requests = comm->messages().post({{task.sending, task.message}}, /*together=*/false);
     if (!alone) {
       comm->completeLater(requests.front());
     }

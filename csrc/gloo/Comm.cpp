@@ -73,17 +73,15 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
        .tell = {},
        .told = {}});
   comm->connectLane(connected);
-  comm->messages_ = std::make_shared<Messages>(
-      Messages::Ways{
-          .topology = comm->topology(),
-          .inside = comm->inside_,
-          .lane = comm->lane_,
-          .newLink = [members = comm->members_, fault = comm->fault_](
-                         const auto& name, const auto& ranks) {
-            return newLink(members, fault, name, ranks);
-          },
-          .store = c10::make_intrusive<c10d::PrefixStore>(kMessages, comm->members_.store),
-          .fault = comm->fault_});
+  comm->messages_ = std::make_shared<Messages>(Messages::Ways{
+      .topology = comm->topology(),
+      .inside = comm->inside_,
+      .lane = comm->lane_,
+      .newLink = [members = comm->members_, fault = comm->fault_](
+                     const auto& name,
+                     const auto& ranks) { return newLink(members, fault, name, ranks); },
+      .store = c10::make_intrusive<c10d::PrefixStore>(kMessages, comm->members_.store),
+      .fault = comm->fault_});
   comm->fault_->watch(
       comm->messages_,
       {.release = [raw = comm->messages_.get()] { raw->wake(); }, .tell = {}, .told = {}});

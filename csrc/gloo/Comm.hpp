@@ -73,8 +73,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Messages::complete(), which looks for signals meanwhile.
   void complete(const Messages::Requests& requests);
 
-  // Before Messages::post() of what is completed later. Raises where the thread that it takes cannot
-  // be started.
+  // Before Messages::post() of what is completed later. Raises where the thread that it takes
+  // cannot be started.
   void prepareLater() { waiters_.start(); }
 
   // Calls the message's `done` when it has ended, from a thread of its own: Gloo can tell of the

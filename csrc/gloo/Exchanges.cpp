@@ -29,8 +29,6 @@ void Execution::exchangeStraight(
       }
     }
   }
-  checkOwn(sends[t_.rank], receives[t_.rank]);
-  shm::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
   finish(parcels);
 }
 
@@ -43,158 +41,221 @@ void Execution::checkOwn(const Part& send, const Part& receive) const {
   }
 }
 
-// What goes to another host goes to the lane of its receiver inside this one, from there to the
-// lane's counterpart, and from there to the receiver.
-void Execution::exchange(
-    const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
-  const int size = t_.size;
-  if (size == hosts_) {
-    return exchangeStraight(sends, receives);
+// What every rank of this host sends to every rank and receives from it.
+struct Execution::Sizes {
+  uint64_t sent(int local, int to) const { return same ? each : all[2 * local * ranks + to]; }
+  uint64_t awaited(int local, int from) const {
+    return same ? each : all[(2 * local + 1) * ranks + from];
   }
-  // bytes[l * size + r]: from the l-th rank of this host to rank r.
-  std::vector<uint64_t> bytes(localSize() * size);
-  if (sameSizes) {
-    std::ranges::fill(bytes, sends.front().bytes);
+  bool same = false;
+  uint64_t each = 0;
+  size_t ranks = 0;
+  std::vector<uint64_t> all;
+};
+
+Execution::Sizes Execution::tellSizes(
+    const std::vector<Part>& sends, const std::vector<Part>& receives, bool same) {
+  Sizes sizes{same, sends.front().bytes, sends.size(), {}};
+  if (same) {
     inside({CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0});
-  } else {
-    std::vector<uint64_t> mine;
-    for (const auto& part : sends) {
+    return sizes;
+  }
+  std::vector<uint64_t> mine;
+  for (const auto* parts : {&sends, &receives}) {
+    for (const auto& part : *parts) {
       mine.push_back(part.bytes);
     }
-    inside({CollectiveKind::allGather, mine.data(), bytes.data(), mine.size(), ncclUint64, {}, 0});
   }
-  const auto from = [&](int source, int rank) { return bytes[source * size + rank]; };
+  sizes.all.resize(localSize() * mine.size());
+  inside(
+      {CollectiveKind::allGather, mine.data(), sizes.all.data(), mine.size(), ncclUint64, {}, 0});
+  return sizes;
+}
 
-  // To the lanes of this host, and to its ranks. What one lane gets of a rank follows each other,
-  // host by host.
-  std::vector<Hop> hops;
-  std::vector<std::vector<char>> packed(t_.lanes);
-  for (int lane = 0; lane < t_.lanes; ++lane) {
-    forOtherHosts([&](int host) {
-      for (const int rank : onLane(host, lane)) {
-        const auto* const data = static_cast<const char*>(sends[rank].data);
-        packed[lane].insert(packed[lane].end(), data, data + sends[rank].bytes);
-      }
-    });
-    if (lane != local()) {
-      hops.push_back({true, lane, packed[lane].data(), packed[lane].size()});
-    }
-  }
-  for (int peer = 0; peer < localSize(); ++peer) {
-    const int rank = t_.inside()[peer];
-    if (rank != t_.rank) {
-      hops.push_back({true, peer, sends[rank].data, sends[rank].bytes});
-    }
-  }
-  std::vector<std::vector<char>> carried(localSize());  // by source
-  for (int source = 0; source < localSize(); ++source) {
-    if (onLane() && source != local()) {
-      size_t all = 0;
-      forOtherHosts([&](int host) {
-        for (const int rank : onLane(host, local())) {
-          all += from(source, rank);
-        }
-      });
-      carried[source].resize(all);
-      hops.push_back({false, source, carried[source].data(), all});
-    }
-    const int rank = t_.inside()[source];
-    if (rank != t_.rank) {
-      hops.push_back({false, source, receives[rank].data, receives[rank].bytes});
-    }
-  }
-  if (onLane()) {
-    carried[local()] = std::move(packed[local()]);
-  }
-  inside(hops);
+// A lane carries what its ranks have for a host to its counterpart there, which gives every rank
+// its own. What a rank without a lane has for other hosts goes to its lane before.
+void Execution::exchange(
+    const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
   shm::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
-
-  // Between the hosts: the sizes, unless they are known, then the data.
-  const auto here = onLane() ? onLane(host_, local()) : std::vector<int>();
-  std::vector<std::vector<uint64_t>> theirs(hosts_);  // by source, then by receiver here
-  std::vector<std::vector<char>> arrived(hosts_);
+  if (t_.size == hosts_ && !sameSizes) {
+    return exchangeStraight(sends, receives);
+  }
+  const auto sizes = tellSizes(sends, receives, sameSizes);
+  const auto adopted = handToLanes(sends, sizes);
+  std::vector<Block> leaving, arrived(hosts_);
+  std::vector<std::vector<uint64_t>> theirs(hosts_);  // by source of that lane, then by rank here
+  Step step(*this);
   if (onLane()) {
-    std::vector<std::vector<uint64_t>> ours(hosts_);
-    std::vector<std::vector<char>> leaving(hosts_);
-    Step step(*this);
-    forOtherHosts([&](int host) {
-      theirs[host].assign(t_.hosts[host].size() * here.size(), sameSizes ? sends.front().bytes : 0);
-      for (int source = 0; source < localSize(); ++source) {
-        for (const int rank : onLane(host, local())) {
-          ours[host].push_back(from(source, rank));
-        }
-      }
-      if (!sameSizes) {
-        step.receive(host, theirs[host].data(), theirs[host].size() * sizeof(uint64_t));
-        step.send(host, ours[host].data(), ours[host].size() * sizeof(uint64_t));
-      }
-    });
-    step.finish();
-    std::vector<size_t> taken(localSize());
-    forOtherHosts([&](int host) {
-      for (int source = 0; source < localSize(); ++source) {
-        size_t all = 0;
-        for (const int rank : onLane(host, local())) {
-          all += from(source, rank);
-        }
-        const char* const data = carried[source].data() + taken[source];
-        leaving[host].insert(leaving[host].end(), data, data + all);
-        taken[source] += all;
-      }
-      arrived[host].resize(std::accumulate(theirs[host].begin(), theirs[host].end(), size_t{0}));
-      step.receive(host, arrived[host].data(), arrived[host].size());
-      step.send(host, leaving[host].data(), leaving[host].size());
-    });
-    step.finish();
-  }
-
-  // From the lanes to the receivers: what has come for one follows each other, host by host and
-  // rank by rank.
-  std::vector<std::vector<char>> given(here.size());
-  for (int host = 0; onLane() && host < hosts_; ++host) {
-    size_t first = 0;
-    for (size_t i = 0; i < theirs[host].size(); ++i) {
-      auto& to = given[i % here.size()];
-      const char* const data = arrived[host].data() + first;
-      to.insert(to.end(), data, data + theirs[host][i]);
-      first += theirs[host][i];
-    }
-  }
-  size_t expected = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    expected += t_.hostOf[rank] == host_ ? 0 : receives[rank].bytes;
-  }
-  std::vector<Hop> last;
-  std::vector<char> mine;
-  for (size_t i = 0; i < here.size(); ++i) {
-    if (here[i] == t_.rank) {
-      mine = std::move(given[i]);
+    if (sameSizes) {
+      forOtherHosts([&](int host) {
+        const auto parts = onLane(host, local()).size() * localSize();
+        theirs[host].assign(parts, sends.front().bytes);
+      });
     } else {
-      last.push_back({true, t_.localOf[here[i]], given[i].data(), given[i].size()});
+      exchangeSizes(sizes, theirs);
+    }
+    forOtherHosts([&](int host) {
+      const auto all = std::accumulate(theirs[host].begin(), theirs[host].end(), size_t{0});
+      const auto sources = onLane(host, local());
+      const bool mine = sources.size() == 1 && localSize() == 1;
+      if (!mine) arrived[host] = block(all);
+      step.receive(host, mine ? receives[sources.front()].data : arrived[host].data(), all);
+    });
+    forOtherHosts([&](int host) {
+      const auto [data, all] = pack(host, sends, sizes, adopted, leaving);
+      step.send(host, data, all);
+    });
+  }
+  std::vector<Hop> hops;
+  for (const int rank : t_.inside()) {
+    if (rank != t_.rank) {
+      hops.push_back({true, t_.localOf[rank], sends[rank].data, sends[rank].bytes});
+      hops.push_back({false, t_.localOf[rank], receives[rank].data, receives[rank].bytes});
     }
   }
-  if (!onLane()) {
-    mine.resize(expected);
-    last.push_back({false, t_.laneOf(t_.rank), mine.data(), expected});
+  inside(hops);
+  step.finish();
+  spread(receives, theirs, arrived);
+}
+
+// What the ranks without a lane have for other hosts, by their number here, host by host.
+std::map<int, Execution::Block> Execution::handToLanes(
+    const std::vector<Part>& sends, const Sizes& sizes) {
+  std::map<int, Block> adopted;
+  std::vector<Hop> hops;
+  for (int source = t_.lanes; source < localSize(); ++source) {
+    const int lane = source % t_.lanes;
+    if (source != local() && lane != local()) {
+      continue;
+    }
+    size_t all = 0;
+    forOtherHosts([&](int host) {
+      for (const int rank : t_.hosts[host]) {
+        all += sizes.sent(source, rank);
+      }
+    });
+    auto& data = adopted[source] = block(all);
+    if (lane == local()) {
+      hops.push_back({false, source, data.data(), all});
+      continue;
+    }
+    char* to = data.data();
+    forOtherHosts([&](int host) {
+      for (const int rank : t_.hosts[host]) {
+        shm::copy(to, sends[rank].data, sends[rank].bytes);
+        to += sends[rank].bytes;
+      }
+    });
+    hops.push_back({true, lane, data.data(), all});
   }
-  if (!last.empty()) {
-    inside(last);
-  }
-  if (mine.size() != expected) {
-    throw shm::Failure(
-        ncclInvalidUsage,
-        "the ranks disagree: " + comm_.inside_->segment().nameOf(local()) + " expects " +
-            std::to_string(expected) + " bytes of the ranks of other hosts, which send it " +
-            std::to_string(mine.size()));
-  }
-  size_t first = 0;
-  for (int host = 0; host < hosts_; ++host) {
-    for (const int rank : host == host_ ? std::vector<int>() : t_.hosts[host]) {
-      shm::copy(receives[rank].data, mine.data() + first, receives[rank].bytes);
-      first += receives[rank].bytes;
+  inside(hops);
+  return adopted;
+}
+
+// Between the counterparts: how much each of a lane's ranks has for each rank of the other host.
+// What a rank here expects is compared with it before any data goes there.
+void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs) {
+  std::vector<std::vector<uint64_t>> ours(hosts_);
+  Step step(*this);
+  forOtherHosts([&](int host) {
+    theirs[host].resize(onLane(host, local()).size() * localSize());
+    step.receive(host, theirs[host].data(), theirs[host].size() * sizeof(uint64_t));
+    for (const int source : onLane(host_, local())) {
+      for (const int rank : t_.hosts[host]) {
+        ours[host].push_back(sizes.sent(t_.localOf[source], rank));
+      }
+    }
+    step.send(host, ours[host].data(), ours[host].size() * sizeof(uint64_t));
+  });
+  step.finish();
+  forOtherHosts([&](int host) {
+    auto sent = theirs[host].begin();
+    for (const int source : onLane(host, local())) {
+      for (int to = 0; to < localSize(); ++to, ++sent) {
+        if (*sent != sizes.awaited(to, source)) {
+          throw shm::Failure(
+              ncclInvalidUsage,
+              "the ranks disagree: " + t_.nameOf(t_.inside()[to]) + " expects " +
+                  std::to_string(sizes.awaited(to, source)) + " bytes of " + t_.nameOf(source) +
+                  ", which sends it " + std::to_string(*sent));
+        }
+      }
+    }
+  });
+}
+
+// What this lane sends to a host: by source, then by receiver. Where it lies, or in `packed`.
+std::pair<const void*, size_t> Execution::pack(
+    int host,
+    const std::vector<Part>& sends,
+    const Sizes& sizes,
+    const std::map<int, Block>& adopted,
+    std::vector<Block>& packed) {
+  std::vector<Part> parts;
+  for (const int source : onLane(host_, local())) {
+    size_t first = 0;  // of an adopted source: behind what it has for the hosts before
+    for (int i = 1; (host_ + i) % hosts_ != host; ++i) {
+      for (const int rank : t_.hosts[(host_ + i) % hosts_]) {
+        first += sizes.sent(t_.localOf[source], rank);
+      }
+    }
+    for (const int rank : t_.hosts[host]) {
+      const auto bytes = sizes.sent(t_.localOf[source], rank);
+      parts.push_back(
+          source == t_.rank ? sends[rank]
+                            : Part{at(adopted.at(t_.localOf[source]).data(), first), bytes});
+      first += bytes;
     }
   }
+  std::erase_if(parts, [](const Part& part) { return part.bytes == 0; });
+  const auto apart = [](const Part& one, const Part& next) {
+    return at(one.data, one.bytes) != next.data;
+  };
+  size_t all = 0;
+  for (const auto& part : parts) {
+    all += part.bytes;
+  }
+  if (std::ranges::adjacent_find(parts, apart) == parts.end()) {
+    return {parts.empty() ? nullptr : parts.front().data, all};
+  }
+  char* to = packed.emplace_back(block(all)).data();
+  for (const auto& part : parts) {
+    shm::copy(to, part.data, part.bytes);
+    to += part.bytes;
+  }
+  return {packed.back().data(), all};
+}
+
+// Gives every rank of this host what has come for it, host by host and source by source.
+void Execution::spread(
+    const std::vector<Part>& receives,
+    const std::vector<std::vector<uint64_t>>& theirs,
+    const std::vector<Block>& arrived) {
+  std::vector<Hop> hops;
+  forOtherHosts([&](int host) {
+    for (const int source : t_.hosts[host]) {
+      const int lane = t_.laneOf(source);
+      if (lane != local()) {
+        hops.push_back({false, lane, receives[source].data, receives[source].bytes});
+      }
+    }
+    if (!arrived[host]) {
+      return;
+    }
+    size_t part = 0;
+    char* from = arrived[host].data();
+    for (const int source : onLane(host, local())) {
+      for (int to = 0; to < localSize(); ++to, from += theirs[host][part], ++part) {
+        if (to == local()) {
+          shm::copy(receives[source].data, from, receives[source].bytes);
+        } else {
+          hops.push_back({true, to, from, theirs[host][part]});
+        }
+      }
+    }
+  });
+  inside(hops);
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -91,6 +91,9 @@ void Execution::finish(const std::vector<std::shared_ptr<Parcel>>& parcels) {
 }
 
 void Execution::inside(const std::vector<Hop>& hops) {
+  if (hops.empty()) {
+    return;
+  }
   const auto& api = shm::api();
   api.groupStart();
   for (const auto& hop : hops) {
@@ -117,16 +120,20 @@ std::vector<int> Execution::onLane(int host, int lane) const {
   return ranks;
 }
 
-// The ranks of a host come together, then one of every host, then those of a host again.
+// The ranks of a host come together, then one of every host, then those of a host again. The hosts
+// do so by dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+// 1988), where they are few in one step.
 void Execution::barrier() {
   const Collective here{CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0};
   inside(here);
   if (local() == 0) {
     Step step(*this);
-    forOtherHosts([&](int host) {
-      step.receive(host, nullptr, 0);
-      step.send(host, nullptr, 0);
-    });
+    for (int distance = 1;
+         distance<hosts_; distance = hosts_> kStraight ? 2 * distance : distance + 1) {
+      step.receive((host_ + hosts_ - distance) % hosts_, nullptr, 0);
+      step.send((host_ + distance) % hosts_, nullptr, 0);
+      if (hosts_ > kStraight) step.finish();
+    }
     step.finish();
   }
   inside(here);

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "gloo/Comm.hpp"
@@ -23,6 +26,10 @@ inline const char* at(const void* base, size_t offset) {
 // Up to so many bytes in all it is few steps that count, and above them how often a byte crosses
 // the wire.
 inline constexpr size_t kSmall = 64 << 10;
+
+// So many hosts send what is small to each other in one step; more of them in a tree, whose number
+// of steps is the logarithm of theirs.
+inline constexpr int kStraight = 8;
 
 // What the hosts work on at a time, so that the wire and the ranks of a host work together.
 inline constexpr size_t kPiece = 4 << 20;
@@ -92,6 +99,7 @@ class Execution {
     Block reduced;  // this lane's slice of the host's sum
     const char* slice = nullptr;
     Block received;
+    Block result;  // of a reduction: this lane's slice of the sum; the root's: that of all lanes
     std::unique_ptr<Step> step;  // the last, see there
   };
 
@@ -104,7 +112,10 @@ class Execution {
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
-  void allReduceInPieces(const Collective& c);
+  void doubleUp(const Collective& c, const std::function<void(void*)>& reduced);
+  void reduceInPieces(const Collective& c);
+  void spreadSlices(const Collective& c, Piece& piece, char* result);
+  void gatherSlices(const Collective& c, Piece& piece, char* slice);
   void reduce(const Collective& c);
   void reduceScatter(const Collective& c);
   void allGather(const Collective& c);
@@ -115,11 +126,30 @@ class Execution {
   void barrier();
   void checkOwn(const Part& send, const Part& receive) const;
   void exchangeStraight(const std::vector<Part>& sends, const std::vector<Part>& receives);
+  struct Sizes;
+  Sizes tellSizes(const std::vector<Part>& sends, const std::vector<Part>& receives, bool same);
+  std::map<int, Block> handToLanes(const std::vector<Part>& sends, const Sizes& sizes);
+  void exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs);
+  std::pair<const void*, size_t> pack(
+      int host,
+      const std::vector<Part>& sends,
+      const Sizes& sizes,
+      const std::map<int, Block>& adopted,
+      std::vector<Block>& packed);
+  void spread(
+      const std::vector<Part>& receives,
+      const std::vector<std::vector<uint64_t>>& theirs,
+      const std::vector<Block>& arrived);
 
   std::deque<Piece> cut(const Collective& c);
   void reduceInside(const Collective& c, Piece& piece);
+  // `whole`: of all ranks, so that an average is divided now.
   void combine(
-      const Collective& c, void* output, std::vector<const void*> inputs, size_t count) const;
+      const Collective& c,
+      void* output,
+      std::vector<const void*> inputs,
+      size_t count,
+      bool whole = true) const;
   int halvings(const Collective& c) const;
   Collective toInside(const Collective& c) const;
   std::vector<int> onLane(int host, int lane) const;

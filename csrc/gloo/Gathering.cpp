@@ -167,20 +167,36 @@ void Execution::broadcast(const Collective& c) {
   sends.finish();
 }
 
+// Many hosts are a binomial tree: numbered from the root's, each has its data from the one whose
+// number lacks its lowest bit.
 void Execution::broadcastSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
   const int lane = t_.laneOf(c.root);
-  Step step(*this);
-  if (host_ != from && local() == lane) {
-    step.receive(from, c.output, bytes);
-    step.finish();
+  const int number = (host_ + hosts_ - from) % hosts_;
+  const auto hostAt = [&](int other) { return (other + from) % hosts_; };
+  std::vector<int> children;
+  if (hosts_ <= kStraight) {
+    for (int child = 1; number == 0 && child < hosts_; ++child) {
+      children.push_back(hostAt(child));
+    }
+  } else {
+    for (int bit = 1; (number & bit) == 0 && number + bit < hosts_; bit *= 2) {
+      children.insert(children.begin(), hostAt(number + bit));  // the largest tree first
+    }
   }
+  Step step(*this);
   const auto send = [&] {
-    forOtherHosts(
-        [&](int host) { step.send(host, t_.rank == c.root ? c.input : c.output, bytes); });
+    for (const int child : children) {
+      step.send(child, t_.rank == c.root ? c.input : c.output, bytes);
+    }
   };
-  const int root = host_ == from ? t_.localOf[c.root] : lane;
+  if (number != 0 && local() == lane) {
+    step.receive(hostAt(hosts_ <= kStraight ? 0 : number & (number - 1)), c.output, bytes);
+    step.finish();
+    send();
+  }
+  const int root = number == 0 ? t_.localOf[c.root] : lane;
   if (t_.rank == c.root && local() == lane) {
     send();
   }
@@ -192,7 +208,7 @@ void Execution::broadcastSmall(const Collective& c) {
        c.type,
        {},
        root});
-  if (host_ == from && t_.rank != c.root && local() == lane) {
+  if (number == 0 && t_.rank != c.root && local() == lane) {
     send();
   }
   step.finish();
@@ -237,9 +253,7 @@ void Execution::gather(const Collective& c) {
     }
   });
   step.finish();
-  if (!hops.empty()) {
-    inside(hops);
-  }
+  inside(hops);
   if (isRoot) {
     of[host_] = std::move(own);
     for (int rank = 0; rank < t_.size; ++rank) {
@@ -297,9 +311,7 @@ void Execution::scatter(const Collective& c) {
       hops.push_back({isRoot, isRoot ? lane : root, of[host].data(), of[host].size()});
     }
   });
-  if (!hops.empty()) {
-    inside(hops);
-  }
+  inside(hops);
   if (port) {
     forOtherHosts([&](int host) { step.send(host, of[host].data(), of[host].size()); });
   }

@@ -44,8 +44,9 @@ Envelope& envelopeOf(const Parcel& parcel) {
 // What follows an envelope; of a message without data, whose sender waits until it is received, one
 // byte.
 at::Tensor dataOf(const Parcel& parcel) {
-  return parcel.bytes == 0 ? at::zeros({1}, at::kByte)
-                           : at::from_blob(parcel.data, {static_cast<int64_t>(parcel.bytes)}, at::kByte);
+  return parcel.bytes == 0
+             ? at::zeros({1}, at::kByte)
+             : at::from_blob(parcel.data, {static_cast<int64_t>(parcel.bytes)}, at::kByte);
 }
 
 std::string told(const shm::Signature& signature) {

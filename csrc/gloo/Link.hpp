@@ -41,8 +41,8 @@ struct Parcel {
   // Of a collective, whose sizes both sides know: the tag of its data, so that it can be received
   // before the envelope has come. It differs between different collectives.
   int dataTag = 0;
-  bool announced = true;  // has an envelope; not what follows another parcel of one collective
-  int userTag = 0;        // of a message, and of an envelope that has come
+  bool announced = true;   // has an envelope; not what follows another parcel of one collective
+  int userTag = 0;         // of a message, and of an envelope that has come
   bool confirmed = false;  // of a message: see Message
 
   at::Tensor envelope = {};

@@ -164,7 +164,8 @@ Messages::Pair& Messages::pairWith(int peer) {
     pair.number = t.hostOf[peer];
   } else {
     const auto [low, high] = std::minmax(rank_, peer);
-    pair.link = ways_.newLink("pair/" + std::to_string(low) + "-" + std::to_string(high), {low, high});
+    pair.link =
+        ways_.newLink("pair/" + std::to_string(low) + "-" + std::to_string(high), {low, high});
     pair.number = peer > rank_ ? 1 : 0;
   }
   try {

@@ -36,13 +36,14 @@ struct Request {
 };
 
 // Between ranks of one host they go through memory. To a rank of another host they go over the lane
-// where it is the counterpart, and else over a connection of the two, which the first message makes:
-// the other side begins to connect with its own first message, or learns of it within a second.
+// where it is the counterpart, and else over a connection of the two, which the first message
+// makes: the other side begins to connect with its own first message, or learns of it within a
+// second.
 //
 // A thread for each rank of another host with which there have been messages takes their envelopes
-// in the order in which they come, and gives each to the receive that was posted first of those that
-// may have it. Who receives from any rank waits for memory and for links: what comes first over a
-// link takes the receive out of memory again.
+// in the order in which they come, and gives each to the receive that was posted first of those
+// that may have it. Who receives from any rank waits for memory and for links: what comes first
+// over a link takes the receive out of memory again.
 //
 // Thread-safe. Functions raise the group's failure.
 class Messages : public std::enable_shared_from_this<Messages> {
@@ -88,7 +89,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
     int number = 0;       // of the rank on the link
     bool shared = false;  // with collectives
     bool connected = false;
-    std::string broken;    // how the connection has ended
+    std::string broken;                           // how the connection has ended
     std::deque<std::shared_ptr<Request>> unsent;  // until it is connected
     std::deque<Parcel> held;                      // envelopes that no receive has asked for
   };
@@ -112,7 +113,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pair> pairs_;  // by rank; none is removed
+  std::map<int, Pair> pairs_;                    // by rank; none is removed
   std::deque<std::shared_ptr<Request>> posted_;  // receives without a message, in order
   bool closed_ = false;
   int64_t looked_ = 0;  // wishes of others that have been fulfilled

@@ -23,6 +23,11 @@ namespace {
 // many bytes in one step. Above, adding twice as much takes longer than the step.
 constexpr size_t kExchanged = 4 << 20;
 
+// Whether the sum of an average may be none of the type's numbers.
+bool mayLeaveRange(const Collective& c) {
+  return c.type == ncclFloat16 && c.op.reduction == ncclAvg && !c.op.scaled;
+}
+
 }  // namespace
 
 // Averages are divided once, when all hosts' sums are added. In float16, whose range a host's sum
@@ -32,8 +37,7 @@ int Execution::halvings(const Collective& c) const {
   for (const auto& members : t_.hosts) {
     largest = std::max(largest, members.size());
   }
-  const bool needed = c.type == ncclFloat16 && c.op.reduction == ncclAvg && !c.op.scaled;
-  return needed ? std::bit_width(largest - 1) : 0;
+  return mayLeaveRange(c) ? std::bit_width(largest - 1) : 0;
 }
 
 Collective Execution::toInside(const Collective& c) const {
@@ -51,10 +55,14 @@ Collective Execution::toInside(const Collective& c) const {
 }
 
 void Execution::combine(
-    const Collective& c, void* output, std::vector<const void*> inputs, size_t count) const {
+    const Collective& c,
+    void* output,
+    std::vector<const void*> inputs,
+    size_t count,
+    bool whole) const {
+  const bool adds = c.op.scaled || (!whole && c.op.reduction == ncclAvg);
   // ncclRedOp_t and Reduction list the same operations in the same order.
-  const auto reduction =
-      c.op.scaled ? shm::Reduction::sum : static_cast<shm::Reduction>(c.op.reduction);
+  const auto reduction = adds ? shm::Reduction::sum : static_cast<shm::Reduction>(c.op.reduction);
   shm::reduce(
       c.type,
       reduction,
@@ -66,25 +74,30 @@ void Execution::combine(
 }
 
 void Execution::allReduce(const Collective& c) {
-  if (hosts_ * c.count * elementSize(c.type) <= kSmall) {
+  if (std::min(hosts_, kStraight) * c.count * elementSize(c.type) <= kSmall) {
     allReduceSmall(c);
   } else {
-    allReduceInPieces(c);
+    reduceInPieces(c);
   }
 }
 
 void Execution::allReduceSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
-  const auto sums = block(local() == 0 ? hosts_ * bytes : 0);
-  Step step(*this);
-  if (local() == 0) {
+  const auto reduced = [&](void* sum) {
+    auto part = toInside(c);
+    part.kind = CollectiveKind::reduce;
+    part.output = sum;
+    inside(part);
+  };
+  if (local() != 0) {
+    reduced(nullptr);
+  } else if (hosts_ > kStraight && !mayLeaveRange(c)) {
+    doubleUp(c, reduced);
+  } else {
+    const auto sums = block(hosts_ * bytes);
+    Step step(*this);
     forOtherHosts([&](int host) { step.receive(host, at(sums.data(), host * bytes), bytes); });
-  }
-  auto part = toInside(c);
-  part.kind = CollectiveKind::reduce;
-  part.output = local() == 0 ? at(sums.data(), host_ * bytes) : nullptr;
-  inside(part);
-  if (local() == 0) {
+    reduced(at(sums.data(), host_ * bytes));
     std::vector<const void*> inputs;
     for (int host = 0; host < hosts_; ++host) {
       inputs.push_back(at(sums.data(), host * bytes));
@@ -94,6 +107,52 @@ void Execution::allReduceSmall(const Collective& c) {
     combine(c, c.output, std::move(inputs), c.count);
   }
   inside({CollectiveKind::broadcast, c.output, c.output, c.count, c.type, {}, 0});
+}
+
+// Recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and Gropp,
+// "Optimization of collective communication operations in MPICH", 2005): of hosts beyond a power of
+// two each has one of the others take part for it. Partners add the lower one's sum first, and so
+// come to the same bits.
+void Execution::doubleUp(const Collective& c, const std::function<void(void*)>& reduced) {
+  const size_t bytes = c.count * elementSize(c.type);
+  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(hosts_)));
+  std::vector<int> partners;
+  if (host_ >= power) {
+    partners = {host_ - power};
+  } else {
+    if (host_ + power < hosts_) partners = {host_ + power};
+    for (int distance = 1; distance < power; distance *= 2) {
+      partners.push_back(host_ ^ distance);
+    }
+  }
+  const auto sums = block((2 * partners.size() + 1) * bytes);  // theirs, then its own of each step
+  char* own = at(sums.data(), partners.size() * bytes);
+  std::deque<Step> steps;
+  for (size_t i = 0; i < partners.size(); ++i) {
+    steps.emplace_back(*this).receive(partners[i], at(sums.data(), i * bytes), bytes);
+  }
+  reduced(own);
+  for (size_t i = 0; i < partners.size(); ++i) {
+    char* const theirs = at(sums.data(), i * bytes);
+    if (partners[i] < power) {
+      steps[i].send(partners[i], own, bytes);
+    }
+    steps[i].finish();
+    if (host_ >= power) {
+      std::memcpy(c.output, theirs, bytes);  // the result
+      return;
+    }
+    const bool last = i + 1 == partners.size();
+    const bool lower = host_ < partners[i];
+    std::vector<const void*> inputs{lower ? own : theirs, lower ? theirs : own};
+    own = at(own, bytes);
+    combine(c, last ? c.output : own, std::move(inputs), c.count, /*whole=*/last);
+  }
+  if (host_ + power < hosts_) {
+    Step step(*this);
+    step.send(host_ + power, c.output, bytes);
+    step.finish();
+  }
 }
 
 std::deque<Execution::Piece> Execution::cut(const Collective& c) {
@@ -142,43 +201,58 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
 }
 
-void Execution::allReduceInPieces(const Collective& c) {
+// An all-reduce, or a reduction to one rank, which differs in where the hosts' parts go at last.
+void Execution::reduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
-  auto pieces = cut(c);
-  const auto outputOf = [](Piece& piece) {
-    return piece.padded ? piece.padded.data() : piece.output;
+  const bool rooted = c.kind == CollectiveKind::reduce;
+  const int to = rooted ? t_.hostOf[c.root] : -1;
+  const bool isRoot = rooted && t_.rank == c.root;
+  const bool few = c.count * element * hosts_ <= kSmall;
+  // Who reduces what of a lane's slice: every host a part; or, in one step, all of two hosts
+  // everything, or the root's host.
+  const bool toRoot = rooted && (hosts_ == 2 || few);
+  const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
+  const auto reduces = [&](int host) { return !toRoot || host == to; };
+  const auto first = [&](size_t count, int host) { return all || toRoot ? 0 : begin(count, host); };
+  const auto size = [&](size_t count, int host) {
+    return all || toRoot ? count : begin(count, host + 1) - begin(count, host);
+  };
+  const auto resultOf = [&](Piece& piece) {
+    return rooted ? piece.result.data() : piece.padded ? piece.padded.data() : piece.output;
   };
   const auto sliceOf = [&](Piece& piece) {
-    return at(outputOf(piece), local() * piece.count * element);
-  };
-  // Who reduces what of a lane's slice: every host a part, or all of two hosts everything.
-  const bool all = hosts_ == 2 && c.count * element <= kExchanged;
-  const auto first = [&](size_t count, int host) { return all ? 0 : begin(count, host); };
-  const auto size = [&](size_t count, int host) {
-    return all ? count : begin(count, host + 1) - begin(count, host);
+    return at(resultOf(piece), rooted && !isRoot ? 0 : local() * piece.count * element);
   };
   const auto start = [&](Piece& piece) {
-    if (onLane()) {
+    if (onLane() && reduces(host_)) {
       const size_t mine = size(piece.count, host_) * element;
       piece.received = block(hosts_ * mine);
       piece.step = std::make_unique<Step>(*this);
       forOtherHosts([&](int host) {
         piece.step->receive(host, at(piece.received.data(), host * mine), mine);
       });
+    } else if (onLane()) {
+      piece.step = std::make_unique<Step>(*this);
     }
     reduceInside(c, piece);
     if (onLane()) {
       forOtherHosts([&](int host) {
         const char* const data = at(piece.slice, first(piece.count, host) * element);
-        piece.step->send(host, data, size(piece.count, host) * element);
+        if (reduces(host)) piece.step->send(host, data, size(piece.count, host) * element);
       });
     }
   };
   const auto collect = [&](Piece& piece) {
+    if (rooted && (onLane() || isRoot)) {
+      piece.result = block((isRoot ? t_.lanes : 1) * piece.count * element);
+    }
     if (!onLane()) {
       return;
     }
     piece.step->finish();
+    if (!reduces(host_)) {
+      return;
+    }
     const size_t from = first(piece.count, host_) * element;
     const size_t mine = size(piece.count, host_);
     std::vector<const void*> inputs;
@@ -189,9 +263,11 @@ void Execution::allReduceInPieces(const Collective& c) {
     char* const slice = sliceOf(piece);
     combine(c, at(slice, from), std::move(inputs), mine);
     forOtherHosts([&](int host) {
-      if (!all) {
+      if (!all && !toRoot && (!rooted || host_ == to)) {
         const size_t theirs = size(piece.count, host) * element;
         piece.step->receive(host, at(slice, first(piece.count, host) * element), theirs);
+      }
+      if (!all && !toRoot && (!rooted || host == to)) {
         piece.step->send(host, at(slice, from), mine * element);
       }
     });
@@ -200,20 +276,14 @@ void Execution::allReduceInPieces(const Collective& c) {
     if (onLane()) {
       piece.step->finish();
     }
-    char* const output = outputOf(piece);
-    if (t_.lanes == localSize()) {
-      inside({CollectiveKind::allGather, sliceOf(piece), output, piece.count, c.type, {}, 0});
+    if (rooted) {
+      gatherSlices(c, piece, sliceOf(piece));
     } else {
-      for (int lane = 0; lane < t_.lanes; ++lane) {
-        char* const slice = at(output, lane * piece.count * element);
-        inside({CollectiveKind::broadcast, slice, slice, piece.count, c.type, {}, lane});
-      }
-    }
-    if (piece.padded) {
-      std::memcpy(piece.output, output, piece.outputBytes);
+      spreadSlices(c, piece, resultOf(piece));
     }
     piece = {};
   };
+  auto pieces = cut(c);
   for (size_t i = 0; i < pieces.size() + 2; ++i) {
     if (i < pieces.size()) start(pieces[i]);
     if (i >= 1 && i - 1 < pieces.size()) collect(pieces[i - 1]);
@@ -221,68 +291,51 @@ void Execution::allReduceInPieces(const Collective& c) {
   }
 }
 
-void Execution::reduce(const Collective& c) {
-  const size_t element = elementSize(c.type);
-  const int to = t_.hostOf[c.root];
+// Gives the ranks of this host the slices of all lanes, which are in `result`.
+void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
+  const size_t bytes = piece.count * elementSize(c.type);
+  if (t_.lanes == localSize()) {
+    char* const own = at(result, local() * bytes);
+    inside({CollectiveKind::allGather, own, result, piece.count, c.type, {}, 0});
+  } else {
+    for (int lane = 0; lane < t_.lanes; ++lane) {
+      char* const slice = at(result, lane * bytes);
+      inside({CollectiveKind::broadcast, slice, slice, piece.count, c.type, {}, lane});
+    }
+  }
+  if (piece.padded) {
+    std::memcpy(piece.output, result, piece.outputBytes);
+  }
+}
+
+// Gives the root the slices of all lanes, `slice` that of this one.
+void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
+  if (host_ != t_.hostOf[c.root]) {
+    return;
+  }
+  const size_t bytes = piece.count * elementSize(c.type);
   const int root = t_.localOf[c.root];
-  auto pieces = cut(c);
-  if (pieces.empty()) {
+  std::vector<Hop> hops;
+  if (t_.rank != c.root) {
+    if (onLane()) {
+      hops.push_back({true, root, slice, bytes});
+    }
+    return inside(hops);
+  }
+  for (int lane = 0; lane < t_.lanes; ++lane) {
+    if (lane != root) {
+      hops.push_back({false, lane, at(piece.result.data(), lane * bytes), bytes});
+    }
+  }
+  inside(hops);
+  std::memcpy(piece.output, piece.result.data(), piece.outputBytes);
+}
+
+void Execution::reduce(const Collective& c) {
+  if (c.count == 0) {
     return barrier();
   }
-  const auto start = [&](Piece& piece) {
-    reduceInside(c, piece);
-    if (!onLane()) {
-      return;
-    }
-    const size_t bytes = piece.count * element;
-    piece.step = std::make_unique<Step>(*this);
-    if (host_ != to) {
-      return piece.step->send(to, piece.slice, bytes);
-    }
-    piece.received = block(hosts_ * bytes);
-    forOtherHosts([&](int host) {
-      piece.step->receive(host, at(piece.received.data(), host * bytes), bytes);
-    });
-  };
-  const auto end = [&](Piece& piece) {
-    if (onLane()) {
-      piece.step->finish();
-    }
-    if (host_ != to) {
-      piece = {};
-      return;
-    }
-    const size_t bytes = piece.count * element;
-    const auto result = block(t_.rank == c.root ? t_.lanes * bytes : onLane() ? bytes : 0);
-    std::vector<Hop> hops;
-    if (onLane()) {
-      std::vector<const void*> inputs;
-      for (int host = 0; host < hosts_; ++host) {
-        inputs.push_back(host == host_ ? piece.slice : at(piece.received.data(), host * bytes));
-      }
-      char* const slice = at(result.data(), t_.rank == c.root ? local() * bytes : 0);
-      combine(c, slice, std::move(inputs), piece.count);
-      if (t_.rank != c.root) {
-        hops.push_back({true, root, slice, bytes});
-      }
-    }
-    if (t_.rank == c.root) {
-      for (int lane = 0; lane < t_.lanes; ++lane) {
-        if (lane != root) {
-          hops.push_back({false, lane, at(result.data(), lane * bytes), bytes});
-        }
-      }
-    }
-    inside(hops);
-    if (t_.rank == c.root) {
-      std::memcpy(piece.output, result.data(), piece.outputBytes);
-    }
-    piece = {};
-  };
-  for (size_t i = 0; i < pieces.size() + 1; ++i) {
-    if (i < pieces.size()) start(pieces[i]);
-    if (i >= 1) end(pieces[i - 1]);
-  }
+  reduceInPieces(c);
 }
 
 void Execution::reduceScatter(const Collective& c) {
@@ -358,9 +411,7 @@ void Execution::reduceScatter(const Collective& c) {
   } else {
     hops.push_back({false, t_.laneOf(t_.rank), c.output, bytes});
   }
-  if (!hops.empty()) {
-    inside(hops);
-  }
+  inside(hops);
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -53,8 +53,8 @@ std::shared_ptr<Transfer> Matcher::take(int source, int tag) {
 
 bool Matcher::cancel(const Transfer& receive) {
   Posted& posted = postedFor(receive);
-  const auto found = std::ranges::find(
-      posted.receives, &receive, [](const auto& entry) { return entry.get(); });
+  const auto found =
+      std::ranges::find(posted.receives, &receive, [](const auto& entry) { return entry.get(); });
   if (found == posted.receives.end()) return false;
   if (receive.started) --posted.started;
   posted.receives.erase(found);
