@@ -100,7 +100,7 @@ void putElement(void* memory, size_t i, T value) {
 }
 
 template <class T>
-void expectWide(Reduction reduction, const std::vector<Bytes>& in, Bytes& out) {
+void expectWide(Reduction reduction, const std::vector<Bytes>& in, double divisor, Bytes& out) {
   for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
     T value = element<T>(in[0].data(), i);
     for (size_t r = 1; r < in.size(); ++r) {
@@ -108,11 +108,11 @@ void expectWide(Reduction reduction, const std::vector<Bytes>& in, Bytes& out) {
     }
     if (reduction == Reduction::avg) {
       if constexpr (std::is_floating_point_v<T>) {
-        value /= static_cast<T>(in.size());
+        value /= static_cast<T>(divisor);
       } else if constexpr (std::is_signed_v<T>) {
-        value = static_cast<T>(int64_t(value) / int64_t(in.size()));
+        value = static_cast<T>(int64_t(value) / int64_t(divisor));
       } else {
-        value = static_cast<T>(uint64_t(value) / in.size());
+        value = static_cast<T>(uint64_t(value) / uint64_t(divisor));
       }
     }
     putElement(out.data(), i, value);
@@ -121,31 +121,40 @@ void expectWide(Reduction reduction, const std::vector<Bytes>& in, Bytes& out) {
 
 template <class Bits>
 void expectSmall(
-    const Format& format, Reduction reduction, const std::vector<Bytes>& in, Bytes& out) {
+    const Format& format,
+    Reduction reduction,
+    const std::vector<Bytes>& in,
+    double divisor,
+    Bytes& out) {
   const auto decoded = [&](size_t r, size_t i) {
     return static_cast<float>(format.decode(element<Bits>(in[r].data(), i)));
   };
   for (size_t i = 0; i < out.size() / sizeof(Bits); ++i) {
     float value = decoded(0, i);
     for (size_t r = 1; r < in.size(); ++r) value = combined(reduction, value, decoded(r, i));
-    if (reduction == Reduction::avg) value /= static_cast<float>(in.size());
+    if (reduction == Reduction::avg) value /= static_cast<float>(divisor);
     putElement(out.data(), i, static_cast<Bits>(format.encode(value)));
   }
 }
 
-void expect(ncclDataType_t type, Reduction reduction, const std::vector<Bytes>& in, Bytes& out) {
+void expect(
+    ncclDataType_t type,
+    Reduction reduction,
+    const std::vector<Bytes>& in,
+    double divisor,
+    Bytes& out) {
   switch (type) {
-    case ncclInt8: return expectWide<int8_t>(reduction, in, out);
-    case ncclUint8: return expectWide<uint8_t>(reduction, in, out);
-    case ncclInt32: return expectWide<int32_t>(reduction, in, out);
-    case ncclUint32: return expectWide<uint32_t>(reduction, in, out);
-    case ncclInt64: return expectWide<int64_t>(reduction, in, out);
-    case ncclUint64: return expectWide<uint64_t>(reduction, in, out);
-    case ncclFloat32: return expectWide<float>(reduction, in, out);
-    case ncclFloat64: return expectWide<double>(reduction, in, out);
+    case ncclInt8: return expectWide<int8_t>(reduction, in, divisor, out);
+    case ncclUint8: return expectWide<uint8_t>(reduction, in, divisor, out);
+    case ncclInt32: return expectWide<int32_t>(reduction, in, divisor, out);
+    case ncclUint32: return expectWide<uint32_t>(reduction, in, divisor, out);
+    case ncclInt64: return expectWide<int64_t>(reduction, in, divisor, out);
+    case ncclUint64: return expectWide<uint64_t>(reduction, in, divisor, out);
+    case ncclFloat32: return expectWide<float>(reduction, in, divisor, out);
+    case ncclFloat64: return expectWide<double>(reduction, in, divisor, out);
     case ncclFloat16:
-    case ncclBfloat16: return expectSmall<uint16_t>(formatOf(type), reduction, in, out);
-    default: return expectSmall<uint8_t>(formatOf(type), reduction, in, out);
+    case ncclBfloat16: return expectSmall<uint16_t>(formatOf(type), reduction, in, divisor, out);
+    default: return expectSmall<uint8_t>(formatOf(type), reduction, in, divisor, out);
   }
 }
 
@@ -200,13 +209,15 @@ std::vector<const void*> addresses(const std::vector<Bytes>& in) {
   return pointers;
 }
 
-void checkReduce(ncclDataType_t type, Reduction reduction, int n, size_t count) {
+// `divisor`: of the average; 0: n.
+void checkReduce(
+    ncclDataType_t type, Reduction reduction, int n, size_t count, double divisor = 0) {
   std::vector<Bytes> in;
   for (int r = 0; r < n; ++r) {
     in.push_back(randomBytes(count * elementSize(type), 100 * type + r));
   }
   Bytes wanted(count * elementSize(type));
-  expect(type, reduction, in, wanted);
+  expect(type, reduction, in, divisor == 0 ? n : divisor, wanted);
   for (const ReduceKernels* variant : variants()) {
     // -1: an output of its own; otherwise the input that is overwritten.
     for (int target = -1; target < n; ++target) {
@@ -216,7 +227,8 @@ void checkReduce(ncclDataType_t type, Reduction reduction, int n, size_t count) 
       if (n == 1) {
         reduce(type, reduction, out.data(), addresses(inputs).data(), n, count);
       } else {
-        variant->reduce(type, reduction, out.data(), addresses(inputs).data(), n, count);
+        const double by = divisor == 0 ? n : divisor;
+        variant->reduce(type, reduction, out.data(), addresses(inputs).data(), n, count, by);
       }
       CHECK(same(type, out, wanted));
     }
@@ -239,6 +251,13 @@ TEST_WITHIN(everyTypeAndReductionMatchesTheReference, 120) {
   }
 }
 
+TEST(anAverageOfSumsIsDividedByTheNumberOfTheirRanks) {
+  for (int type = 0; type < ncclNumTypes; ++type) {
+    checkReduce(static_cast<ncclDataType_t>(type), Reduction::avg, 2, 1000, 7);
+    checkReduce(static_cast<ncclDataType_t>(type), Reduction::avg, 3, 1000, 1);
+  }
+}
+
 TEST_WITHIN(smallFloatsRoundOnceToNearestEven, 60) {
   // Every pair of 8-bit values; products reach every kind of rounding.
   for (const ncclDataType_t type : {ncclFloat8e4m3, ncclFloat8e5m2}) {
@@ -249,9 +268,9 @@ TEST_WITHIN(smallFloatsRoundOnceToNearestEven, 60) {
     }
     for (const Reduction reduction : {Reduction::sum, Reduction::prod, Reduction::avg}) {
       Bytes wanted(65536), got(65536);
-      expect(type, reduction, in, wanted);
+      expect(type, reduction, in, 2, wanted);
       for (const ReduceKernels* variant : variants()) {
-        variant->reduce(type, reduction, got.data(), addresses(in).data(), 2, 65536);
+        variant->reduce(type, reduction, got.data(), addresses(in).data(), 2, 65536, 2);
         CHECK(same(type, got, wanted));
       }
     }
@@ -271,7 +290,7 @@ TEST(scaleMultipliesByOneElement) {
         repeated.insert(repeated.end(), scalar.begin(), scalar.end());
       }
       Bytes wanted(in.size());
-      expect(type, Reduction::prod, {in, repeated}, wanted);
+      expect(type, Reduction::prod, {in, repeated}, 2, wanted);
       for (const ReduceKernels* variant : variants()) {
         Bytes out(in.size()), inPlace = in;
         variant->scale(type, out.data(), in.data(), scalar.data(), kCount);
