@@ -69,6 +69,11 @@ def find_torch() -> tuple[Path, str, bool]:
     return folder, str(about["__version__"]), about.get("hip") is not None
 
 
+def package_version() -> str:
+    """Returns the version of this package, which the ranks of a group compare."""
+    return str(runpy.run_path(str(ROOT / "torchcomms_pg" / "_version.py"))["__version__"])
+
+
 def find_nccl_include() -> Path:
     """Returns the folder with nccl.h: the one named by hand, else that of the NCCL package."""
     by_hand = os.environ.get("TORCHCOMMS_PG_NCCL_INCLUDE")
@@ -211,6 +216,7 @@ class Build:
         torch = common + [f"-isystem{relative(path)}" for path in includes]
         torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
         torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{self.minor}"']
+        torch += [f'-DTORCHCOMMS_PG_VERSION="{package_version()}"']
         torch += [f"-DTORCHCOMMS_PG_MODULE={self.module}"]
         if self.rocm:
             common.append("-DTORCHCOMMS_PG_ROCM")

@@ -12,6 +12,7 @@
 #include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
 #include "shm/Interrupt.hpp"
+#include "shm/Layout.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
@@ -31,9 +32,11 @@ constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
 // How often it asks the store, which would print a warning each time if it waited there for a
-// limited time: ever more seldom.
+// limited time: ever more seldom, and each of many ranks more seldom than of few, since one process
+// answers all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
+constexpr std::chrono::microseconds kPollOfRank{100};
 
 std::string introduction(const std::string& group) {
   return "group '" + group + "' could not be set up: ";
@@ -61,6 +64,24 @@ std::string reasonOf(const std::string& group, const std::exception& error) {
   return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
 }
 
+// "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
+// things, else empty.
+std::string differences(const std::vector<std::string>& said, const std::string& what) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    ranks[said[rank]].push_back(static_cast<int>(rank));
+  }
+  if (ranks.size() == 1) {
+    return "";
+  }
+  std::string text;
+  for (const auto& [word, members] : ranks) {
+    text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
+            joinRanks(members) + " " + what + " '" + word + "'";
+  }
+  return text;
+}
+
 // Keeps the monitor's threads, which the communicator will need, from now on: where they cannot be
 // started, that shows before the other ranks count on this one.
 class MonitorRuns final : public Monitor::Watched {
@@ -78,7 +99,8 @@ class Rendezvous {
       : meeting_(meeting),
         store_(*meeting.store),
         peers_(meeting.known),
-        heard_(meeting.size, false) {
+        heard_(meeting.size, false),
+        versions_(meeting.size) {
     peers_.resize(meeting.size);
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
@@ -127,7 +149,7 @@ class Rendezvous {
     if (self.startTime == 0) {
       raise(meeting_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
     }
-    set(rankKey(meeting_.rank), kId + self.text() + "\n" + mine);
+    set(rankKey(meeting_.rank), kId + self.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
     said_ = true;
     std::string answer;
     if (meeting_.rank == 0) {
@@ -135,13 +157,14 @@ class Rendezvous {
       for (int peer = 0; peer < meeting_.size; ++peer) {
         said.push_back(hear(peer, await(rankKey(peer))));
       }
-      answer = judge(said);
+      answer = differentVersions();
+      answer = answer.empty() ? judge(said) : kRefusal + answer;
       std::string all(1, answer.front());
       if (answer.front() == kRefusal) {
         all += "|";
       } else {
-        for (const auto& peer : peers_) {
-          all += peer.text() + "\n";
+        for (size_t peer = 0; peer < peers_.size(); ++peer) {
+          all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
         }
       }
       answer = all + answer.substr(1);
@@ -153,6 +176,7 @@ class Rendezvous {
       raiseRefused(answer);
     }
     size_t begin = 1;
+    const Peer* previous = nullptr;
     for (auto& peer : peers_) {
       const auto end = answer.find('\n', begin);
       if (end == std::string::npos) {
@@ -162,7 +186,8 @@ class Rendezvous {
                 " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no "
                 "other program writes to");
       }
-      peer = Peer::parse(answer.substr(begin, end - begin));
+      peer = Peer::parse(answer.substr(begin, end - begin), previous);
+      previous = &peer;
       begin = end + 1;
     }
     heard_.assign(meeting_.size, true);
@@ -250,9 +275,23 @@ class Rendezvous {
       tellAgain(text);
     }
     const auto end = text.find('\n');
-    peers_[peer] = Peer::parse(text.substr(1, end - 1));
+    const auto line = text.substr(1, end - 1);
+    peers_[peer] = Peer::parse(line);
+    versions_[peer] = line.substr(line.rfind(' ') + 1);
     heard_[peer] = true;
     return text.substr(end + 1);
+  }
+
+  // What is wrong with the versions of this package; empty: nothing.
+  std::string differentVersions() const {
+    std::vector<std::string> versions;
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      versions.push_back(versions_[rank] + "' on host '" + peers_[rank].host);
+    }
+    return std::ranges::count(versions_, versions_.front()) == meeting_.size
+               ? ""
+               : differences(versions, "with torchcomms_pg") +
+                     "; install the same version on all hosts";
   }
 
   [[noreturn]] void tellAgain(const std::string& refusal) {
@@ -286,7 +325,7 @@ class Rendezvous {
   std::string await(const std::string& key) {
     auto next = Clock::now() + kLook;
     for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
-      poll = std::min(poll, kLastPoll);
+      poll = std::min(poll, std::max(kLastPoll, meeting_.size * kPollOfRank));
       std::this_thread::sleep_for(poll);
       const auto now = Clock::now();
       if (now >= deadline_) {
@@ -327,29 +366,12 @@ class Rendezvous {
   c10d::Store& store_;
   const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;
-  std::vector<Peer> peers_;  // by rank, as far as they are known
-  std::vector<bool> heard_;  // who has said it for this group
-  bool said_ = false;        // this rank
-  bool known_ = false;       // the other ranks know of this one's failure, or will
+  std::vector<Peer> peers_;            // by rank, as far as they are known
+  std::vector<bool> heard_;            // who has said it for this group
+  std::vector<std::string> versions_;  // of this package, by rank; of rank 0 only
+  bool said_ = false;                  // this rank
+  bool known_ = false;                 // the other ranks know of this one's failure, or will
 };
-
-// "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
-// things, else empty.
-std::string differences(const std::vector<std::string>& said, const std::string& what) {
-  std::map<std::string, std::vector<int>> ranks;
-  for (size_t rank = 0; rank < said.size(); ++rank) {
-    ranks[said[rank]].push_back(static_cast<int>(rank));
-  }
-  if (ranks.size() == 1) {
-    return "";
-  }
-  std::string text;
-  for (const auto& [word, members] : ranks) {
-    text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
-            joinRanks(members) + " " + what + " '" + word + "'";
-  }
-  return text;
-}
 
 void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   if (result == ncclSuccess || result == ncclInProgress) {
@@ -410,6 +432,18 @@ std::string whoIsElsewhere(const std::vector<Peer>& peers) {
                            : different;
 }
 
+// What is wrong with how many ranks a host has; empty: nothing.
+std::string fullHost(const std::vector<Peer>& peers) {
+  std::map<std::string, int> ranks;
+  for (const auto& peer : peers) {
+    if (++ranks[peer.place()] > shm::kMaxRanks) {
+      return "host '" + peer.host + "' has more than " + std::to_string(shm::kMaxRanks) +
+             " ranks of the group, which is the most that can share memory; start fewer on it";
+    }
+  }
+  return "";
+}
+
 // Who makes the unique ids, in their order: spread over the ranks as NCCL expects it.
 std::vector<int> rootsOf(int size, int count) {
   std::vector<int> roots;
@@ -468,6 +502,9 @@ Joined joinOnHost(
   return rendezvous.run([&]() -> Joined {
     const MonitorRuns monitor;
     const auto answer = rendezvous.exchange("", [&](const std::vector<std::string>&) {
+      if (const auto full = fullHost(rendezvous.peers()); !full.empty()) {
+        return kRefusal + full;
+      }
       const auto elsewhere = whoIsElsewhere(rendezvous.peers());
       return elsewhere.empty() ? newId(api, 0) : kApart + elsewhere;
     });

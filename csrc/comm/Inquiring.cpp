@@ -141,18 +141,12 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.size = comm_.size_;
   options.describeSilent = describeSilent;
   if (comm_.api_.probe != nullptr) {
-    options.poll = [weak = comm_.weak_from_this(), probe = std::function<void()>()]() mutable {
-      if (const auto comm = probe ? nullptr : weak.lock()) {
-        std::lock_guard lock(comm->commMutex_);
-        auto* const made = comm->comm_.load(std::memory_order_acquire);
-        probe = made == nullptr ? nullptr : comm->api_.probe(made);
-      }
-      if (probe) {
-        probe();
-      }
-    };
+    auto probe = comm_.api_.probe(comm_.comm_.load(std::memory_order_acquire));
+    options.poll = std::move(probe.look);
+    options.turn = probe.turn;
+    options.turns = probe.turns;
   } else if (comm_.api_.ring == nullptr) {
-    options.poll = [] {};
+    options.poll = [](bool) { return false; };
   }
   const auto& global = comm_.group_.globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank_);
@@ -259,7 +253,8 @@ void Inquiring::learnOfFailure() {
 void Inquiring::learnOfVerdict() {
   const auto inquiry = this->inquiry();
   const auto verdict = inquiry ? inquiry->final() : std::nullopt;
-  if (!verdict || comm_.api_.ring != nullptr) {  // such a library tells with better words
+  const bool tells = comm_.api_.ring != nullptr && comm_.api_.probe == nullptr;
+  if (!verdict || tells) {  // such a library tells with better words
     return;
   }
   apart([this, verdict = *verdict] {

@@ -7,6 +7,12 @@
 
 namespace torchcomms_pg {
 
+namespace {
+
+const std::string kSamePlace = "=";
+
+}  // namespace
+
 Peer Peer::self() {
   std::ostringstream space;
   space << std::hex << shm::bootHash() << std::dec << "-" << shm::pidSpace();
@@ -16,15 +22,24 @@ Peer Peer::self() {
   return {std::move(host), space.str(), pid, shm::processStartTime(pid)};
 }
 
-Peer Peer::parse(const std::string& text) {
+Peer Peer::parse(const std::string& text, const Peer* previous) {
   std::istringstream in(text);
   Peer peer;
-  in >> peer.host >> peer.space >> peer.pid >> peer.startTime;
+  in >> peer.host;
+  if (peer.host == kSamePlace && previous != nullptr) {
+    peer.host = previous->host;
+    peer.space = previous->space;
+  } else {
+    in >> peer.space;
+  }
+  in >> peer.pid >> peer.startTime;
   return in ? peer : Peer();
 }
 
-std::string Peer::text() const {
-  return host + " " + space + " " + std::to_string(pid) + " " + std::to_string(startTime);
+std::string Peer::text(const Peer* previous) const {
+  const bool same = previous != nullptr && sameHost(*previous);
+  return (same ? kSamePlace : host + " " + space) + " " + std::to_string(pid) + " " +
+         std::to_string(startTime);
 }
 
 bool Peer::dead() const {

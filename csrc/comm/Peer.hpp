@@ -16,10 +16,10 @@ struct Peer {
 
   static Peer self();
   // What text() gave; anything else is nobody, with pid 0.
-  static Peer parse(const std::string& text);
+  static Peer parse(const std::string& text, const Peer* previous = nullptr);
 
-  // One line.
-  std::string text() const;
+  // One line. `previous`: whoever reads it will know that one, whose place need not be said again.
+  std::string text(const Peer* previous = nullptr) const;
   std::string place() const { return host + "/" + space; }
   bool sameHost(const Peer& other) const { return place() == other.place(); }
   // Whether the process has ended for certain; never of one on another host.

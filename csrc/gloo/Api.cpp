@@ -239,6 +239,7 @@ NcclApi fill() {
     return ncclSuccess;
   };
   t.probe = [](ncclComm_t comm) { return from(comm)->probe(); };
+  t.ring = [](ncclComm_t comm, uint64_t times) { return from(comm)->ring(times); };
   t.commCount = [](const ncclComm_t comm, int* count) {
     *count = from(comm)->topology().size;
     return ncclSuccess;

@@ -29,19 +29,12 @@ std::shared_ptr<Link> newLink(
     names.push_back(members.topology.nameOf(member));
   }
   return Link::make(
-      members.connect,
-      c10::make_intrusive<c10d::PrefixStore>(name, members.store),
-      fault,
-      ranks,
-      std::move(names),
-      static_cast<int>(rank));
+      members.connect, members.store, name, fault, ranks, std::move(names), static_cast<int>(rank));
 }
 
 std::string nameOfLane(const Topology& topology) {
   return "lane/" + std::to_string(topology.local());
 }
-
-constexpr const char* kMessages = "messages";
 
 }  // namespace
 
@@ -80,7 +73,7 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
       .newLink = [members = comm->members_, fault = comm->fault_](
                      const auto& name,
                      const auto& ranks) { return newLink(members, fault, name, ranks); },
-      .store = c10::make_intrusive<c10d::PrefixStore>(kMessages, comm->members_.store),
+      .store = comm->members_.store,
       .fault = comm->fault_});
   comm->fault_->watch(
       comm->messages_,
@@ -256,31 +249,36 @@ std::vector<int> Comm::absentRanks() const {
   return absent;
 }
 
-std::function<void()> Comm::probe() {
-  return [fault = fault_,
-          store = members_.store,
-          lane = lane_,
-          name = nameOfLane(topology()),
-          messages = messages_,
-          own = c10::intrusive_ptr<c10d::Store>(),
-          ofLane = c10::intrusive_ptr<c10d::Store>(),
-          ofMessages = c10::intrusive_ptr<c10d::Store>()]() mutable {
+NcclApi::Probe Comm::probe() {
+  auto look = [fault = fault_,
+               store = members_.store,
+               lane = lane_,
+               messages = messages_,
+               own = c10::intrusive_ptr<c10d::Store>(),
+               seen = int64_t{0}](bool thorough) mutable {
     if (fault->known()) {
-      return;
+      return false;
     }
     if (!own) {
       own = store->clone();  // since another thread may wait in the shared connection
-      ofLane = c10::make_intrusive<c10d::PrefixStore>(name, own);
-      ofMessages = c10::make_intrusive<c10d::PrefixStore>(kMessages, own);
     }
-    if (fault->failAsTold(*own)) {
-      return;
+    const auto before = std::exchange(seen, Fault::news(*own));
+    const bool news = seen != before;
+    if ((!news && !thorough) || fault->failAsTold(*own)) {
+      return news;
     }
     if (lane != nullptr) {
-      lane->lookForOthers(ofLane);
+      lane->lookForOthers(*own);
     }
-    messages->lookForOthers(ofMessages);
+    messages->lookForOthers(*own);
+    return news;
   };
+  const auto& t = topology();
+  return {std::move(look), t.local(), static_cast<int>(t.inside().size())};
+}
+
+uint64_t Comm::ring(uint64_t times) {
+  return shm::api().ring(members_.inside, times);
 }
 
 void Comm::close() {

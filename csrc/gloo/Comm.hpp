@@ -94,8 +94,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // What looks in the store for what other ranks have written there, for ranks that wait for
   // nothing, and so see no broken connection: a failure, which then is one here as well, or that
-  // the ranks are to be connected. May block; for one thread.
-  std::function<void()> probe();
+  // the ranks are to be connected. Of the ranks of a host one looks, and rings where there is news.
+  NcclApi::Probe probe();
+  // As NcclApi::ring, among the ranks of this host.
+  uint64_t ring(uint64_t times);
 
   // Ends the connections. What was sent still arrives. After a failure only when the others can
   // read the reason.

@@ -96,6 +96,7 @@ void Fault::tellOthers() {
     const std::string text = encode(*known());
     if (!store_->check({kReasonKey})) {
       store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
+      announce(*store_);
     }
   } catch (const std::exception&) {
     // Then they learn from the broken connection alone.

@@ -40,6 +40,11 @@ class Fault : public std::enable_shared_from_this<Fault> {
   bool failAsTold(c10d::Store& store);
   bool failAsTold() { return failAsTold(*store_); }
 
+  // Has the ranks of all hosts look soon for what this one has written in the group's store, and
+  // how often ranks have done so.
+  static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
+  static int64_t news(c10d::Store& group) { return group.add(kNewsKey, 0); }
+
   // What is done when it fails. `release` in the failing thread; then in another one `tell`, which
   // may block for a moment, and `told`, when the other ranks can read the reason. Each may be
   // empty.
@@ -57,6 +62,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
  private:
   static constexpr std::chrono::seconds kTellPatience{5};
+  static constexpr const char* kNewsKey = "news";
 
   struct Watcher {
     std::weak_ptr<void> owner;

@@ -63,12 +63,14 @@ std::string told(const shm::Signature& signature) {
 Link::Link(
     Connect connect,
     c10::intrusive_ptr<c10d::Store> store,
+    std::string prefix,
     std::shared_ptr<Fault> fault,
     std::vector<int> members,
     std::vector<std::string> names,
     int rank)
     : connect_(std::move(connect)),
       store_(std::move(store)),
+      prefix_(std::move(prefix)),
       fault_(std::move(fault)),
       members_(std::move(members)),
       names_(std::move(names)),
@@ -77,6 +79,7 @@ Link::Link(
 std::shared_ptr<Link> Link::make(
     Connect connect,
     c10::intrusive_ptr<c10d::Store> store,
+    std::string prefix,
     std::shared_ptr<Fault> fault,
     std::vector<int> members,
     std::vector<std::string> names,
@@ -84,6 +87,7 @@ std::shared_ptr<Link> Link::make(
   std::shared_ptr<Link> link(new Link(
       std::move(connect),
       std::move(store),
+      std::move(prefix),
       std::move(fault),
       std::move(members),
       std::move(names),
@@ -113,8 +117,8 @@ Connections Link::connections() {
   return connections_;
 }
 
-void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto made = connect_(store, rank_, size());
+void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
+  auto made = connect_(c10::make_intrusive<c10d::PrefixStore>(prefix_, group), rank_, size());
   {
     std::lock_guard lock(mutex_);
     if (!fault_->known() && !closed_) {
@@ -128,19 +132,19 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& store) {
   changed_.notify_all();
 }
 
-void Link::connectApart(const std::function<void(c10d::Store&)>& tell) {
-  c10::intrusive_ptr<c10d::Store> store;
+void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
+  c10::intrusive_ptr<c10d::Store> group;
   std::string why;
   try {
-    store = store_->clone();  // another thread may wait in the shared one
-    tell(*store);
-    return connectThrough(store);
+    group = store_->clone();  // another thread may wait in the shared one
+    tell(*group);
+    return connectThrough(group);
   } catch (const c10::Error& error) {
     why = error.what_without_backtrace();
   } catch (const std::exception& error) {
     why = error.what();
   }
-  if (!store || !fault_->failAsTold(*store)) {
+  if (!group || !fault_->failAsTold(*group)) {
     fault_->fail(shm::Failure(ncclRemoteError, why));
   }
 }
@@ -158,8 +162,10 @@ void Link::startConnecting() {
   try {
     std::thread([unfinished = Unfinished(), self = shared_from_this()] {
       pthread_setname_np(pthread_self(), "tcpg_gloo");
-      self->connectApart(
-          [](c10d::Store& store) { store.set(kConnectKey, std::vector<uint8_t>{}); });
+      self->connectApart([&](c10d::Store& group) {
+        group.set(self->key(kConnectKey), std::vector<uint8_t>{});
+        Fault::announce(group);
+      });
     }).detach();
   } catch (const std::system_error& error) {
     fault_->fail(
@@ -346,12 +352,12 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
   }
 }
 
-void Link::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
-  if (connected() || !connection->check({kConnectKey})) {
+void Link::lookForOthers(c10d::Store& group) {
+  if (connected() || !group.check({key(kConnectKey)})) {
     return;
   }
-  if (connection->check({kLeftKey})) {
-    const auto text = connection->get(kLeftKey);
+  if (group.check({key(kLeftKey)})) {
+    const auto text = group.get(key(kLeftKey));
     const int rank = std::stoi(std::string(text.begin(), text.end()));
     fault_->fail(
         shm::Failure(
@@ -485,13 +491,15 @@ void Link::close() {
 
 void Link::tellLeft() {
   try {
-    Monitor::get().runApart([unfinished = Unfinished(), store = store_, rank = members_[rank_]] {
-      try {
-        store->set(kLeftKey, std::to_string(rank));
-      } catch (const std::exception&) {
-        // The store has gone, and so have those who would have read it.
-      }
-    });
+    Monitor::get().runApart(
+        [unfinished = Unfinished(), store = store_, name = key(kLeftKey), rank = members_[rank_]] {
+          try {
+            store->set(name, std::to_string(rank));
+            Fault::announce(*store);
+          } catch (const std::exception&) {
+            // The store has gone, and so have those who would have read it.
+          }
+        });
   } catch (const std::runtime_error&) {
     // No thread can be started: whoever still waits does so until the deadline.
   }

@@ -69,10 +69,11 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
   // Among `members`, ranks of the group, of which this one is `members[rank]`, and which errors
-  // call `names`. `store`: for this link alone.
+  // call `names`. `prefix`: of the keys in the group's store that are this link's.
   static std::shared_ptr<Link> make(
       Connect connect,
       c10::intrusive_ptr<c10d::Store> store,
+      std::string prefix,
       std::shared_ptr<Fault> fault,
       std::vector<int> members,
       std::vector<std::string> names,
@@ -83,9 +84,9 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // Connects the ranks, which all have to call this. Raises what Connect does.
   void connect() { connectThrough(store_); }
-  // The same in a thread for it: through a connection to the store of its own, to which `tell` is
-  // called first; what goes wrong fails the group.
-  void connectApart(const std::function<void(c10d::Store&)>& tell);
+  // The same in a thread for it: through a connection to the group's store of its own, for which
+  // `tell` is called first; what goes wrong fails the group.
+  void connectApart(const std::function<void(c10d::Store& group)>& tell);
 
   // The same where only this rank may need it: has the others do so within about a second, which
   // they learn by their probes. Returns when they are connected, at once if they are; raises the
@@ -107,9 +108,9 @@ class Link : public std::enable_shared_from_this<Link> {
   void accept(Parcel& parcel, const Parcel& receive);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
-  // Looks in the store, a connection to it of the calling thread's own, whether other ranks want to
-  // be connected; then they are.
-  void lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection);
+  // Looks in the group's store, a connection to it of the calling thread's own, whether other ranks
+  // want to be connected; then they are.
+  void lookForOthers(c10d::Store& group);
 
   // The ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
@@ -131,6 +132,7 @@ class Link : public std::enable_shared_from_this<Link> {
   Link(
       Connect connect,
       c10::intrusive_ptr<c10d::Store> store,
+      std::string prefix,
       std::shared_ptr<Fault> fault,
       std::vector<int> members,
       std::vector<std::string> names,
@@ -140,7 +142,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void tellReason();
   bool failAsHeard(int peer);
   Connections connections();
-  void connectThrough(const c10::intrusive_ptr<c10d::Store>& store);
+  void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
+  std::string key(const char* name) const { return prefix_ + "/" + name; }
   void startConnecting();
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
@@ -153,7 +156,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void disconnect();
 
   const Connect connect_;
-  const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::Store> store_;  // of the group
+  const std::string prefix_;
   const std::shared_ptr<Fault> fault_;
   const std::vector<int> members_;
   const std::vector<std::string> names_;

@@ -16,13 +16,13 @@ namespace {
 
 // In the store: how many ranks want to be connected with one, and which; and who has left.
 std::string wishesOf(int rank) {
-  return "wanted/" + std::to_string(rank);
+  return "messages/wanted/" + std::to_string(rank);
 }
 std::string wishOf(int rank, int64_t number) {
   return wishesOf(rank) + "/" + std::to_string(number);
 }
 std::string departureOf(int rank) {
-  return "left/" + std::to_string(rank);
+  return "messages/left/" + std::to_string(rank);
 }
 
 // Of a message through memory.
@@ -205,10 +205,10 @@ void Messages::connect(int peer, Pair& pair) {
     if (pair.shared) {
       pair.link->awaitConnections();
     } else {
-      pair.link->connectApart([&](c10d::Store&) {
-        const auto store = ways_.store->clone();
-        const auto number = store->add(wishesOf(peer), 1);
-        store->set(wishOf(peer, number), std::to_string(rank_));
+      pair.link->connectApart([&](c10d::Store& group) {
+        const auto number = group.add(wishesOf(peer), 1);
+        group.set(wishOf(peer, number), std::to_string(rank_));
+        Fault::announce(group);
       });
     }
   }
@@ -382,11 +382,11 @@ void Messages::completeOutside(Request& request) {
   request.link->complete(*request.parcel, /*late=*/false);
 }
 
-void Messages::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) {
+void Messages::lookForOthers(c10d::Store& group) {
   const auto wishes = wishesOf(rank_);
-  const auto count = connection->check({wishes}) ? connection->add(wishes, 0) : 0;
-  for (; looked_ < count && connection->check({wishOf(rank_, looked_ + 1)}); ++looked_) {
-    const auto text = connection->get(wishOf(rank_, looked_ + 1));
+  const auto count = group.check({wishes}) ? group.add(wishes, 0) : 0;
+  for (; looked_ < count && group.check({wishOf(rank_, looked_ + 1)}); ++looked_) {
+    const auto text = group.get(wishOf(rank_, looked_ + 1));
     try {
       std::lock_guard lock(mutex_);
       pairWith(std::stoi(std::string(text.begin(), text.end())));
@@ -404,7 +404,7 @@ void Messages::lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection) 
     }
   }
   for (const int peer : awaited) {
-    if (connection->check({departureOf(peer)})) {
+    if (group.check({departureOf(peer)})) {
       ways_.fault->fail(
           {ncclRemoteError,
            ways_.topology.nameOf(peer) + " has left before the first message between it and " +
@@ -441,6 +441,7 @@ void Messages::close() {
     Monitor::get().runApart([unfinished = Unfinished(), store = ways_.store, rank = rank_] {
       try {
         store->set(departureOf(rank), std::vector<uint8_t>{});
+        Fault::announce(*store);
       } catch (const std::exception&) {
         // The store has gone, and so have those who would have read it.
       }

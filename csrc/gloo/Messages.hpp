@@ -75,8 +75,9 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // Whether it is one between two ranks of this host, which calls its `done` by itself.
   bool isInside(const Message& message) const;
 
-  // What the store, a connection of the caller's own, says of messages that others want to send.
-  void lookForOthers(const c10::intrusive_ptr<c10d::Store>& connection);
+  // What the group's store, a connection of the caller's own, says of messages that others want to
+  // send.
+  void lookForOthers(c10d::Store& group);
 
   // Has who waits look for a failure.
   void wake();

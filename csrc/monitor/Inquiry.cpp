@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <system_error>
 #include <thread>
@@ -16,9 +17,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a rank looks at the board while an inquiry goes on, and when not.
+// How often a rank looks at the board while an inquiry goes on, and when not. Of many ranks each
+// looks more seldom: all of them ask one store.
 constexpr milliseconds kTick{20};
-constexpr milliseconds kIdleTick{1000};
+constexpr std::chrono::microseconds kTickOfRank{100};
+constexpr milliseconds kTurn{1000};
 
 // From its begin: for answers, and for somebody else's verdict. A rank needs
 // up to a second to answer, and one more to notice where no library rings.
@@ -196,7 +199,7 @@ void Inquiry::run() {
       if (!options_.poll) {
         break;
       }
-      changed_.wait_for(lock, kIdleTick, something);
+      changed_.wait_until(lock, nextTurn(), something);
     }
     if (closed_) {
       break;
@@ -216,11 +219,19 @@ void Inquiry::run() {
     lock.lock();
     stepping_.reset();
     if (phase_ != Phase::idle) {
-      changed_.wait_for(lock, kTick);
+      changed_.wait_for(
+          lock, std::max<std::chrono::microseconds>(kTick, options_.size * kTickOfRank));
     }
   }
   running_ = false;
   changed_.notify_all();
+}
+
+// The clock is the same for the processes of a host.
+Inquiry::Clock::time_point Inquiry::nextTurn() const {
+  const auto round = kTurn * options_.turns;
+  const auto first = Clock::time_point(kTurn * options_.turn);
+  return first + ((Clock::now() - first) / round + 1) * round;
 }
 
 void Inquiry::step(Clock::time_point now) {
@@ -238,18 +249,22 @@ void Inquiry::step(Clock::time_point now) {
 void Inquiry::look(Clock::time_point now) {
   bool asked = false;
   bool wanted = false;
+  bool noticed = false;
   {
     std::lock_guard lock(mutex_);
     asked = asked_.has_value();
-    noticed_ = false;
+    noticed = std::exchange(noticed_, false);
     wanted = dumpsWanted_;
   }
-  if (options_.poll) {
-    options_.poll();
-  }
-  lookForDumps(wanted);
+  bool news = options_.poll && options_.poll(/*thorough=*/noticed || asked);
+  news = lookForDumps(wanted) || news;
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
-  if (!asked && !board_->get(key("leader"))) {
+  const bool goesOn = asked || board_->get(key("leader"));
+  // Who has heard of it by a ring does not ring again.
+  if (leads || (options_.poll && !noticed && (news || goesOn))) {
+    ring_.store(true, std::memory_order_release);
+  }
+  if (!goesOn) {
     std::lock_guard lock(mutex_);
     ++looked_;
     changed_.notify_all();
@@ -260,10 +275,10 @@ void Inquiry::look(Clock::time_point now) {
   round_.begun = now;
   phase_ = Phase::answering;
   wantsAnswer_.store(true, std::memory_order_release);
-  ring_.store(leads, std::memory_order_release);
 }
 
-void Inquiry::lookForDumps(bool wanted) {
+// Whether another rank has asked for them.
+bool Inquiry::lookForDumps(bool wanted) {
   if (wanted) {
     dumps_ = board_->add("dumps", 1);
     std::lock_guard lock(mutex_);
@@ -274,8 +289,10 @@ void Inquiry::lookForDumps(bool wanted) {
     if (asked > dumps_) {
       dumps_ = asked;
       options_.dump();
+      return true;
     }
   }
+  return false;
 }
 
 void Inquiry::publish(Clock::time_point now) {

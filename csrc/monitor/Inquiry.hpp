@@ -58,9 +58,13 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
     // What is to be said of a rank that does not answer; `introduction` is what
     // it wrote to the board under "who/<rank>" when the group was made.
     std::function<std::string(const std::string& introduction)> describeSilent;
-    // Where no library rings: called before the board is looked at, which is then done now and
-    // then. May block, and raise as a Board.
-    std::function<void()> poll;
+    // Where a ring does not reach all ranks: called before the board is looked at, which is then
+    // done now and then. `thorough`: there may be news. Returns whether there is, for the ranks
+    // that hear this one ring. May block, and raise as a Board.
+    std::function<bool(bool thorough)> poll;
+    // The ranks that hear each other ring look in turns, of a second each.
+    int turn = 0;
+    int turns = 1;
     std::function<void()> dump;  // another rank has asked for it; must not block, nor throw
   };
 
@@ -99,7 +103,8 @@ class Inquiry : public std::enable_shared_from_this<Inquiry> {
   void run();
   void step(Clock::time_point now);
   void look(Clock::time_point now);
-  void lookForDumps(bool wanted);
+  bool lookForDumps(bool wanted);
+  Clock::time_point nextTurn() const;
   void publish(Clock::time_point now);
   void lead(Clock::time_point now);
   void follow(Clock::time_point now);

@@ -194,11 +194,19 @@ struct NcclApi {
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
 
-  // What looks for what other ranks have to tell where this one calls nothing: a failure, which
-  // commGetAsyncError tells then, or that it is needed to connect the ranks. To be called every
-  // second or so; it may block, is for one thread, and may outlive the communicator. Null: the
-  // library needs no such look.
-  std::function<void()> (*probe)(ncclComm_t comm) = nullptr;
+  // Looks for what ranks of other hosts have to tell a rank that waits for nothing: a failure,
+  // which commGetAsyncError tells then, or that it is needed to connect the ranks.
+  struct Probe {
+    // Whether there is something new, for which the ranks that hear this one's ring() have to look
+    // as well. `thorough`: looks for all of it, also where nothing seems to be new. May block; is
+    // for one thread; may outlive the communicator.
+    std::function<bool(bool thorough)> look;
+    // The ranks that hear each other ring take turns in looking, each for a second.
+    int turn = 0;
+    int turns = 1;
+  };
+  // Null: the library needs no such look.
+  Probe (*probe)(ncclComm_t comm) = nullptr;
 
   // The library whose functions a communicator that commSplit made takes; null: this one's.
   const NcclApi& (*libraryOf)(ncclComm_t child) = nullptr;

@@ -64,26 +64,35 @@ class MemoryBoard : public Board {
 // Ranks of one group, with the thread that is their monitors.
 class Group {
  public:
-  explicit Group(int size, bool polls = false) : answers(size), answering(size, true), dumps(size) {
+  // `heard`: so many ranks hear each other ring, and look in turns; 0: all hear it, and none looks.
+  explicit Group(int size, int heard = 0)
+      : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
       Inquiry::Options options;
       options.rank = rank;
       options.size = size;
-      if (polls) {
-        options.poll = [] {};
+      if (heard > 0) {
+        options.poll = [this, rank](bool wanted) {
+          ++(wanted ? thorough : quiet)[rank];
+          return !wanted && news.exchange(false);
+        };
+        options.turn = rank % heard;
+        options.turns = heard;
       }
       options.dump = [&count = dumps[rank]] { ++count; };
       options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
       MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
       ranks.push_back(Inquiry::open(std::make_unique<MemoryBoard>(memory), options));
     }
-    monitor_ = std::thread([this, polls] {
+    monitor_ = std::thread([this, heard] {
       while (!stop_) {
         std::this_thread::sleep_for(milliseconds(5));
         for (size_t rank = 0; rank < ranks.size(); ++rank) {
-          if (ranks[rank]->takeRing() && !polls) {
-            for (const auto& other : ranks) other->notice();
+          if (ranks[rank]->takeRing()) {
+            for (size_t other = 0; other < ranks.size(); ++other) {
+              if (heard == 0 || other / heard == rank / heard) ranks[other]->notice();
+            }
           }
           // In this order: a test writes what it wants answered before it asks.
           if (ranks[rank]->wantsAnswer() && answering[rank]) {
@@ -110,7 +119,9 @@ class Group {
   std::shared_ptr<Memory> memory = std::make_shared<Memory>();
   std::vector<Answer> answers;
   std::vector<bool> answering;
-  std::vector<std::atomic<int>> dumps;  // how often each was asked for one
+  std::vector<std::atomic<int>> dumps;            // how often each was asked for one
+  std::vector<std::atomic<int>> quiet, thorough;  // how often each has looked, and how
+  std::atomic<bool> news{false};
   std::vector<std::shared_ptr<Inquiry>> ranks;
 
  private:
@@ -138,8 +149,8 @@ std::string ranksOf(const Verdict& verdict) {
 }  // namespace
 
 TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
-  for (const bool polls : {false, true}) {
-    Group group(3, polls);
+  for (const int heard : {0, 1, 2}) {
+    Group group(3, heard);
     group.answers[0].issued = group.answers[2].issued = 3;
     group.answers[1].issued = 2;
     group.answers[1].completed = "all_reduce #2 (4 x Float)";
@@ -236,12 +247,12 @@ TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
 }
 
 TEST(dumpsAreAskedOfAllOtherRanksOnce) {
-  for (const bool polls : {false, true}) {
-    Group group(3, polls);
+  for (const int heard : {0, 1}) {
+    Group group(3, heard);
     for (int turn = 1; turn <= 2; ++turn) {
       group.ranks[1]->askForDumps();
       for (const auto& rank : group.ranks) {
-        if (!polls) rank->notice();  // as they do upon a ring
+        if (heard == 0) rank->notice();  // as they do upon a ring
       }
       const auto until = Clock::now() + milliseconds(20000);
       while ((group.dumps[0] < turn || group.dumps[2] < turn) && Clock::now() < until) {
@@ -251,6 +262,24 @@ TEST(dumpsAreAskedOfAllOtherRanksOnce) {
       CHECK(group.dumps[2] == turn);
     }
     CHECK(group.dumps[1] == 0);
+  }
+}
+
+TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
+  Group group(3, 3);
+  const auto sum = [](const auto& counts) {
+    int all = 0;
+    for (const auto& count : counts) all += count;
+    return all;
+  };
+  const auto begun = Inquiry::Clock::now();
+  while (sum(group.quiet) < 4) std::this_thread::sleep_for(milliseconds(5));
+  const auto turns = (Inquiry::Clock::now() - begun) / milliseconds(1000) + 2;
+  CHECK(sum(group.quiet) <= turns);
+  CHECK_EQUAL(sum(group.thorough), 0);
+  group.news = true;
+  for (const auto& count : group.thorough) {
+    while (count == 0) std::this_thread::sleep_for(milliseconds(5));
   }
 }
 
