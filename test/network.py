@@ -119,6 +119,24 @@ class Network:
         """From now on nothing goes to or from a host, and nobody is told."""
         self._run("ip", "-n", f"{self.prefix}-switch", "link", "set", f"port{host}", "nomaster")
 
+    def block(self, port):
+        """From now on hosts drop each other's TCP packets but those of a port, and tell nobody."""
+        for host in range(self.hosts):
+            rule = ("ip", "-n", self.name(host), "rule")
+            incoming = ("iif", DEVICE, "ipproto", "tcp")
+            # The first rule of a namespace delivers whatever is for its addresses.
+            self._run(*rule, "add", "lookup", "local", "priority", "3")
+            self._run(*rule, "delete", "priority", "0")
+            for end in ("dport", "sport"):
+                passing = (*incoming, end, str(port), "lookup", "local")
+                self._run(*rule, "add", *passing, "priority", "1")
+            self._run(*rule, "add", *incoming, "blackhole", "priority", "2")
+
+    def listeners(self, host):
+        """How many sockets of a host wait for connections."""
+        text = self._run("ip", "netns", "exec", self.name(host), "cat", "/proc/net/tcp")
+        return sum(line.split()[3] == "0A" for line in text.splitlines()[1:])
+
     @staticmethod
     def _run(*command):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -223,3 +223,47 @@ def test_names_of_any_length(world, backend):
         comm.all_gather_object(got, rank)
         assert got == [0, 1]
         comm.finalize()
+
+
+class StoreOfOthers(dist.Store):
+    """Says of the other ranks what `line` makes of the line that rank 0 has told of itself."""
+
+    def __init__(self, line):
+        super().__init__()
+        self.line = line
+        self.said = {}
+
+    def add(self, key, value):
+        return value
+
+    def set(self, key, value):
+        self.said[key.rpartition("/")[2]] = bytes(value)
+
+    def check(self, keys):
+        return not keys[0].endswith("refused")
+
+    def get(self, key):
+        kind, _, name = key.rpartition("/")
+        if kind.endswith("rank") and name != "0":
+            host, *rest = self.said["0"].decode().partition("\n")[0].split(" ")
+            return (" ".join(self.line(host, *rest)) + "\n").encode()
+        return self.said[name]
+
+
+def test_other_versions_are_refused_with_their_ranks_and_hosts(bare):
+    own = torchcomms().__version__
+    store = StoreOfOthers(lambda host, *rest: ("=other", *rest[:-1], "0.0.9"))
+    with pytest.raises(torchcomms().CommError) as raised:
+        alone(rank=0, size=3, store=store)
+    text = str(raised.value)
+    assert f"rank 0 with torchcomms_pg '{own}' on host '" in text
+    assert "ranks 1, 2 with torchcomms_pg '0.0.9' on host 'other'" in text
+    assert "install the same version on all hosts" in text
+    assert text.partition("set up: ")[2].encode() in store.said["answer"]  # so all ranks raise it
+
+
+def test_more_ranks_of_a_host_than_can_share_memory_are_refused(bare):
+    elsewhere = StoreOfOthers(lambda host, space, *rest: (host, "1-1", *rest))
+    with pytest.raises(torchcomms().CommError, match="has more than 1024 ranks of the group"):
+        alone(rank=0, size=1026, store=elsewhere)
+    assert b"start fewer on it" in elsewhere.said["answer"]

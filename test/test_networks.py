@@ -2,14 +2,15 @@
 
 import datetime
 import os
+import re
 import signal
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from network import Network, missing
-from ranks import Ranks, check, receive, report
+from network import DEVICE, Network, missing
+from ranks import Ranks, check, receive, report, wait_for
 from values import all_data, assert_reduced
 
 pytestmark = pytest.mark.beyond_gloo
@@ -23,9 +24,9 @@ def possible():
         pytest.skip(why)
 
 
-def meet(network, hosts):
-    """Moves this rank to its host and makes the default group there."""
-    rank, world = int(os.environ["RANK"]), len(hosts)
+def move(network, hosts):
+    """Moves this rank to its host; the store, which rank 0 serves there."""
+    rank = int(os.environ["RANK"])
     network.enter(hosts[rank])
     timeout = datetime.timedelta(seconds=60)
     if rank == 0:
@@ -35,16 +36,28 @@ def meet(network, hosts):
     else:
         address, port = receive()
         store = dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    return store
+
+
+def make_group(store, world, deadline=DEADLINE):
+    rank = int(os.environ["RANK"])
     dist.init_process_group(
         "torchcomms", store=store, rank=rank, world_size=world,
-        timeout=datetime.timedelta(seconds=DEADLINE),
+        timeout=datetime.timedelta(seconds=deadline),
     )  # fmt: skip
     return rank, world
 
 
-def start(ranks, function, network, hosts, *args):
+def meet(network, hosts):
+    """Moves this rank to its host and makes the default group there."""
+    return make_group(move(network, hosts), len(hosts))
+
+
+def start(ranks, function, network, hosts, *args, firewall=False):
     ranks.start(function, network, hosts, *args)
     where = ranks.wait_report(0)
+    if firewall:
+        network.block(where[1])
     for rank in range(1, len(hosts)):
         ranks.tell(rank, where)
 
@@ -187,3 +200,123 @@ def test_data_crosses_the_wire_no_more_often_than_it_has_to(possible, hosts):
     least = 2 * 4 * number * (count - 1) / count
     for before, after in zip(*sent):
         assert after - before < 1.02 * least, (after - before) / least
+
+
+NOWHERE = "nowhere0"  # no interface has this name
+WITHOUT_END = 30  # a deadline that comes after all that is tested has ended
+
+
+def reduce(rank):
+    dist.all_reduce(torch.ones(1))
+
+
+def send_from_1_to_2(rank):
+    reduce(rank)
+    if rank == 1:
+        dist.send(torch.ones(1), 2)
+    elif rank == 2:
+        dist.recv(torch.ones(1), 1)
+    else:
+        reduce(rank)
+
+
+def make_and_use_group(network, hosts, interfaces, use, deadline):
+    """Reports what the rank is told, after how many seconds, and of which ranks."""
+    rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    store = move(network, hosts)
+    if interfaces[rank] is None:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces[rank]
+    told, began = None, time.monotonic()
+    try:
+        make_group(store, len(hosts), deadline)
+        use(rank)
+    except (RuntimeError, KeyboardInterrupt) as error:
+        text = f"{type(error).__name__}: {error}"
+        told = text, time.monotonic() - began, getattr(error, "ranks", None)
+    report(told)
+    receive()  # the store is there until all have been told
+
+
+def what_is_told(
+    hosts, interfaces, use=reduce, deadline=DEADLINE, act=None, others=None, firewall=False
+):
+    """What the ranks are told, and of which ranks, where not all can be connected."""
+    others = range(len(hosts)) if others is None else others
+    with Network(max(hosts) + 1) as network, Ranks(len(hosts), init=False) as ranks:
+        args = (network, hosts, interfaces, use, deadline)
+        start(ranks, make_and_use_group, *args, firewall=firewall)
+        if act is not None:
+            act(network, ranks)
+        outcomes = [ranks.wait_report(rank, timeout=45) for rank in others]
+    for rank, outcome in zip(others, outcomes):
+        assert outcome, f"rank {rank} is told nothing"
+        assert outcome[1] < LATEST + 3, f"rank {rank}: {outcome}"  # a rank may be held up
+    return [(text, named) for text, _, named in outcomes]
+
+
+def assert_interface_is_named(rank, wrong, host, text, named):
+    assert f"rank {wrong} on host{host}" in text, f"rank {rank}: {text}"
+    assert NOWHERE in text and "GLOO_SOCKET_IFNAME" in text, f"rank {rank}: {text}"
+    assert rank == wrong or named == [wrong], f"rank {rank}: {named}"
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_an_interface_that_one_rank_does_not_have_is_told_to_all(possible, wrong):
+    interfaces = [NOWHERE if rank == wrong else DEVICE for rank in range(4)]
+    for rank, told in enumerate(what_is_told([0, 0, 1, 1], interfaces)):
+        assert_interface_is_named(rank, wrong, wrong // 2, *told)
+
+
+def test_an_interface_that_no_rank_has_is_told_to_all(possible):
+    for text, _ in what_is_told([0, 0, 1, 1], [NOWHERE] * 4):
+        assert re.search(r"rank \d on host\d", text), text
+        assert NOWHERE in text and "GLOO_SOCKET_IFNAME" in text, text
+
+
+def test_an_interface_that_only_messages_need_is_told_to_all(possible):
+    # Rank 1 has no counterpart, and so no connection, until it sends.
+    told = what_is_told([0, 0, 1], [DEVICE, NOWHERE, DEVICE], send_from_1_to_2)
+    for rank, (text, named) in enumerate(told):
+        assert_interface_is_named(rank, 1, 0, text, named)
+
+
+@pytest.mark.parametrize("interface", ["lo", None], ids=["loopback", "none"])
+def test_hosts_that_offer_each_other_their_own_loopback_are_told_so(possible, interface):
+    for text, _ in what_is_told([0, 0, 1, 1], [interface] * 4):
+        assert re.search(r"rank \d on host\d", text), text
+        assert "127.0.0.1" in text and "GLOO_SOCKET_IFNAME" in text, text
+
+
+def test_a_firewall_between_hosts_is_told_to_all_ranks_at_the_deadline(possible):
+    for text, _ in what_is_told([0, 0, 1, 1], [DEVICE] * 4, firewall=True):
+        assert "host0" in text and "host1" in text, text
+        assert re.search(r"firewall|\bports?\b", text) and "GLOO_SOCKET_IFNAME" in text, text
+
+
+def end_connecting(number, others):
+    """What ranks that a firewall has wait for connections are told when rank 3 gets a signal."""
+
+    def signal_3(network, ranks):
+        # Both ranks of the host wait to be connected.
+        assert wait_for(lambda: network.listeners(1) == 2, timeout=30)
+        ranks.kill(3, number)
+
+    return what_is_told(
+        [0, 0, 1, 1], [DEVICE] * 4,
+        deadline=WITHOUT_END, act=signal_3, others=others, firewall=True,
+    )  # fmt: skip
+
+
+def test_a_rank_that_dies_while_the_hosts_are_connected_is_named_before_the_deadline(possible):
+    for text, named in end_connecting(signal.SIGKILL, [0, 1, 2]):
+        assert named == [3] and re.search(r"rank 3 .*died", text), text
+
+
+def test_ctrl_c_reaches_ranks_while_the_hosts_are_connected(possible):
+    *others, (interrupted, _) = end_connecting(signal.SIGINT, [0, 1, 2, 3])
+    assert interrupted.startswith("KeyboardInterrupt"), interrupted
+    for text, named in others:
+        assert named == [3] and re.search("rank 3 .*(KeyboardInterrupt|interrupted)", text), text

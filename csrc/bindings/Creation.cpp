@@ -97,10 +97,7 @@ gloo::Connect glooConnector(const std::string& name, Milliseconds timeout) {
       }
       const auto why = py::str(error.value()).cast<std::string>();
       throw CommError(
-          {.message = "'" + name + "': rank " + std::to_string(rank) +
-                      " could not be connected with the others over Gloo within " +
-                      inSeconds(timeout) + ": " + why +
-                      ". Its network interface: GLOO_SOCKET_IFNAME",
+          {.message = why,  // the link says of whom
            .op = "init",
            .group = name});
     }

@@ -145,11 +145,10 @@ class Rendezvous {
   std::string exchange(
       const std::string& mine,
       const std::function<std::string(const std::vector<std::string>&)>& judge) {
-    const auto self = Peer::self();
-    if (self.startTime == 0) {
+    if (self_.startTime == 0) {
       raise(meeting_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
     }
-    set(rankKey(meeting_.rank), kId + self.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
+    set(rankKey(meeting_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
     said_ = true;
     std::string answer;
     if (meeting_.rank == 0) {
@@ -230,6 +229,27 @@ class Rendezvous {
     }
   }
 
+  // Raises where a rank has died, or cannot join, or this one is to stop. Before all know of all,
+  // rank 0 looks after the others, which look after rank 0.
+  void look() {
+    if (shm::interrupted()) {
+      std::rethrow_exception(shm::takeInterrupt());
+    }
+    const bool all = meeting_.rank == 0 || heard_.back();
+    for (int peer = 0; peer < (all ? meeting_.size : 1); ++peer) {
+      if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
+        hear(peer, get(rankKey(peer)));
+      }
+      if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
+        const auto text =
+            "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+        tell({peer}, text);
+        raise(meeting_.group.name, text, {peer});
+      }
+    }
+    checkRefused();
+  }
+
  private:
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 
@@ -301,27 +321,6 @@ class Rendezvous {
     raiseRefused(refusal);
   }
 
-  // Raises where a rank has died, or cannot join, or this one is to stop. Before all know of all,
-  // rank 0 looks after the others, which look after rank 0.
-  void look() {
-    if (shm::interrupted()) {
-      std::rethrow_exception(shm::takeInterrupt());
-    }
-    const bool all = meeting_.rank == 0 || heard_.back();
-    for (int peer = 0; peer < (all ? meeting_.size : 1); ++peer) {
-      if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
-        hear(peer, get(rankKey(peer)));
-      }
-      if (peers_[peer].dead()) {
-        const auto text =
-            "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
-        tell({peer}, text);
-        raise(meeting_.group.name, text, {peer});
-      }
-    }
-    checkRefused();
-  }
-
   std::string await(const std::string& key) {
     auto next = Clock::now() + kLook;
     for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
@@ -363,6 +362,7 @@ class Rendezvous {
   }
 
   const Meeting& meeting_;
+  const Peer self_ = Peer::self();
   c10d::Store& store_;
   const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;
@@ -579,8 +579,19 @@ std::shared_ptr<Communicator> meet(
   return rendezvous.run([&] {
     const MonitorRuns monitor;
     rendezvous.exchange("", [](const std::vector<std::string>&) { return std::string(1, kId); });
+    const auto& group = meeting.group.name;
+    const auto look = [&] {
+      try {
+        rendezvous.look();
+      } catch (const CommError& error) {
+        throw shm::Failure(ncclRemoteError, reasonOf(group, error), error.failure().ranks);
+      }
+    };
     try {
-      return make({rendezvous.peers(), rendezvous.prefix()});
+      return make({rendezvous.peers(), rendezvous.prefix(), look});
+    } catch (const shm::Failure& failure) {
+      rendezvous.checkRefused();
+      raise(group, failure.what(), failure.ranks);
     } catch (const std::exception&) {
       rendezvous.checkRefused();
       throw;

@@ -59,6 +59,9 @@ Joined joinOnHost(
 struct Met {
   std::vector<Peer> peers;  // as in Joined
   std::string prefix;       // as for Make
+  // Raises shm::Failure where another rank has died or cannot join; what a handler of a signal
+  // does.
+  std::function<void()> look;
 };
 
 // Returns when every rank has come, on whichever hosts. Errors as of joinOnHost. `make` is what

@@ -151,8 +151,10 @@ std::shared_ptr<Communicator> connectThroughGloo(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
          .topology = topology,
          .inside = joinInside(overGloo, topology),
-         .connect = connectGloo},
-        connected);
+         .connect = connectGloo,
+         .timeout = meeting.timeout},
+        connected,
+        met.look);
     return own(overGloo, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
   });
 }

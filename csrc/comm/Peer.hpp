@@ -21,7 +21,7 @@ struct Peer {
   // One line. `previous`: whoever reads it will know that one, whose place need not be said again.
   std::string text(const Peer* previous = nullptr) const;
   std::string place() const { return host + "/" + space; }
-  bool sameHost(const Peer& other) const { return place() == other.place(); }
+  bool sameHost(const Peer& other) const { return host == other.host && space == other.space; }
   // Whether the process has ended for certain; never of one on another host.
   bool dead() const;
 };

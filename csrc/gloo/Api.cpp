@@ -386,8 +386,8 @@ const NcclApi& api() {
   return table;
 }
 
-ncclComm_t newComm(Members members, Connected connected) {
-  return handleOf(Comm::make(std::move(members), connected));
+ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look) {
+  return handleOf(Comm::make(std::move(members), connected, look));
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -12,6 +12,6 @@ const NcclApi& api();
 
 // A communicator for the table, of the ranks that meet in a store. Where they cannot be connected
 // `inside` is given back.
-ncclComm_t newComm(Members members, Connected connected);
+ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look);
 
 }  // namespace torchcomms_pg::gloo

@@ -53,7 +53,8 @@ Comm::~Comm() {
   close();
 }
 
-std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
+std::shared_ptr<Comm> Comm::make(
+    Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
   // The ranks of this host wait in shared memory.
   comm->fault_->watch(
@@ -65,7 +66,7 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
            },
        .tell = {},
        .told = {}});
-  comm->connectLane(connected);
+  comm->connectLane(connected, look);
   comm->messages_ = std::make_shared<Messages>(Messages::Ways{
       .topology = comm->topology(),
       .inside = comm->inside_,
@@ -81,7 +82,7 @@ std::shared_ptr<Comm> Comm::make(Members members, Connected connected) {
   return comm;
 }
 
-void Comm::connectLane(Connected connected) {
+void Comm::connectLane(Connected connected, const std::function<void()>& look) {
   const auto& t = topology();
   if (!t.onLane(t.rank) || t.hosts.size() == 1) {
     return;
@@ -92,7 +93,7 @@ void Comm::connectLane(Connected connected) {
   }
   lane_ = newLink(members_, fault_, nameOfLane(t), counterparts);
   if (connected == Connected::now) {
-    lane_->connect();
+    lane_->connect(members_.timeout, look);
   }
 }
 
@@ -231,7 +232,10 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       "split/" + std::to_string(place.tag) + "/" + std::to_string(color), members_.store);
-  return {make({store, std::move(topology), inside, members_.connect}, Connected::now), nullptr};
+  return {
+      make(
+          {store, std::move(topology), inside, members_.connect, members_.timeout}, Connected::now),
+      nullptr};
 }
 
 std::vector<int> Comm::absentRanks() const {

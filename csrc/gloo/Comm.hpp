@@ -1,6 +1,7 @@
 // A group of ranks on several hosts: shared memory inside a host, Gloo between hosts.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,6 +31,7 @@ struct Members {
   Topology topology;
   ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Taken over
   Connect connect;
+  std::chrono::milliseconds timeout;  // of being connected
 };
 
 // Elements of an exchange for or from one rank.
@@ -45,7 +47,9 @@ struct Part {
 // Thread-safe. Operations raise shm::Failure, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  static std::shared_ptr<Comm> make(Members members, Connected connected);
+  // `look`: see Link::connect().
+  static std::shared_ptr<Comm> make(
+      Members members, Connected connected, const std::function<void()>& look = {});
   ~Comm();
 
   const Topology& topology() const { return members_.topology; }
@@ -116,7 +120,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void runWatched(const std::function<void()>& body);
 
   explicit Comm(Members members);
-  void connectLane(Connected connected);
+  void connectLane(Connected connected, const std::function<void()>& look);
   void awaitLane();
   void runHere(const shm::Collective& collective, const Place& place);
   // Executes `body` in its turn, and turns failures of either library into the group's.

@@ -4,12 +4,14 @@
 #include <pthread.h>
 
 #include <cstring>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "device/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
+#include "shm/Interrupt.hpp"
 #include "shm/Names.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -18,6 +20,12 @@ namespace {
 
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
+// How often a rank that is being connected looks for what ends that.
+constexpr std::chrono::milliseconds kLook{200};
+
+// How many ranks an error names that another one could not be connected with.
+constexpr size_t kNamed = 4;
 
 // Where a rank writes that the ranks are to be connected, and one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
@@ -108,13 +116,63 @@ bool Link::connected() const {
 
 Connections Link::connections() {
   if (!connected()) {
-    startConnecting();
+    startConnecting(/*tells=*/true);
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return fault_->known() || connections_ || closed_; });
   fault_->check();
   if (!connections_) checkOpen();
   return connections_;
+}
+
+// In a thread of its own, since Gloo waits for up to five times its timeout, and looks for nothing.
+void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
+  startConnecting(/*tells=*/false);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto ended = [&] { return fault_->known() || connections_ || closed_; };
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kLook, ended)) {
+    lock.unlock();
+    try {
+      if (look) {
+        look();
+      } else if (shm::interrupted()) {
+        throw shm::interruption(members_[rank_]);
+      }
+    } catch (const shm::Failure& failure) {
+      fault_->fail(failure);
+      throw;
+    } catch (const std::exception&) {
+      fault_->fail(shm::interruption(members_[rank_]));
+      throw;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      std::ostringstream why;
+      why << "not within " << std::chrono::duration<double>(timeout).count()
+          << " s. Do firewalls let the hosts reach each other's TCP ports?";
+      fault_->fail(unconnected(why.str(), {}));
+    }
+    lock.lock();
+  }
+  lock.unlock();
+  fault_->check();
+}
+
+// `why`: of Gloo, or of this link.
+shm::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
+  std::string others;
+  for (size_t peer = 0, named = 0; peer < names_.size() && named <= kNamed; ++peer) {
+    if (static_cast<int>(peer) != rank_) {
+      others += named == 0 ? "" : ", ";
+      others += named++ == kNamed ? "others" : names_[peer];
+    }
+  }
+  return {
+      ncclRemoteError,
+      names_[rank_] + " could not be connected with " + others + " over Gloo: " + why +
+          " Set GLOO_SOCKET_IFNAME on each host to the interface (`ip addr` lists them) at which "
+          "the other hosts reach it",
+      std::move(ranks)};
 }
 
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
@@ -145,13 +203,13 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
     why = error.what();
   }
   if (!group || !fault_->failAsTold(*group)) {
-    fault_->fail(shm::Failure(ncclRemoteError, why));
+    fault_->fail(unconnected(why + ".", {members_[rank_]}));
   }
 }
 
 // In a thread of its own: the other ranks may take long or never come, and whoever waits here is
 // released by a failure.
-void Link::startConnecting() {
+void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
     if (connecting_ || connections_ || closed_ || fault_->known()) {
@@ -160,11 +218,13 @@ void Link::startConnecting() {
     connecting_ = true;
   }
   try {
-    std::thread([unfinished = Unfinished(), self = shared_from_this()] {
+    std::thread([unfinished = Unfinished(), self = shared_from_this(), tells] {
       pthread_setname_np(pthread_self(), "tcpg_gloo");
       self->connectApart([&](c10d::Store& group) {
-        group.set(self->key(kConnectKey), std::vector<uint8_t>{});
-        Fault::announce(group);
+        if (tells) {
+          group.set(self->key(kConnectKey), std::vector<uint8_t>{});
+          Fault::announce(group);
+        }
       });
     }).detach();
   } catch (const std::system_error& error) {
@@ -367,7 +427,7 @@ void Link::lookForOthers(c10d::Store& group) {
                 "operation on such has them do",
             {rank}));
   }
-  startConnecting();
+  startConnecting(/*tells=*/true);
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {

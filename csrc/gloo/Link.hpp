@@ -82,8 +82,10 @@ class Link : public std::enable_shared_from_this<Link> {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
 
-  // Connects the ranks, which all have to call this. Raises what Connect does.
-  void connect() { connectThrough(store_); }
+  // Connects the ranks, which all have to call this, within `timeout`. Calls `look`, which may
+  // raise, a few times a second meanwhile (empty: only signals are looked for). Raises the group's
+  // failure, or what `look` does, with which the group has failed then.
+  void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
   // The same in a thread for it: through a connection to the group's store of its own, for which
   // `tell` is called first; what goes wrong fails the group.
   void connectApart(const std::function<void(c10d::Store& group)>& tell);
@@ -143,8 +145,10 @@ class Link : public std::enable_shared_from_this<Link> {
   bool failAsHeard(int peer);
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
+  shm::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return prefix_ + "/" + name; }
-  void startConnecting();
+  // `tells`: the other ranks may not know that they are to do so, too.
+  void startConnecting(bool tells);
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
