@@ -17,7 +17,7 @@ import torch
 TOOLS = pathlib.Path(__file__).parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 
-from benchmark import bounds, budgets, compare, operations, plan, table, team  # noqa: E402
+from benchmark import bounds, budgets, compare, operations, plan, scale, table, team  # noqa: E402
 from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # noqa: E402
 
 
@@ -270,6 +270,33 @@ def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
     judged = {budget["what"] for budget in now["budgets"]}
     assert f"all_reduce against Gloo, {place}, 4 B to 1 MB" in judged
     assert "dist.all_reduce of 4 B, 2 ranks" not in judged
+
+
+def test_what_many_ranks_cost_grows_with_hosts_and_not_with_ranks(tmp_path):
+    if why := scale.missing():
+        pytest.skip(why)
+    done = bench("--scale", "4x2", "10x2", "2x10", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "now.json").read_text())["scale"]
+    of = {(row["hosts"], row["ranks"], row["what"]): row for row in rows}
+    steps = {4: 1, 10: 5, 2: 1}  # more than eight hosts are a tree
+    for hosts, each in ((4, 2), (10, 2), (2, 10)):
+        ranks = hosts * each
+        group = of[hosts, ranks, "the group"]
+        assert group["most"]["sockets"] == hosts - 1
+        assert sum_of(group["most"]) <= 20 + 3 * each
+        assert sum_of(group["first"]) <= 30 + 6 * ranks
+        small = of[hosts, ranks, "all_reduce 4 B"]
+        assert small["steps"] == steps[hosts]
+        assert small["most"]["messages"] <= max(hosts - 1 if hosts <= 8 else 0, steps[hosts])
+        large = of[hosts, ranks, "all_reduce 1 MB"]
+        assert plan.MB < large["host_sent"] <= 1.02 * 2 * plan.MB * (hosts - 1) / hosts
+        assert large["steps"] <= 2
+        assert sum_of(of[hosts, ranks, "a verdict"]["most"]) <= 30 + 3 * ranks
+
+
+def sum_of(counts):
+    return sum(n for what, n in counts["store"].items() if what not in ("wait", "look"))
 
 
 def test_without_network_namespaces_it_is_said_why(monkeypatch, capsys, tmp_path):

@@ -31,6 +31,10 @@ constexpr char kApart = '~';
 constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
+// How often it asks the library then, up to once in this time for each rank of the host: they share
+// its cores.
+constexpr std::chrono::microseconds kJoiningPollOfRank{10};
+
 // How often it asks the store, which would print a warning each time if it waited there for a
 // limited time: ever more seldom, and each of many ranks more seldom than of few, since one process
 // answers all of them.
@@ -195,7 +199,8 @@ class Rendezvous {
 
   // Returns when all ranks have joined the library's communicator.
   void awaitJoined(const NcclApi& api, ncclComm_t comm) {
-    for (auto next = Clock::now() + kLookWhileJoining;;) {
+    auto poll = kFirstPoll;
+    for (auto next = Clock::now() + kLookWhileJoining;; poll += poll / 4) {
       ncclResult_t state = ncclSuccess;
       const auto asked = api.commGetAsyncError(comm, &state);
       state = asked == ncclSuccess ? state : asked;
@@ -218,7 +223,8 @@ class Rendezvous {
           throw CommError(std::move(failure));
         }
       }
-      std::this_thread::sleep_for(kFirstPoll);
+      poll = std::min(poll, std::max(kFirstPoll, meeting_.size * kJoiningPollOfRank));
+      std::this_thread::sleep_for(poll);
     }
   }
 

@@ -1,6 +1,7 @@
 #include "gloo/Fault.hpp"
 
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "device/Unfinished.hpp"
@@ -12,6 +13,9 @@ namespace {
 
 // Where a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
+
+// How often a rank looks for it that cannot do without.
+constexpr std::chrono::milliseconds kReasonLook{50};
 
 }  // namespace
 
@@ -74,12 +78,17 @@ void Fault::raiseFor(const shm::Failure& inside, const std::vector<int>& members
   throw *known();
 }
 
-bool Fault::failAsTold(c10d::Store& store) {
+bool Fault::failAsTold(c10d::Store& store, std::chrono::milliseconds patience) {
+  const auto until = std::chrono::steady_clock::now() + patience;
   std::vector<uint8_t> text;
   try {
-    if (store.check({kReasonKey})) {
-      text = store.get(kReasonKey);
+    while (!store.check({kReasonKey})) {
+      if (known() || std::chrono::steady_clock::now() >= until) {
+        return known().has_value();
+      }
+      std::this_thread::sleep_for(kReasonLook);
     }
+    text = store.get(kReasonKey);
   } catch (const std::exception&) {
     return false;  // the store went with the rank that served it
   }

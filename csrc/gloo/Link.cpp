@@ -432,7 +432,7 @@ void Link::lookForOthers(c10d::Store& group) {
 
 void Link::raiseBroken(int peer, const std::string& what) {
   fault_->check();
-  if (!failAsHeard(peer) && !fault_->failAsTold()) {
+  if (!failAsHeard(peer) && !fault_->failAsTold(kWrittenPatience)) {
     fault_->fail(
         shm::Failure(
             ncclRemoteError,

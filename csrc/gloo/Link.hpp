@@ -125,6 +125,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // Of what a rank tells the others over their connections before it drops them, and what it is.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
+  // For it in the store: a rank that is held up may lose its connections first.
+  static constexpr std::chrono::milliseconds kWrittenPatience{2000};
   static constexpr std::chrono::seconds kReleasePatience{5};
   struct Reason {
     at::Tensor text;

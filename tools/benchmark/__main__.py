@@ -31,6 +31,7 @@ from . import (
     plan,
     plot,
     programs,
+    scale,
     steps,
     table,
 )
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return wrong(f"--gpus {args.gpus}: {why}")
     if args.hosts and (why := hosts.missing()):
         return wrong(f"--hosts {args.hosts}: {why}")
+    if args.scale is not None and (why := scale.missing()):
+        return wrong(f"--scale: {why}")
     if "mpi" in args.backends and (command := mpi.missing()):
         print(f"Open MPI or mpi4py is not installed. To compare with it too:\n  {command}")
         args.backends.remove("mpi")
@@ -133,6 +136,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=tuple(hosts.PLACEMENTS),
         help="groups of ranks on so many network namespaces of this machine, and nothing else",
     )
+    kind.add_argument(
+        "--scale",
+        nargs="*",
+        type=scale.placement,
+        metavar="HOSTSxRANKS",
+        help="counts what groups of many ranks cost, and nothing else; takes root",
+    )
     parser.add_argument("--quick", action="store_true", help="a few sizes on 2 ranks, in seconds")
     parser.add_argument(
         "--seconds", type=float, default=0.2, help="of calls for each number (default: 0.2)"
@@ -145,8 +155,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     grid = [args.op, args.sizes, args.ranks, args.dtypes, args.modes, args.frontends]
     args.grid = any(value is not None for value in grid)
     if args.budgets is None:
-        args.budgets = not (args.grid or args.quick or args.gpus) and args.only is None
-    if args.gpus:
+        chosen = args.grid or args.quick or args.gpus or args.scale is not None
+        args.budgets = not chosen and args.only is None
+    if args.scale is not None:
+        args.only = ["scale"]
+        args.scale = args.scale or [scale.placement(text) for text in scale.PLACEMENTS]
+    elif args.gpus:
         args.only = ["gpus"]
     elif args.hosts:
         if args.ranks:
@@ -232,6 +246,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         "init": measure_init,
         "gpus": measure_gpus,
         "hosts": measure_hosts,
+        "scale": measure_scale,
     }
     for name in args.only:
         note(f"measuring: {name}")
@@ -442,6 +457,14 @@ def measure_hosts(args: argparse.Namespace, results: Results) -> None:
         show(table.steps(section["steps"]))
     if section["sent"]:
         show(table.sent(section["sent"]))
+
+
+def measure_scale(args: argparse.Namespace, results: Results) -> None:
+    """What many ranks on many hosts cost, counted."""
+    section = results.sections["scale"] = []
+    for rows in scale.measure(args.scale):
+        show(scale.as_text(rows))
+        section += [row.as_json() for row in rows]
 
 
 def measure_site(args: argparse.Namespace, results: Results, site: hosts.Site) -> None:
