@@ -36,8 +36,8 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // which that one tells the numbers.
   [[noreturn]] void raiseFor(const shm::Failure& inside, const std::vector<int>& members);
 
-  // Fails with the reason that another rank has written; false: nobody has within `patience`, or the
-  // store is gone.
+  // Fails with the reason that another rank has written; false: nobody has within `patience`, or
+  // the store is gone.
   bool failAsTold(c10d::Store& store, std::chrono::milliseconds patience = {});
   bool failAsTold(std::chrono::milliseconds patience) { return failAsTold(*store_, patience); }
 
