@@ -125,8 +125,9 @@ void Fault::call(std::function<void()> Actions::* which) {
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
-    const auto owner = watcher.owner.lock();
-    if (const auto& action = watcher.actions.*which; owner && action) {
+    // Held only for what is called: whoever is let go of here ends in this thread.
+    const auto& action = watcher.actions.*which;
+    if (const auto owner = action ? watcher.owner.lock() : nullptr) {
       action();
     }
   }
