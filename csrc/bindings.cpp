@@ -58,8 +58,9 @@ void finishBeforeExit() {
   constexpr std::chrono::seconds kPatience{5};  // for hooks
   if (!Unfinished::awaitNone(kGrace)) {
     Monitor::get().giveUp("the end of its Python interpreter");
-    Unfinished::awaitNone(kPatience);
   }
+  Unfinished::close();
+  Unfinished::awaitNone(kPatience);
 }
 
 }  // namespace

@@ -72,13 +72,20 @@ std::shared_ptr<const Failure> Communicator::setFailure(Failure failure, Cause c
     return none;  // the first one, which stands
   }
   std::lock_guard lock(hookMutex_);
+  const auto unfinished = Unfinished::begin();
+  if (!unfinished) {  // the interpreter ends, which hooks and dumps need
+    if (end) {
+      endProcess(ours->message);
+    }
+    return ours;
+  }
   const auto table = hooks_->table();
   const bool dump = cause != Cause::requested && recorded_.load(std::memory_order_acquire);
   if (failureHook_ || !table->abort.empty() || end || dump) {
     // Hooks may take the GIL and time; whoever found the failure must not.
     const auto done = std::make_shared<std::promise<void>>();
     failureHookDone_ = done->get_future();
-    Monitor::get().runApart([unfinished = Unfinished(),
+    Monitor::get().runApart([unfinished,
                              self = shared_from_this(),
                              first = failureHook_,
                              table,

@@ -152,8 +152,11 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   const auto rank = static_cast<size_t>(comm_.rank_);
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {
     // The GIL may take its time, and whoever asks for the dump has none.
-    Monitor::get().runApart(
-        [unfinished = Unfinished(), rank] { process_recorder::dumpAfterFailure(rank); });
+    if (auto unfinished = Unfinished::begin()) {
+      Monitor::get().runApart([unfinished = std::move(unfinished), rank] {
+        process_recorder::dumpAfterFailure(rank);
+      });
+    }
   };
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&inquiry_, Inquiry::open(std::move(board), std::move(options)));

@@ -3,12 +3,14 @@
 // Tensors that Python knows take the GIL when C++ drops them. A thread that
 // asks for the GIL once the interpreter ends is ended by it, in the middle of a
 // destructor, and that ends the process (std::terminate). So the interpreter
-// must not end while a thread of ours may hold a tensor or call a hook.
+// must not end while a thread of ours may hold a tensor or call a hook; and when
+// it has, libtorch's static objects go, which a dump of the recorder uses.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <thread>
 
 namespace torchcomms_pg {
@@ -23,10 +25,23 @@ class Unfinished {
   Unfinished& operator=(const Unfinished&) noexcept { return *this; }
   ~Unfinished() { count_.fetch_sub(1, std::memory_order_release); }
 
+  // For what other processes ask for at any time, such as a dump, and for hooks: nothing once the
+  // interpreter ends.
+  static std::optional<Unfinished> begin() noexcept {
+    std::optional<Unfinished> begun(std::in_place);
+    if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
+      begun.reset();
+    }
+    return begun;
+  }
+
+  // Begins nothing from here on. What has begun may be waited for afterwards.
+  static void close() noexcept { count_.fetch_or(kClosed, std::memory_order_seq_cst); }
+
   // Whether nothing is left to do, after at most `patience`.
   static bool awaitNone(std::chrono::milliseconds patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
-    while (count_.load(std::memory_order_acquire) > 0) {
+    while ((count_.load(std::memory_order_acquire) & ~kClosed) > 0) {
       if (std::chrono::steady_clock::now() >= until) {
         return false;
       }
@@ -36,6 +51,7 @@ class Unfinished {
   }
 
  private:
+  static constexpr int64_t kClosed = int64_t{1} << 62;
   static inline std::atomic<int64_t> count_{0};
 };
 

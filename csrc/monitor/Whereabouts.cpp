@@ -36,8 +36,13 @@ Whereabouts::Whereabouts(std::shared_ptr<const void> stack)
     state_->told.emplace();
     return;
   }
+  auto unfinished = Unfinished::begin();
+  if (!unfinished) {
+    state_->told = Told{"Python ends", ""};
+    return;
+  }
   try {
-    std::thread([unfinished = Unfinished(), state = state_, stack = std::move(stack)]() mutable {
+    std::thread([unfinished, state = state_, stack = std::move(stack)]() mutable {
       auto told = source()->ask(stack);
       stack.reset();
       std::lock_guard lock(state->mutex);

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <thread>
 
+#include "device/Unfinished.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -63,7 +64,9 @@ struct DumpPipe::Reader {
         return;
       }
       if (ready > 0 && drain()) {
-        dump();
+        if (const auto unfinished = Unfinished::begin()) {
+          dump();
+        }
       }
     }
   }
