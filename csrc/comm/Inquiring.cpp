@@ -153,9 +153,8 @@ void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {
     // The GIL may take its time, and whoever asks for the dump has none.
     if (auto unfinished = Unfinished::begin()) {
-      Monitor::get().runApart([unfinished = std::move(unfinished), rank] {
-        process_recorder::dumpAfterFailure(rank);
-      });
+      Monitor::get().runApart(
+          [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
     }
   };
   auto board = std::make_unique<StoreBoard>(store_);
