@@ -6,7 +6,10 @@
 import ctypes
 import hashlib
 import os
+import signal
 import socket
+import threading
+import time
 
 import pytest
 import torch
@@ -297,6 +300,64 @@ def expect_more(rank, world):
 
 def test_ranks_of_hosts_that_disagree_on_splits_are_told_by_how_much():
     on_hosts(in_group, "aabb", expect_more)
+
+
+WAITS = {
+    "a small collective": lambda tensor: dist.all_reduce(tensor[:1]),
+    "a large collective": dist.all_reduce,
+    "a message": lambda tensor: dist.recv(tensor, 3),
+}
+
+
+def see_signals(rank, world, wait):
+    """Rank 3 comes when rank 0, which waits for it, has run its handler several times."""
+    store = dist.group.WORLD.get_group_store().clone()
+    inputs = all_data(world, 300_001)
+    tensor = inputs[rank].clone()
+    dist.all_reduce(tensor)  # the connections are there
+    tensor = inputs[rank].clone()
+    entered, seen, ended = threading.Event(), [], threading.Event()
+
+    def handle(number, frame):
+        if entered.is_set() and (not seen or time.monotonic() - seen[-1] > 0.3):
+            seen.append(time.monotonic())
+            if len(seen) == 3:
+                store.set("seen", "")
+
+    def send():
+        while not ended.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    if rank == 0:
+        signal.signal(signal.SIGUSR1, handle)
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            entered.set()
+            WAITS[wait](tensor)
+        finally:
+            ended.set()
+            sender.join()
+        assert len(seen) >= 3
+    else:
+        if rank == 3:
+            store.wait(["seen"])
+        if wait != "a message":
+            WAITS[wait](tensor)
+        elif rank == 3:
+            dist.send(tensor, 0)
+    if wait == "a message":
+        assert rank != 0 or torch.equal(tensor, inputs[3])
+    else:
+        count = 1 if "small" in wait else len(tensor)
+        assert_reduced(tensor[:count], [values[:count] for values in inputs])
+    dist.barrier()
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_signals_are_seen_while_a_rank_waits_for_another_host(wait):
+    """And what the rank waits for is as if there had been none."""
+    on_hosts(in_group, "aabb", see_signals, wait)
 
 
 def divide(rank, world):

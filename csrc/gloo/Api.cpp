@@ -74,7 +74,7 @@ void run(Comm& comm, const Batch& batch) {
     comm.exchange(batch.sends, batch.receives, batch.type, batch.exchange);
   }
   if (!requests.empty()) {
-    comm.complete(requests);
+    comm.messages().complete(requests);
   }
 }
 

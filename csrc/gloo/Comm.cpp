@@ -1,21 +1,16 @@
 #include "gloo/Comm.hpp"
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
 #include <stdexcept>
 #include <utility>
 
 #include "shm/Api.hpp"
 #include "shm/Handles.hpp"
-#include "shm/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
 
 namespace {
-
-// How often a thread that has handlers to run looks for signals.
-constexpr std::chrono::milliseconds kSignalLook{200};
 
 // A link of some ranks of the group. `name`: within the group's store.
 std::shared_ptr<Link> newLink(
@@ -41,7 +36,7 @@ std::string nameOfLane(const Topology& topology) {
 Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
-      fault_(std::make_shared<Fault>(members_.store)) {
+      fault_(std::make_shared<Fault>(members_.store, members_.topology.rank)) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));
@@ -122,54 +117,7 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
 
 void Comm::awaitLane() {
   if (lane_ != nullptr && !lane_->connected()) {
-    runWatched([this] { lane_->awaitConnections(); });
-  }
-}
-
-void Comm::complete(const Messages::Requests& requests) {
-  const bool together = !requests.empty() && requests.front()->together;
-  const auto wait = [&] { messages_->complete(requests); };
-  together ? wait() : runWatched(wait);
-}
-
-void Comm::runWatched(const std::function<void()>& body) {
-  if (!shm::runsHandlers()) {
-    body();
-    return;
-  }
-  struct {
-    std::mutex mutex;
-    std::condition_variable ended;
-    bool done = false;
-    std::exception_ptr error;
-  } run;
-  try {
-    watched_.enqueue([&] {
-      std::exception_ptr error;
-      try {
-        body();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      std::lock_guard lock(run.mutex);  // to the end: `run` goes when the caller sees `done`
-      run.error = std::move(error);
-      run.done = true;
-      run.ended.notify_all();
-    });
-  } catch (const std::runtime_error&) {
-    body();  // no thread can be started
-    return;
-  }
-  std::unique_lock lock(run.mutex);
-  while (!run.ended.wait_for(lock, kSignalLook, [&] { return run.done; })) {
-    lock.unlock();
-    if (shm::interrupted()) {
-      fault_->fail(shm::interruption(topology().rank));
-    }
-    lock.lock();
-  }
-  if (run.error) {
-    std::rethrow_exception(run.error);
+    lane_->awaitConnections();
   }
 }
 

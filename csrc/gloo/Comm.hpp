@@ -74,9 +74,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   Messages& messages() { return *messages_; }
 
-  // Messages::complete(), which looks for signals meanwhile.
-  void complete(const Messages::Requests& requests);
-
   // Before Messages::post() of what is completed later. Raises where the thread that it takes
   // cannot be started.
   void prepareLater() { waiters_.start(); }
@@ -114,11 +111,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
  private:
   friend class Execution;
 
-  // Runs `body`, which waits for Gloo, and raises what it raises. Gloo's waits look for no signals:
-  // where handlers of signals run in the calling thread, another thread runs the body, and the
-  // caller looks for signals. One whose handler raises fails the group, which ends the body.
-  void runWatched(const std::function<void()>& body);
-
   explicit Comm(Members members);
   void connectLane(Connected connected, const std::function<void()>& look);
   void awaitLane();
@@ -134,7 +126,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   shm::Turnstile turns_;
   Scratch scratch_;  // of the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
-  WorkerStream watched_{"tcpg_gloo"};
 
   mutable std::mutex mutex_;
   int tags_ = 0;

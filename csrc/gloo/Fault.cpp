@@ -6,6 +6,7 @@
 
 #include "device/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
+#include "shm/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -61,6 +62,16 @@ void Fault::fail(const shm::Failure& failure) {
   // Talks to the store, which may block.
   Monitor::get().runApart(
       [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
+}
+
+void Fault::lookForSignals() {
+  if (shm::interrupted()) {
+    failInterrupted();
+  }
+}
+
+void Fault::failInterrupted() {
+  fail(shm::interruption(rank_));
 }
 
 void Fault::raiseFor(const shm::Failure& inside, const std::vector<int>& members) {

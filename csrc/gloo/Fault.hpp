@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "gloo/SignalWatch.hpp"
 #include "shm/Failure.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -23,7 +24,8 @@ std::optional<shm::Failure> decode(const std::string& text);
 // Thread-safe. Set once: the first failure stands. Ranks are the group's own.
 class Fault : public std::enable_shared_from_this<Fault> {
  public:
-  explicit Fault(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  // `rank`: this one's.
+  Fault(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
 
   std::optional<shm::Failure> known() const;
   // Throws it, where there is one.
@@ -31,6 +33,20 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   // From any thread, without blocking.
   void fail(const shm::Failure& failure);
+
+  // Fails where the handler of a signal, which runs in the calling thread, raises.
+  void lookForSignals();
+  void failInterrupted();
+
+  // As `changed`.wait(), also until a failure, and looks for signals meanwhile.
+  template <class Done>
+  void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Done done) {
+    while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
+      lock.unlock();
+      lookForSignals();
+      lock.lock();
+    }
+  }
 
   // Raises it, where there is one, or else what has failed among ranks of this host: `members`, of
   // which that one tells the numbers.
@@ -74,6 +90,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
   void call(std::function<void()> Actions::* which);
 
   const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

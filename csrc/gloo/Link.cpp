@@ -10,19 +10,13 @@
 #include <utility>
 
 #include "device/Unfinished.hpp"
+#include "gloo/SignalWatch.hpp"
 #include "monitor/Monitor.hpp"
-#include "shm/Interrupt.hpp"
 #include "shm/Names.hpp"
 
 namespace torchcomms_pg::gloo {
 
 namespace {
-
-// Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
-
-// How often a rank that is being connected looks for what ends that.
-constexpr std::chrono::milliseconds kLook{200};
 
 // How many ranks an error names that another one could not be connected with.
 constexpr size_t kNamed = 4;
@@ -119,7 +113,7 @@ Connections Link::connections() {
     startConnecting(/*tells=*/true);
   }
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return fault_->known() || connections_ || closed_; });
+  fault_->wait(changed_, lock, [&] { return connections_ || closed_; });
   fault_->check();
   if (!connections_) checkOpen();
   return connections_;
@@ -131,19 +125,15 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const auto ended = [&] { return fault_->known() || connections_ || closed_; };
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kLook, ended)) {
+  while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     try {
-      if (look) {
-        look();
-      } else if (shm::interrupted()) {
-        throw shm::interruption(members_[rank_]);
-      }
+      look ? look() : fault_->lookForSignals();
     } catch (const shm::Failure& failure) {
       fault_->fail(failure);
       throw;
     } catch (const std::exception&) {
-      fault_->fail(shm::interruption(members_[rank_]));
+      fault_->failInterrupted();
       throw;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
@@ -383,9 +373,18 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
   }
+  const auto goesOn = [this] {
+    fault_->lookForSignals();
+    std::lock_guard lock(mutex_);
+    return !closed_ && !fault_->known();
+  };
   std::string broken = "aborted";
   try {
-    if (waited->wait(kNever)) {
+    bool ended = waitWatched(*waited);
+    while (!ended && goesOn()) {
+      ended = waitWatched(*waited);
+    }
+    if (ended) {
       broken.clear();
     }
   } catch (const std::exception& error) {

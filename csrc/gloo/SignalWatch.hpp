@@ -1,0 +1,22 @@
+// Waits for Gloo that see the signals of the process.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+
+namespace torchcomms_pg::gloo {
+
+// How often a thread that runs the handlers of signals looks for them while it waits.
+constexpr std::chrono::milliseconds kSignalLook{200};
+
+// As `work`.wait(), of a message, which never times out; false: the wait has been aborted, while
+// the message is still under way and can be waited for again.
+//
+// Gloo's waits look for no signals, and one that times out ends the connections of all ranks. In
+// the thread that runs the handlers, a wait is therefore aborted a few times a second, by a thread
+// for that: the caller looks for signals and waits again. A rank that waits in another thread
+// instead would pay two changes of threads for each operation, a third of a small one.
+bool waitWatched(c10d::Work& work);
+
+}  // namespace torchcomms_pg::gloo
