@@ -368,9 +368,8 @@ void Messages::complete(const Requests& requests) {
 
 void Messages::completeOutside(Request& request) {
   std::unique_lock lock(mutex_);
-  ways_.fault->wait(changed_, lock, [&] {
-    return request.insideEnded || request.parcel != nullptr || closed_;
-  });
+  ways_.fault->wait(
+      changed_, lock, [&] { return request.insideEnded || request.parcel != nullptr || closed_; });
   ways_.fault->check();
   if (request.insideEnded && request.insideResult == ncclSuccess) {
     return;
