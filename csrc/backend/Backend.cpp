@@ -147,6 +147,9 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
     }
   }
   std::vector<Peer> peers;
+  if (known.empty()) {
+    return peers;
+  }
   for (const auto rank : globalRanks()) {
     peers.push_back(known[rank]);
   }

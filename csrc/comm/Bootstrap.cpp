@@ -36,8 +36,8 @@ constexpr Milliseconds kLookWhileJoining{50};
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 
 // How often it asks the store, which would print a warning each time if it waited there for a
-// limited time: ever more seldom, and each of many ranks more seldom than of few, since one process
-// answers all of them.
+// limited time: ever more seldom, and at most once in the last of these times for each rank that
+// meets others now, since one process answers all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
 constexpr std::chrono::microseconds kPollOfRank{100};
@@ -104,7 +104,7 @@ class Rendezvous {
         store_(*meeting.store),
         peers_(meeting.known),
         heard_(meeting.size, false),
-        versions_(meeting.size) {
+        versions_(meeting.rank == 0 ? meeting.size : 0) {
     peers_.resize(meeting.size);
     // The same store and name may serve one group after another, also of other
     // ranks. Every member counts its own arrivals with these members, so that
@@ -212,7 +212,7 @@ class Rendezvous {
         return;  // nobody says that it could not join: it was made, and has failed since
       }
       if (const auto now = Clock::now(); now >= next) {
-        next = now + kLookWhileJoining;
+        next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);
         look();
         if (now >= deadline_) {
           known_ = true;
@@ -303,7 +303,9 @@ class Rendezvous {
     const auto end = text.find('\n');
     const auto line = text.substr(1, end - 1);
     peers_[peer] = Peer::parse(line);
-    versions_[peer] = line.substr(line.rfind(' ') + 1);
+    if (meeting_.rank == 0) {
+      versions_[peer] = line.substr(line.rfind(' ') + 1);
+    }
     heard_[peer] = true;
     return text.substr(end + 1);
   }
@@ -330,7 +332,7 @@ class Rendezvous {
   std::string await(const std::string& key) {
     auto next = Clock::now() + kLook;
     for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
-      poll = std::min(poll, std::max(kLastPoll, meeting_.size * kPollOfRank));
+      poll = std::min(poll, std::max(kLastPoll, turn_));
       std::this_thread::sleep_for(poll);
       const auto now = Clock::now();
       if (now >= deadline_) {
@@ -339,7 +341,7 @@ class Rendezvous {
       }
       if (now >= next) {
         look();
-        next = Clock::now() + kLook;
+        next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
       }
     }
     return get(key);
@@ -370,6 +372,7 @@ class Rendezvous {
   const Meeting& meeting_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
+  const std::chrono::microseconds turn_ = std::max(meeting_.size, meeting_.around) * kPollOfRank;
   const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;
   std::vector<Peer> peers_;            // by rank, as far as they are known

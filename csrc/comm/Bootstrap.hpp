@@ -21,7 +21,8 @@ class Communicator;
 
 // What the ranks of a new communicator have in common, but for `rank`. `members` is the same on
 // these ranks and on no others of the store, e.g. their global ranks. `known`: who they are, by
-// rank, where another group tells; may be empty, or have nobody's place.
+// rank, where another group tells; may be empty, or have nobody's place. `around`: how many ranks
+// meet at the same time in such groups, and ask one store.
 struct Meeting {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -30,6 +31,7 @@ struct Meeting {
   std::string members;
   Milliseconds timeout;
   std::vector<Peer> known = {};
+  int around = 0;
 };
 
 // `name` as a part of a store's key: all of it, or its beginning and a hash. Torch's store breaks
@@ -57,8 +59,8 @@ Joined joinOnHost(
     const NcclApi& api, const Meeting& meeting, const Make& make, const NcclConfig& config = {});
 
 struct Met {
-  std::vector<Peer> peers;  // as in Joined
-  std::string prefix;       // as for Make
+  const std::vector<Peer>& peers;  // as in Joined
+  std::string prefix;              // as for Make
   // Raises shm::Failure where another rank has died or cannot join; what a handler of a signal
   // does.
   std::function<void()> look;

@@ -110,6 +110,7 @@ ncclComm_t joinInside(const Meeting& meeting, const gloo::Topology& topology) {
   auto inside = meeting;
   inside.rank = topology.local();
   inside.size = static_cast<int>(topology.inside().size());
+  inside.around = meeting.size;
   inside.members += "/host " + std::to_string(topology.host());
   inside.known.clear();
   ncclComm_t made = nullptr;
@@ -140,6 +141,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
   overGloo.members += "/gloo";
   return meet(overGloo, [&](const Met& met) {
     std::vector<std::string> places;
+    places.reserve(meeting.size);
     for (int rank = 0; rank < meeting.size; ++rank) {
       places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
       if (placeOf != nullptr) {
@@ -150,7 +152,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
     auto* const comm = gloo::newComm(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
          .topology = topology,
-         .inside = joinInside(overGloo, topology),
+         .inside = joinInside(overGloo, *topology),
          .connect = connectGloo,
          .timeout = meeting.timeout},
         connected,

@@ -9,17 +9,22 @@ namespace torchcomms_pg {
 
 namespace {
 
-const std::string kSamePlace = "=";
+constexpr const char* kSamePlace = "=";
+
+// Of the boot and the pid namespace.
+std::string spaceOf(const Peer& peer) {
+  std::ostringstream text;
+  text << std::hex << peer.boot << "-" << std::dec << peer.pidSpace;
+  return text.str();
+}
 
 }  // namespace
 
 Peer Peer::self() {
-  std::ostringstream space;
-  space << std::hex << shm::bootHash() << std::dec << "-" << shm::pidSpace();
   const auto pid = shm::processId();
   auto host = shm::hostName();
   std::replace_if(host.begin(), host.end(), [](char c) { return c <= ' '; }, '_');
-  return {std::move(host), space.str(), pid, shm::processStartTime(pid)};
+  return {std::move(host), shm::bootHash(), shm::pidSpace(), pid, shm::processStartTime(pid)};
 }
 
 Peer Peer::parse(const std::string& text, const Peer* previous) {
@@ -27,10 +32,10 @@ Peer Peer::parse(const std::string& text, const Peer* previous) {
   Peer peer;
   in >> peer.host;
   if (peer.host == kSamePlace && previous != nullptr) {
-    peer.host = previous->host;
-    peer.space = previous->space;
+    peer = *previous;
   } else {
-    in >> peer.space;
+    char dash = 0;
+    in >> std::hex >> peer.boot >> dash >> std::dec >> peer.pidSpace;
   }
   in >> peer.pid >> peer.startTime;
   return in ? peer : Peer();
@@ -38,8 +43,12 @@ Peer Peer::parse(const std::string& text, const Peer* previous) {
 
 std::string Peer::text(const Peer* previous) const {
   const bool same = previous != nullptr && sameHost(*previous);
-  return (same ? kSamePlace : host + " " + space) + " " + std::to_string(pid) + " " +
+  return (same ? kSamePlace : host + " " + spaceOf(*this)) + " " + std::to_string(pid) + " " +
          std::to_string(startTime);
+}
+
+std::string Peer::place() const {
+  return host + "/" + spaceOf(*this);
 }
 
 bool Peer::dead() const {

@@ -8,9 +8,10 @@ namespace torchcomms_pg {
 
 struct Peer {
   std::string host;
-  // Of the boot and the pid namespace: where host and this are the same, so are the processes that
-  // a pid names, and memory can be shared. Two containers may have one host name.
-  std::string space;
+  // Where host, boot and pid namespace are the same, so are the processes that a pid names, and
+  // memory can be shared. Two containers may have one host name.
+  uint64_t boot = 0;
+  uint32_t pidSpace = 0;
   uint32_t pid = 0;  // 0: not known
   uint64_t startTime = 0;
 
@@ -20,8 +21,10 @@ struct Peer {
 
   // One line. `previous`: whoever reads it will know that one, whose place need not be said again.
   std::string text(const Peer* previous = nullptr) const;
-  std::string place() const { return host + "/" + space; }
-  bool sameHost(const Peer& other) const { return host == other.host && space == other.space; }
+  std::string place() const;
+  bool sameHost(const Peer& other) const {
+    return boot == other.boot && pidSpace == other.pidSpace && host == other.host;
+  }
   // Whether the process has ended for certain; never of one on another host.
   bool dead() const;
 };

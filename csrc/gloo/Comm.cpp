@@ -18,10 +18,10 @@ std::shared_ptr<Link> newLink(
     const std::shared_ptr<Fault>& fault,
     const std::string& name,
     const std::vector<int>& ranks) {
-  const auto rank = std::ranges::find(ranks, members.topology.rank) - ranks.begin();
+  const auto rank = std::ranges::find(ranks, members.topology->rank) - ranks.begin();
   std::vector<std::string> names;
   for (const int member : ranks) {
-    names.push_back(members.topology.nameOf(member));
+    names.push_back(members.topology->nameOf(member));
   }
   return Link::make(
       members.connect, members.store, name, fault, ranks, std::move(names), static_cast<int>(rank));
@@ -36,7 +36,7 @@ std::string nameOfLane(const Topology& topology) {
 Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
-      fault_(std::make_shared<Fault>(members_.store, members_.topology.rank)) {
+      fault_(std::make_shared<Fault>(members_.store, members_.topology->rank)) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));
@@ -63,7 +63,7 @@ std::shared_ptr<Comm> Comm::make(
        .told = {}});
   comm->connectLane(connected, look);
   comm->messages_ = std::make_shared<Messages>(Messages::Ways{
-      .topology = comm->topology(),
+      .topology = comm->members_.topology,
       .inside = comm->inside_,
       .lane = comm->lane_,
       .newLink = [members = comm->members_, fault = comm->fault_](
@@ -175,7 +175,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
     }
   }
   auto topology = Topology::of(places, names, static_cast<int>(position));
-  if (topology.hosts.size() == 1) {
+  if (topology->hosts.size() == 1) {
     return {nullptr, inside};
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(

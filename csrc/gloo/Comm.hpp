@@ -28,7 +28,7 @@ enum class Connected { now, whenNeeded };
 // What a communicator is made of.
 struct Members {
   c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
-  Topology topology;
+  std::shared_ptr<const Topology> topology;
   ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Taken over
   Connect connect;
   std::chrono::milliseconds timeout;  // of being connected
@@ -52,7 +52,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
       Members members, Connected connected, const std::function<void()>& look = {});
   ~Comm();
 
-  const Topology& topology() const { return members_.topology; }
+  const Topology& topology() const { return *members_.topology; }
   Fault& fault() { return *fault_; }
 
   // What is issued gets a place among the collectives of this rank, which all ranks issue in one

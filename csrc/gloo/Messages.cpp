@@ -56,10 +56,10 @@ bool fits(const Request& receive, int source, const Parcel& envelope) {
 
 }  // namespace
 
-Messages::Messages(Ways ways) : ways_(std::move(ways)), rank_(ways_.topology.rank) {}
+Messages::Messages(Ways ways) : ways_(std::move(ways)), rank_(ways_.topology->rank) {}
 
 bool Messages::isInside(const Message& message) const {
-  return message.peer != kAnyPeer && ways_.topology.hostOf[message.peer] == ways_.topology.host();
+  return message.peer != kAnyPeer && ways_.topology->hostOf[message.peer] == ways_.topology->host();
 }
 
 Messages::Requests Messages::post(const std::vector<Issued>& messages, bool together) {
@@ -93,7 +93,7 @@ Messages::Requests Messages::post(const std::vector<Issued>& messages, bool toge
 void Messages::failWithoutThread(const std::system_error& error) {
   ways_.fault->fail(
       {ncclSystemError,
-       ways_.topology.nameOf(rank_) + " cannot be connected: no thread can be started (" +
+       ways_.topology->nameOf(rank_) + " cannot be connected: no thread can be started (" +
            error.what() + ")",
        {rank_}});
 }
@@ -105,7 +105,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
   transfer->buffer = message.buffer;
   transfer->count = message.count;
   transfer->type = message.type;
-  transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology.localOf[message.peer];
+  transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology->localOf[message.peer];
   transfer->tag = message.tag;
   transfer->confirmed = message.confirmed;
   transfer->elsewhere = message.peer == kAnyPeer;
@@ -123,19 +123,19 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
     ways_.inside->pointToPoint().runIndependently(transfer);
     context.release();
   } catch (const shm::Failure& failure) {
-    ways_.fault->raiseFor(failure, ways_.topology.inside());
+    ways_.fault->raiseFor(failure, ways_.topology->inside());
   }
 }
 
 // In any thread.
 void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
-    request.peer = ways_.topology.inside()[local];
+    request.peer = ways_.topology->inside()[local];
   }
   const auto& segment = ways_.inside->segment();
   if (result != ncclSuccess && segment.failed()) {
     try {
-      ways_.fault->raiseFor(segment.failure(), ways_.topology.inside());
+      ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
     } catch (const shm::Failure&) {
       // Which the others are told.
     }
@@ -152,7 +152,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
 
 // The rank's connection, which begins to be made. With mutex_ held.
 Messages::Pair& Messages::pairWith(int peer) {
-  const auto& t = ways_.topology;
+  const auto& t = *ways_.topology;
   const auto [entry, fresh] = pairs_.try_emplace(peer);
   Pair& pair = entry->second;
   if (!fresh || closed_) {
@@ -252,8 +252,8 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
   if (!any) {
     pairWith(request->peer);
   } else if (ways_.lane != nullptr) {
-    for (const auto& members : ways_.topology.hosts) {
-      const int counterpart = members[ways_.topology.local()];
+    for (const auto& members : ways_.topology->hosts) {
+      const int counterpart = members[ways_.topology->local()];
       if (counterpart != rank_) {
         pairWith(counterpart);
       }
@@ -357,7 +357,7 @@ void Messages::complete(const Requests& requests) {
     try {
       ways_.inside->pointToPoint().run(together);
     } catch (const shm::Failure& failure) {
-      ways_.fault->raiseFor(failure, ways_.topology.inside());
+      ways_.fault->raiseFor(failure, ways_.topology->inside());
     }
     return;
   }
@@ -406,8 +406,8 @@ void Messages::lookForOthers(c10d::Store& group) {
     if (group.check({departureOf(peer)})) {
       ways_.fault->fail(
           {ncclRemoteError,
-           ways_.topology.nameOf(peer) + " has left before the first message between it and " +
-               ways_.topology.nameOf(rank_),
+           ways_.topology->nameOf(peer) + " has left before the first message between it and " +
+               ways_.topology->nameOf(rank_),
            {peer}});
     }
   }
@@ -433,7 +433,7 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  if (ways_.fault->known() || ways_.topology.hosts.size() == 1) {
+  if (ways_.fault->known() || ways_.topology->hosts.size() == 1) {
     return;
   }
   try {

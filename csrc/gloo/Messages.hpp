@@ -50,7 +50,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
  public:
   // `lane`: to the counterparts, by host; may be null.
   struct Ways {
-    Topology topology;
+    std::shared_ptr<const Topology> topology;
     std::shared_ptr<shm::Comm> inside;
     std::shared_ptr<Link> lane;
     std::function<std::shared_ptr<Link>(const std::string& name, const std::vector<int>& ranks)>

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace torchcomms_pg::gloo {
 
-Topology Topology::of(
+std::shared_ptr<const Topology> Topology::of(
     const std::vector<std::string>& places, const std::vector<std::string>& names, int rank) {
   Topology t;
   t.names = names;
@@ -27,7 +28,7 @@ Topology Topology::of(
     smallest = std::min(smallest, members.size());
   }
   t.lanes = static_cast<int>(smallest);
-  return t;
+  return std::make_shared<const Topology>(std::move(t));
 }
 
 bool Topology::even() const {

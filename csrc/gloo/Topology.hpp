@@ -1,6 +1,7 @@
 // Which ranks share a host, and who of them talks to the other hosts.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ struct Topology {
   static constexpr int kMaxLanes = 8;
 
   // `places`: by rank, where it runs. `names`: by rank, what errors call its host; empty: nothing.
-  static Topology of(
+  static std::shared_ptr<const Topology> of(
       const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 
   int rank = 0;

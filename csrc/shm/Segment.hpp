@@ -33,10 +33,13 @@ class Segment {
 
   // What errors call the ranks, where they are part of a larger group. Before the first operation;
   // for each process the same.
-  void nameRanks(std::vector<std::string> names) { names_ = std::move(names); }
+  void nameRanks(std::vector<std::string> names) {
+    std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
+  }
   // "rank 1".
   std::string nameOf(int rank) const {
-    return names_.empty() ? "rank " + std::to_string(rank) : names_[rank];
+    const auto names = std::atomic_load(&names_);
+    return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
   }
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankState& state(int rank) const { return states_[rank]; }
@@ -103,7 +106,7 @@ class Segment {
   std::byte* staging_;
   std::byte* channels_;
   std::atomic<uint64_t>* signals_;
-  std::vector<std::string> names_;
+  std::shared_ptr<const std::vector<std::string>> names_;  // set by each rank of the process
 };
 
 }  // namespace torchcomms_pg::shm
