@@ -7,6 +7,8 @@
 #include <fstream>
 
 #include "Ranks.hpp"
+#include "shm/Comm.hpp"
+#include "shm/Handles.hpp"
 #include "shm/Process.hpp"
 
 using namespace test;
@@ -85,6 +87,19 @@ TEST(aLatePeerIsNotDeadForWantOfADescriptor) {
     CHECK_EQUAL(sum(comm, data), ncclSuccess);
     const NoDescriptors none;
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));  // several looks
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+  });
+}
+
+TEST(ranksOfAProcessMayBeNamedAtOnceAndWhileOneIsAsked) {
+  threadRanks(4, [](ncclComm_t comm, int) {
+    auto& segment = torchcomms_pg::shm::findHandle(comm, "test")->segment();
+    const std::string last = "rank 33 on a host with a long name";
+    for (int turn = 0; turn < 20'000; ++turn) {
+      segment.nameRanks({"rank 0", "rank 11", "rank 22", last});
+      CHECK_EQUAL(segment.nameOf(3), last);
+    }
+    std::vector<float> data(10);
     CHECK_EQUAL(sum(comm, data), ncclSuccess);
   });
 }

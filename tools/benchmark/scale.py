@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -431,12 +432,15 @@ def placement(text: str) -> tuple[int, int]:
 def measure(placements: Sequence[tuple[int, int]]) -> Iterator[list[Row]]:
     """Counts for one placement after the other."""
     size = threading.stack_size(1 << 20)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1)  # seconds; thousands that wait for the GIL would wake up all the time
     try:
         with mock.patch.object(dist, "ProcessGroupGloo", connect):
             for hosts, each in placements:
                 yield Simulation(hosts, each).run()
     finally:
         threading.stack_size(size)
+        sys.setswitchinterval(interval)
 
 
 def as_text(rows: Sequence[Row]) -> str:
