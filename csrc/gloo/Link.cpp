@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "device/Unfinished.hpp"
-#include "gloo/SignalWatch.hpp"
 #include "monitor/Monitor.hpp"
 #include "shm/Names.hpp"
 
@@ -380,9 +379,9 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   };
   std::string broken = "aborted";
   try {
-    bool ended = waitWatched(*waited);
+    bool ended = watch_->wait(*waited);
     while (!ended && goesOn()) {
-      ended = waitWatched(*waited);
+      ended = watch_->wait(*waited);
     }
     if (ended) {
       broken.clear();

@@ -18,6 +18,7 @@
 
 #include "comm/TorchCompat.hpp"
 #include "gloo/Fault.hpp"
+#include "gloo/SignalWatch.hpp"
 #include "shm/Collective.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -165,6 +166,7 @@ class Link : public std::enable_shared_from_this<Link> {
   const c10::intrusive_ptr<c10d::Store> store_;  // of the group
   const std::string prefix_;
   const std::shared_ptr<Fault> fault_;
+  const std::shared_ptr<SignalWatch> watch_ = SignalWatch::hold();
   const std::vector<int> members_;
   const std::vector<std::string> names_;
   const int rank_;

@@ -17,77 +17,95 @@ namespace {
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Aborts the waits of one thread, of which a process has no more: its main thread.
-class Watch {
- public:
-  // Of the thread that runs handlers. Leaked: its own thread may be there until the process ends. A
-  // forked child has another one.
-  static Watch& get() {
-    static Watch* instance = nullptr;
-    static pid_t pid = 0;
-    if (pid != getpid()) {
-      pid = getpid();
-      instance = new Watch();
-    }
-    return *instance;
-  }
+}  // namespace
+
+// Of one thread that waits, of which a process has no more: its main thread.
+struct SignalWatch::State {
+  const pid_t pid = getpid();
+  std::mutex mutex;
+  std::condition_variable changed;
+  c10d::Work* waiting = nullptr;
+  bool idle = false;  // the thread sleeps until something is waited for
+  bool closed = false;
+  std::thread thread;
 
   void enter(c10d::Work& work) {
-    const std::lock_guard lock(mutex_);
-    if (!running_) {
+    const std::lock_guard lock(mutex);
+    if (!thread.joinable()) {
       try {
-        std::thread([this] { run(); }).detach();
-        running_ = true;
+        thread = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        // No thread can be started: signals wait until the message has come.
+        // The next wait tries again.
       }
     }
-    waiting_ = &work;
-    if (idle_) {
-      begun_.notify_one();
+    waiting = &work;
+    if (idle) {
+      changed.notify_one();
     }
   }
 
   void leave() {
-    const std::lock_guard lock(mutex_);
-    waiting_ = nullptr;
+    const std::lock_guard lock(mutex);
+    waiting = nullptr;
   }
 
- private:
   void run() {
     pthread_setname_np(pthread_self(), "tcpg_signals");
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      idle_ = true;
-      begun_.wait(lock, [this] { return waiting_ != nullptr; });
-      idle_ = false;
-      lock.unlock();
-      std::this_thread::sleep_for(kSignalLook);
-      lock.lock();
-      if (waiting_ != nullptr) {
-        waiting_->abort();
+    std::unique_lock lock(mutex);
+    while (!closed) {
+      idle = true;
+      changed.wait(lock, [this] { return waiting != nullptr || closed; });
+      idle = false;
+      if (!changed.wait_for(lock, kSignalLook, [this] { return closed; }) && waiting != nullptr) {
+        waiting->abort();
       }
     }
   }
-
-  std::mutex mutex_;
-  std::condition_variable begun_;
-  c10d::Work* waiting_ = nullptr;
-  bool running_ = false;
-  bool idle_ = false;  // its thread sleeps until something is waited for
 };
 
-}  // namespace
+std::shared_ptr<SignalWatch> SignalWatch::hold() {
+  // Leaked: groups may be dropped while the process ends.
+  struct Shared {
+    std::mutex mutex;
+    std::weak_ptr<SignalWatch> watch;
+  };
+  static auto* const shared = new Shared();
+  const std::lock_guard lock(shared->mutex);
+  auto watch = shared->watch.lock();
+  if (watch == nullptr || watch->state_->pid != getpid()) {
+    shared->watch = watch = std::make_shared<SignalWatch>();
+  }
+  return watch;
+}
 
-bool waitWatched(c10d::Work& work) {
+SignalWatch::SignalWatch() : state_(std::make_unique<State>()) {}
+
+SignalWatch::~SignalWatch() {
+  if (!state_->thread.joinable()) {
+    return;
+  }
+  if (state_->pid != getpid()) {  // the thread is the parent's
+    state_->thread.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+  }
+  state_->changed.notify_one();
+  state_->thread.join();
+}
+
+bool SignalWatch::wait(c10d::Work& work) {
   if (!shm::runsHandlers()) {
     return work.wait(kNever);
   }
   struct Entered {
-    explicit Entered(c10d::Work& work) { Watch::get().enter(work); }
-    ~Entered() { Watch::get().leave(); }
+    State& state;
+    Entered(State& state, c10d::Work& work) : state(state) { state.enter(work); }
+    ~Entered() { state.leave(); }
   };
-  const Entered entered(work);
+  const Entered entered(*state_, work);
   return work.wait(kNever);
 }
 
