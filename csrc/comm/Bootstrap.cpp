@@ -36,8 +36,8 @@ constexpr Milliseconds kLookWhileJoining{50};
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 
 // How often it asks the store, which would print a warning each time if it waited there for a
-// limited time: ever more seldom, and at most once in the last of these times for each rank that
-// meets others now, since one process answers all of them.
+// limited time: ever more seldom, the more so the more ranks meet now, since one process answers
+// all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
 constexpr std::chrono::microseconds kPollOfRank{100};
@@ -372,6 +372,7 @@ class Rendezvous {
   const Meeting& meeting_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
+  // The time between two questions to the store of a rank that has waited for long.
   const std::chrono::microseconds turn_ = std::max(meeting_.size, meeting_.around) * kPollOfRank;
   const Clock::time_point deadline_ = Clock::now() + meeting_.timeout;
   std::string prefix_;

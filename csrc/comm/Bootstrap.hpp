@@ -21,8 +21,8 @@ class Communicator;
 
 // What the ranks of a new communicator have in common, but for `rank`. `members` is the same on
 // these ranks and on no others of the store, e.g. their global ranks. `known`: who they are, by
-// rank, where another group tells; may be empty, or have nobody's place. `around`: how many ranks
-// meet at the same time in such groups, and ask one store.
+// rank, where another group tells; may be empty, or have nobody's place. `around`: the number of
+// ranks that ask the store at the same time, where this group is a part of a larger one; else 0.
 struct Meeting {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
