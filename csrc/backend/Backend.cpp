@@ -65,7 +65,7 @@ Backend::Backend(
        peersOfOtherGroups()},
       options_->connectGloo,
       &peers);
-  cpu()->setEndsProcess(options_->ends(cpu()->device()));
+  cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
   peers_ = std::move(peers);
   start();
   std::lock_guard lock(acquaintances().mutex);
@@ -83,8 +83,8 @@ Backend::Backend(
       store_(std::move(store)),
       members_(members()) {
   for (const auto& comm : comms) {
-    comm->setBlockingWait(options_->blockingWait);
-    comm->setEndsProcess(options_->ends(comm->device()));
+    comm->executor().setBlockingWait(options_->blockingWait);
+    comm->failureState().setEndsProcess(options_->ends(comm->device()));
     if (comm->device().is_cpu()) {
       cpu_ = comm;
     } else {
@@ -116,8 +116,8 @@ void Backend::detach() {
     return;
   }
   for (const auto& comm : communicators()) {
-    comm->setEndHook(nullptr);
-    comm->setFailureHook(nullptr);
+    comm->groupHooks().setEnd(nullptr);
+    comm->groupHooks().setFailed(nullptr);
   }
   dumpPipe_.store(nullptr);
 }
@@ -137,7 +137,7 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
   {
     std::lock_guard lock(acquaintances().mutex);
     for (const auto* const other : acquaintances().groups) {
-      if (underlying(other->store_) != underlying(store_) || other->cpu()->failure()) {
+      if (underlying(other->store_) != underlying(store_) || other->cpu()->failureState().get()) {
         continue;
       }
       const auto ranks = other->globalRanks();
@@ -193,7 +193,7 @@ void Backend::prepare(const char* what) const {
 void Backend::record(Communicator& comm) const {
   comm.setDescription(getGroupDesc());
   if (auto recorder = process_recorder::get()) {
-    comm.record(std::move(recorder));
+    comm.recorders().add(std::move(recorder));
   }
 }
 
@@ -266,8 +266,8 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   const Meeting meeting{
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
   auto comm = connect(meeting, device, options_->accelerator);
-  comm->setBlockingWait(options_->blockingWait);
-  comm->setEndsProcess(options_->ends(comm->device()));
+  comm->executor().setBlockingWait(options_->blockingWait);
+  comm->failureState().setEndsProcess(options_->ends(comm->device()));
   {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_[device.index()] = comm;
@@ -275,7 +275,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   adopt(*comm);
   std::lock_guard lock(batchMutex_);
   if (batches_.count(std::this_thread::get_id()) > 0) {
-    comm->startBatch();
+    comm->batches().start();
   }
   return comm;
 }
@@ -423,7 +423,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 
 void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
   for (const auto& comm : communicators()) {
-    comm->addEphemeralTimeout(timeout);
+    comm->inFlight().lengthen(timeout);
   }
 }
 
@@ -549,19 +549,19 @@ void Backend::installEndHook(Communicator& comm) const {
   any |= !hooksOfCompletion_.empty();
 #endif
   if (!any) {
-    comm.setEndHook(nullptr);
+    comm.groupHooks().setEnd(nullptr);
     return;
   }
-  comm.setEndHook([thread = completionHooks_,
-                   onCompletion = onCompletionHook_
+  comm.groupHooks().setEnd([thread = completionHooks_,
+                            onCompletion = onCompletionHook_
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-                   ,
-                   hooks = hooksOfCompletion_
+                            ,
+                            hooks = hooksOfCompletion_
 #endif
   ](const Operation& op,
-                  [[maybe_unused]] Work* work,
-                  Clock::time_point started,
-                  Clock::time_point finished) {
+                           [[maybe_unused]] Work* work,
+                           Clock::time_point started,
+                           Clock::time_point finished) {
     if (onCompletion) {
       thread->add([onCompletion,
                    info = std::make_shared<c10d::WorkInfo>(
@@ -596,7 +596,7 @@ void Backend::waitForPendingWorks() {
 
 c10d::ErrorType Backend::getError() {
   for (const auto& comm : communicators()) {
-    if (const auto error = comm->error(); error != c10d::ErrorType::SUCCESS) {
+    if (const auto error = comm->failureState().type(); error != c10d::ErrorType::SUCCESS) {
       return error;
     }
   }
@@ -606,10 +606,10 @@ c10d::ErrorType Backend::getError() {
 void Backend::abort() {
   const auto all = communicators();
   for (const auto& comm : all) {
-    comm->failBy("abort()");
+    comm->failureState().failBy("abort()");
   }
   for (const auto& comm : all) {
-    comm->awaitFailureHook();
+    comm->failureState().awaitHooks();
   }
 }
 
@@ -671,10 +671,10 @@ void Backend::unregisterAbortHook(int64_t id) {
 
 void Backend::installAbortHooks(Communicator& comm) const {
   if (abortHooks_.empty()) {
-    comm.setFailureHook(nullptr);
+    comm.groupHooks().setFailed(nullptr);
     return;
   }
-  comm.setFailureHook([hooks = abortHooks_] {
+  comm.groupHooks().setFailed([hooks = abortHooks_] {
     for (const auto& [id, hook] : hooks) {
       hook();
     }

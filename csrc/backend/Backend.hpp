@@ -159,11 +159,7 @@ class Backend final : public c10d::Backend {
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
 
-  bool supportsWindow() const override {
-    const auto all = communicators();
-    return std::any_of(
-        all.begin(), all.end(), [](const auto& comm) { return comm->supportsWindows(); });
-  }
+  bool supportsWindow() const override;
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;

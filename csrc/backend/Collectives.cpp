@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "comm/Collectives.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
@@ -75,7 +76,7 @@ Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
     WorkPtr work = body();
     // c10d waits for any work of a synchronous call, and one that goes into a
     // batch has not been launched.
-    return !async && comm->inBatch() ? nullptr : work;
+    return !async && comm->batches().open() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
     dropBatches();
@@ -87,12 +88,12 @@ template <class Body>
 Backend::WorkPtr Backend::together(
     const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body) {
   return issue(comm, async, [&]() -> WorkPtr {
-    if (comm->inBatch()) {
+    if (comm->batches().open()) {
       return body();
     }
-    comm->startBatch(parts, inputs);
+    comm->batches().start(parts, inputs);
     body();
-    return comm->endBatch();
+    return comm->batches().end();
   });
 }
 
@@ -100,7 +101,7 @@ Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOp
   const auto& tensor = single("broadcast", "tensors", tensors);
   const auto comm = route("broadcast", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->broadcast(tensor, static_cast<int>(opts.rootRank), options(opts));
+    return ops::broadcast(*comm, options(opts), tensor, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -110,8 +111,9 @@ Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOp
     return allreduce_sparse(tensors, opts);
   }
   const auto comm = route("all_reduce", tensor);
-  return issue(
-      comm, opts.asyncOp, [&] { return comm->allReduce(tensor, opts.reduceOp, options(opts)); });
+  return issue(comm, opts.asyncOp, [&] {
+    return ops::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
+  });
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(
@@ -121,7 +123,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(
   return together(comm, opts.asyncOp, OpKind::allReduce, tensors, [&] {
     WorkPtr last;
     for (const auto& tensor : tensors) {
-      last = comm->allReduce(tensor, opts.reduceOp, options(opts));
+      last = ops::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
     }
     return last;
   });
@@ -131,7 +133,8 @@ Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions&
   const auto& tensor = single("reduce", "tensors", tensors);
   const auto comm = route("reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp, options(opts));
+    return ops::reduce(
+        *comm, options(opts), tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
   });
 }
 
@@ -140,14 +143,16 @@ Backend::WorkPtr Backend::allgather(
   const auto& input = single("all_gather", "tensors", inputs);
   const auto& output = single("all_gather", "tensor lists", outputs);
   const auto comm = route("all_gather", input);
-  return issue(comm, opts.asyncOp, [&] { return comm->allGather(output, input, options(opts)); });
+  return issue(
+      comm, opts.asyncOp, [&] { return ops::allGather(*comm, options(opts), output, input); });
 }
 
 Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const auto comm = route("all_gather_single", input);
-  return issue(
-      comm, opts.asyncOp, [&] { return comm->allGatherSingle(output, input, options(opts)); });
+  return issue(comm, opts.asyncOp, [&] {
+    return ops::allGatherSingle(*comm, options(opts), output, input);
+  });
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(
@@ -170,7 +175,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
       for (const auto& list : outputs) {
         ofRanks.push_back(list[i]);
       }
-      last = comm->allGather(ofRanks, inputs[i], options(opts));
+      last = ops::allGather(*comm, options(opts), ofRanks, inputs[i]);
     }
     return last;
   });
@@ -183,7 +188,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
   return together(comm, opts.asyncOp, OpKind::allGatherSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = comm->allGatherSingle(outputs[i], inputs[i], options(opts));
+      last = ops::allGatherSingle(*comm, options(opts), outputs[i], inputs[i]);
     }
     return last;
   });
@@ -196,7 +201,7 @@ Backend::WorkPtr Backend::gather(
   return issue(comm, opts.asyncOp, [&] {
     // Ranks other than the root pass no list, or an empty one.
     const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
-    return comm->gather(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return ops::gather(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -205,7 +210,7 @@ Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const auto comm = route("gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->gatherSingle(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return ops::gatherSingle(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 #endif
@@ -216,7 +221,7 @@ Backend::WorkPtr Backend::scatter(
   const auto comm = route("scatter", output);
   return issue(comm, opts.asyncOp, [&] {
     const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
-    return comm->scatter(output, input, static_cast<int>(opts.rootRank), options(opts));
+    return ops::scatter(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -226,7 +231,7 @@ Backend::WorkPtr Backend::reduce_scatter(
   const auto& input = single("reduce_scatter", "input lists", inputs);
   const auto comm = route("reduce_scatter", output);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->reduceScatter(output, input, opts.reduceOp, options(opts));
+    return ops::reduceScatter(*comm, options(opts), output, input, opts.reduceOp);
   });
 }
 
@@ -234,7 +239,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const auto comm = route("reduce_scatter_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->reduceScatterSingle(output, input, opts.reduceOp, options(opts));
+    return ops::reduceScatterSingle(*comm, options(opts), output, input, opts.reduceOp);
   });
 }
 
@@ -245,7 +250,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
   return together(comm, opts.asyncOp, OpKind::reduceScatterSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = comm->reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp, options(opts));
+      last = ops::reduceScatterSingle(*comm, options(opts), outputs[i], inputs[i], opts.reduceOp);
     }
     return last;
   });
@@ -259,7 +264,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
     const c10d::AllToAllOptions& opts) {
   const auto comm = route("all_to_all_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return comm->allToAllSingle(output, input, outputSplits, inputSplits, options(opts));
+    return ops::allToAllSingle(*comm, options(opts), output, input, outputSplits, inputSplits);
   });
 }
 
@@ -267,12 +272,13 @@ Backend::WorkPtr Backend::alltoall(
     TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
   const auto comm = route("all_to_all", inputs.front());
-  return issue(comm, opts.asyncOp, [&] { return comm->allToAll(outputs, inputs, options(opts)); });
+  return issue(
+      comm, opts.asyncOp, [&] { return ops::allToAll(*comm, options(opts), outputs, inputs); });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   const auto comm = barrierCommunicator(opts);
-  return issue(comm, opts.asyncOp, [&] { return comm->barrier(options(opts)); });
+  return issue(comm, opts.asyncOp, [&] { return ops::barrier(*comm, options(opts)); });
 }
 
 // c10d does not hand down the device that it has chosen, nor whether that is the CPU. So it is the
@@ -302,7 +308,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
   auto call = options(opts);
   call.async = false;
   try {
-    cpuCommunicator("monitored_barrier")->barrier(call, OpKind::monitoredBarrier);
+    ops::barrier(*cpuCommunicator("monitored_barrier"), call, OpKind::monitoredBarrier);
   } catch (const CommError& error) {
     if (options_->backend == kBackendName) throw;
     throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks, opts));
@@ -315,7 +321,8 @@ Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
     return nullptr;
   }
   const auto comm = route("send", tensor);
-  return issue(comm, /*async=*/true, [&] { return comm->send(tensor, destination, tag, {}); });
+  return issue(
+      comm, /*async=*/true, [&] { return ops::send(*comm, {}, tensor, destination, tag); });
 }
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
@@ -324,7 +331,7 @@ Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
     return nullptr;
   }
   const auto comm = route("recv", tensor);
-  return issue(comm, /*async=*/true, [&] { return comm->recv(tensor, source, tag, {}); });
+  return issue(comm, /*async=*/true, [&] { return ops::recv(*comm, {}, tensor, source, tag); });
 }
 
 Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
@@ -399,7 +406,7 @@ void Backend::startCoalescing() {
     batches_.insert(std::this_thread::get_id());
   }
   for (const auto& comm : communicators()) {
-    comm->startBatch();
+    comm->batches().start();
   }
 }
 
@@ -410,7 +417,7 @@ void Backend::dropBatches() {
     toMyself_.erase(std::this_thread::get_id());
   }
   for (const auto& comm : communicators()) {
-    comm->dropBatch();
+    comm->batches().drop();
   }
 }
 
@@ -427,10 +434,10 @@ Backend::WorkPtr Backend::endCoalescing() {
     throw;
   }
   for (const auto& comm : communicators()) {
-    if (!comm->inBatch() && comm->device() != at::kCPU) {
+    if (!comm->batches().open() && comm->device() != at::kCPU) {
       continue;  // an operation that raised has dropped it
     }
-    if (auto launched = comm->endBatch()) {
+    if (auto launched = comm->batches().end()) {
       if (work) {
         work->wait();  // CPU tensors in the same batch: the host waits for those
       }

@@ -2,13 +2,14 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "backend/Backend.hpp"
+#include "comm/Memory.hpp"
 
 namespace torchcomms_pg {
 
 std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
   std::vector<CommPtr> found;
   for (auto& comm : communicators()) {
-    if (comm->accelerator() != nullptr) {
+    if (!comm->device().is_cpu()) {
       found.push_back(std::move(comm));
     }
   }
@@ -27,14 +28,14 @@ void Backend::registerPool(
   const auto type = at::getAccelerator(/*checked=*/true).value();
   for (const auto& [index, ofDevice] : segments) {
     const at::Device device(type, static_cast<at::DeviceIndex>(index));
-    communicator("register_mem_pool", device)->registerMemory(pool, ofDevice, symmetric);
+    ops::registerMemory(*communicator("register_mem_pool", device), pool, ofDevice, symmetric);
   }
 }
 
 void Backend::deregisterPool(Registrations::Pool pool) {
   bool known = false;
   for (const auto& comm : communicators()) {
-    known |= comm->deregisterMemory(pool);
+    known |= ops::deregisterMemory(*comm, pool);
   }
   TORCH_CHECK_VALUE(
       known,
@@ -49,20 +50,20 @@ void Backend::deregisterPool(Registrations::Pool pool) {
 
 void Backend::suspend() {
   for (const auto& comm : accelerators("suspend")) {
-    comm->suspend();
+    ops::suspend(*comm);
   }
 }
 
 void Backend::resume() {
   for (const auto& comm : accelerators("resume")) {
-    comm->resume();
+    ops::resume(*comm);
   }
 }
 
 std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
   std::unordered_map<std::string, uint64_t> sums;
   for (const auto& comm : accelerators("memory_stats")) {
-    for (const auto& [name, value] : comm->memoryStats()) {
+    for (const auto& [name, value] : ops::memoryStats(*comm)) {
       sums[name] += value;
     }
   }

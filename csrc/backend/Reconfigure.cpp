@@ -157,7 +157,7 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
   }
 
   if (const auto old = cpu()) {
-    fresh->succeed(*old);
+    fresh->inheritFrom(*old);
   }
   std::lock_guard creating(creationMutex_);
   forgetPeers();
@@ -175,8 +175,8 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
   adopt(*fresh);
   for (const auto& old : retired) {
     old->retire("reconfigure()");
-    old->setEndHook(nullptr);
-    old->setFailureHook(nullptr);
+    old->groupHooks().setEnd(nullptr);
+    old->groupHooks().setFailed(nullptr);
   }
   return fresh->finishedWork(OpKind::initialization, {});
 }

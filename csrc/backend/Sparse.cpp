@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "comm/Collectives.hpp"
 #include "comm/Types.hpp"
 
 namespace torchcomms_pg {
@@ -19,7 +20,7 @@ at::Tensor gatherRows(
   auto sizes = rows.sizes().vec();
   sizes.insert(sizes.begin(), comm.size());
   auto all = at::empty(sizes, rows.options());
-  comm.allGatherSingle(all, rows, options);
+  ops::allGatherSingle(comm, options, all, rows);
   return all;
 }
 

@@ -66,9 +66,16 @@ class GroupWindow final : public c10d::Window {
 
 }  // namespace
 
+bool Backend::supportsWindow() const {
+  const auto all = communicators();
+  return std::any_of(all.begin(), all.end(), [](const auto& comm) {
+    return torchcomms_pg::Window::supported(*comm);
+  });
+}
+
 c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Tensor>& tensor) {
   const auto device = tensor ? tensor->device() : getBoundDeviceId().value_or(at::kCPU);
-  auto window = communicator("new_window", device)->newWindow();
+  auto window = torchcomms_pg::Window::make(communicator("new_window", device));
   if (tensor) {
     window->registerTensor(*tensor, /*owning=*/true);
   }

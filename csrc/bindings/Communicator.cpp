@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings/Bindings.hpp"
+#include "comm/Collectives.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -14,14 +15,7 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Timeout = std::optional<Milliseconds>;
-using Tensors = std::vector<at::Tensor>;
 using Result = c10::intrusive_ptr<c10d::Work>;
-using Op = c10d::ReduceOp;
-using Splits = std::vector<int64_t>;
-
-Communicator::Options options(bool async, Timeout timeout) {
-  return {.async = async, .timeout = timeout};
-}
 
 std::unique_ptr<Comm> split(
     Comm& self,
@@ -44,23 +38,15 @@ std::unique_ptr<Comm> split(
   if (child == nullptr) {
     return nullptr;
   }
-  child->setEndsProcess(self->endsProcess());
+  child->failureState().setEndsProcess(self->failureState().endsProcess());
   return std::make_unique<Comm>(std::move(child));
-}
-
-std::vector<int64_t> globalRanks(const Comm& self) {
-  auto ranks = self->group().globalRanks;
-  for (int rank = static_cast<int>(ranks.size()); rank < self->size(); ++rank) {
-    ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 void bindLife(py::class_<Comm>& comm) {
   comm.def_property_readonly("rank", [](Comm& self) { return self->rank(); })
       .def_property_readonly("size", [](Comm& self) { return self->size(); })
       .def_property_readonly("name", [](Comm& self) { return self->group().name; })
-      .def_property_readonly("ranks", &globalRanks)
+      .def_property_readonly("ranks", [](Comm& self) { return self->globalRanks(); })
       .def_property_readonly("device", [](Comm& self) { return self->device(); })
       .def_property_readonly(
           "library_version", [](Comm& self) { return versionText(self->libraryVersion()); })
@@ -68,8 +54,10 @@ void bindLife(py::class_<Comm>& comm) {
           "timeout",
           [](Comm& self) { return self->timeout(); },
           [](Comm& self, Milliseconds timeout) { self->setTimeout(timeout); })
-      .def_property_readonly("failed", [](Comm& self) { return self->failure() != nullptr; })
-      .def_property_readonly("ends_process", [](Comm& self) { return self->endsProcess(); })
+      .def_property_readonly(
+          "failed", [](Comm& self) { return self->failureState().get() != nullptr; })
+      .def_property_readonly(
+          "ends_process", [](Comm& self) { return self->failureState().endsProcess(); })
       .def("enable_timing", [](Comm& self) { self->enableTiming(); })
       .def(
           "split",
@@ -83,225 +71,66 @@ void bindLife(py::class_<Comm>& comm) {
       .def(
           "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())
       .def(
-          "start_batch", [](Comm& self) { self->startBatch(); }, NoGil())
+          "start_batch", [](Comm& self) { self->batches().start(); }, NoGil())
       .def(
-          "end_batch", [](Comm& self) -> Result { return self->endBatch(); }, NoGil())
+          "end_batch", [](Comm& self) -> Result { return self->batches().end(); }, NoGil())
       .def(
-          "drop_batch", [](Comm& self) { self->dropBatch(); }, NoGil())
+          "drop_batch", [](Comm& self) { self->batches().drop(); }, NoGil())
       .def(
           "abort",
-          [](Comm& self, const std::string& why) { self->abort(why); },
+          [](Comm& self, const std::string& why) { self->failureState().abort(why); },
           py::arg("why"),
           NoGil())
       .def("close", [](Comm& self) { self->close(); }, NoGil());
 }
 
-void bindOperations(py::class_<Comm>& comm) {
+// Binds an operation as a method that takes the operation's arguments, named `names`, then async_op
+// and timeout.
+template <class... Args, class... Names>
+void bindOperation(
+    py::class_<Comm>& comm,
+    const char* name,
+    WorkPtr (*operation)(Communicator&, const Communicator::Options&, Args...),
+    Names... names) {
+  static_assert(sizeof...(Args) == sizeof...(Names));
   comm.def(
-          "send",
-          [](Comm& self, const at::Tensor& tensor, int dst, int tag, bool async, Timeout timeout)
-              -> Result { return self->send(tensor, dst, tag, options(async, timeout)); },
-          py::arg("tensor"),
-          py::arg("dst"),
-          py::arg("tag"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "recv",
-          [](Comm& self, const at::Tensor& tensor, int src, int tag, bool async, Timeout timeout)
-              -> Result { return self->recv(tensor, src, tag, options(async, timeout)); },
-          py::arg("tensor"),
-          py::arg("src"),
-          py::arg("tag"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "broadcast",
-          [](Comm& self, const at::Tensor& tensor, int root, bool async, Timeout timeout)
-              -> Result { return self->broadcast(tensor, root, options(async, timeout)); },
-          py::arg("tensor"),
-          py::arg("root"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "all_reduce",
-          [](Comm& self,
-             const at::Tensor& output,
-             const at::Tensor& input,
-             const Op& op,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->allReduce(output, input, op, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("input"),
-          py::arg("op"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "reduce",
-          [](Comm& self,
-             const at::Tensor& tensor,
-             int root,
-             const Op& op,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->reduce(tensor, root, op, options(async, timeout));
-          },
-          py::arg("tensor"),
-          py::arg("root"),
-          py::arg("op"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "all_gather",
-          [](Comm& self,
-             const Tensors& outputs,
-             const at::Tensor& input,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->allGather(outputs, input, options(async, timeout));
-          },
-          py::arg("outputs"),
-          py::arg("input"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "all_gather_single",
-          [](Comm& self,
-             const at::Tensor& output,
-             const at::Tensor& input,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->allGatherSingle(output, input, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("input"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "reduce_scatter",
-          [](Comm& self,
-             const at::Tensor& output,
-             const Tensors& inputs,
-             const Op& op,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->reduceScatter(output, inputs, op, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("inputs"),
-          py::arg("op"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "reduce_scatter_single",
-          [](Comm& self,
-             const at::Tensor& output,
-             const at::Tensor& input,
-             const Op& op,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->reduceScatterSingle(output, input, op, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("input"),
-          py::arg("op"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "all_to_all_single",
-          [](Comm& self,
-             const at::Tensor& output,
-             const at::Tensor& input,
-             const Splits& outputSplits,
-             const Splits& inputSplits,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->allToAllSingle(
-                output, input, outputSplits, inputSplits, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("input"),
-          py::arg("output_split_sizes"),
-          py::arg("input_split_sizes"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "all_to_all",
-          [](Comm& self, const Tensors& outputs, const Tensors& inputs, bool async, Timeout timeout)
-              -> Result { return self->allToAll(outputs, inputs, options(async, timeout)); },
-          py::arg("outputs"),
-          py::arg("inputs"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "barrier",
-          [](Comm& self, bool async, Timeout timeout) -> Result {
-            return self->barrier(options(async, timeout));
-          },
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "scatter",
-          [](Comm& self,
-             const at::Tensor& output,
-             const Tensors& inputs,
-             int root,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->scatter(output, inputs, root, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("inputs"),
-          py::arg("root"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "gather",
-          [](Comm& self,
-             const Tensors& outputs,
-             const at::Tensor& input,
-             int root,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->gather(outputs, input, root, options(async, timeout));
-          },
-          py::arg("outputs"),
-          py::arg("input"),
-          py::arg("root"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
-      .def(
-          "gather_single",
-          [](Comm& self,
-             const std::optional<at::Tensor>& output,
-             const at::Tensor& input,
-             int root,
-             bool async,
-             Timeout timeout) -> Result {
-            return self->gatherSingle(output, input, root, options(async, timeout));
-          },
-          py::arg("output"),
-          py::arg("input"),
-          py::arg("root"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil());
+      name,
+      [operation](Comm& self, Args... args, bool async, Timeout timeout) -> Result {
+        return operation(*self, {.async = async, .timeout = timeout}, args...);
+      },
+      py::arg(names)...,
+      py::arg("async_op"),
+      py::arg("timeout"),
+      NoGil());
+}
+
+WorkPtr barrier(Communicator& comm, const Communicator::Options& options) {
+  return ops::barrier(comm, options);
+}
+
+void bindOperations(py::class_<Comm>& comm) {
+  bindOperation(comm, "send", &ops::send, "tensor", "dst", "tag");
+  bindOperation(comm, "recv", &ops::recv, "tensor", "src", "tag");
+  bindOperation(comm, "broadcast", &ops::broadcast, "tensor", "root");
+  bindOperation(comm, "all_reduce", &ops::allReduce, "output", "input", "op");
+  bindOperation(comm, "reduce", &ops::reduce, "tensor", "root", "op");
+  bindOperation(comm, "all_gather", &ops::allGather, "outputs", "input");
+  bindOperation(comm, "all_gather_single", &ops::allGatherSingle, "output", "input");
+  bindOperation(comm, "reduce_scatter", &ops::reduceScatter, "output", "inputs", "op");
+  bindOperation(comm, "reduce_scatter_single", &ops::reduceScatterSingle, "output", "input", "op");
+  bindOperation(
+      comm,
+      "all_to_all_single",
+      &ops::allToAllSingle,
+      "output",
+      "input",
+      "output_split_sizes",
+      "input_split_sizes");
+  bindOperation(comm, "all_to_all", &ops::allToAll, "outputs", "inputs");
+  bindOperation(comm, "barrier", &barrier);
+  bindOperation(comm, "scatter", &ops::scatter, "output", "inputs", "root");
+  bindOperation(comm, "gather", &ops::gather, "outputs", "input", "root");
+  bindOperation(comm, "gather_single", &ops::gatherSingle, "output", "input", "root");
 }
 
 }  // namespace

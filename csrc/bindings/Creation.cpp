@@ -32,7 +32,7 @@ Meeting meetingOf(
 }
 
 std::unique_ptr<Comm> own(std::shared_ptr<Communicator> comm, bool endsProcess) {
-  comm->setEndsProcess(endsProcess);
+  comm->failureState().setEndsProcess(endsProcess);
   return std::make_unique<Comm>(std::move(comm));
 }
 

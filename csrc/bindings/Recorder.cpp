@@ -74,13 +74,13 @@ void bindRecorder(py::module_& module) {
   comm.def(
           "record",
           [](Comm& self, std::shared_ptr<Recorder> recorder) {
-            return self->record(std::move(recorder));
+            return self->recorders().add(std::move(recorder));
           },
           py::arg("recorder"),
           NoGil())
       .def(
           "stop_recording",
-          [](Comm& self, const Recorder& recorder) { self->stopRecording(&recorder); },
+          [](Comm& self, const Recorder& recorder) { self->recorders().remove(&recorder); },
           py::arg("recorder"),
           NoGil());
 }

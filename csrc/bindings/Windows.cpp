@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/Bindings.hpp"
+#include "comm/SharedTensor.hpp"
 #include "comm/Window.hpp"
 
 namespace torchcomms_pg {
@@ -26,12 +27,12 @@ void bindWindows(py::module_& module) {
   py::class_<Comm>(module.attr("Communicator"))
       .def(
           "new_window",
-          [](Comm& self) { return std::make_unique<HeldWindow>(self->newWindow()); },
+          [](Comm& self) { return std::make_unique<HeldWindow>(Window::make(self.shared())); },
           NoGil())
       .def(
           "allocate_tensor",
           [](Comm& self, int64_t size, at::ScalarType dtype) {
-            return self->allocateTensor(size, dtype);
+            return makeSharedTensor("allocate_tensor", self->api(), size, dtype, self->device());
           },
           py::arg("size"),
           py::arg("dtype"),

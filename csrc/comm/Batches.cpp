@@ -1,4 +1,5 @@
-// Operations that are collected and launched together.
+#include "comm/Batches.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -7,40 +8,49 @@
 
 namespace torchcomms_pg {
 
-Communicator::Batch* Communicator::openBatch() {
-  std::lock_guard lock(batchMutex_);
+Batches::Batch* Batches::find() {
+  std::lock_guard lock(mutex_);
   const auto found = batches_.find(std::this_thread::get_id());
   return found == batches_.end() ? nullptr : &found->second;
 }
 
-void Communicator::startBatch(OpKind parts, std::vector<at::Tensor> inputs) {
+WorkPtr Batches::add(PreparedOp& call) {
+  auto* const batch = find();
+  if (batch == nullptr) {
+    return nullptr;
+  }
+  batch->calls.push_back(std::move(call));
+  return batch->work;
+}
+
+void Batches::start(OpKind parts, std::vector<at::Tensor> inputs) {
   // Also on a failed communicator: torch wraps the abort of groups in batches.
-  Call call;
+  PreparedOp call;
   call.op.kind = OpKind::coalesced;
   call.op.parts = parts;
   call.inputs = std::move(inputs);
-  auto work = newWork(call);
-  std::lock_guard lock(batchMutex_);
+  auto work = comm_.newWork(call);
+  std::lock_guard lock(mutex_);
   // A batch that was left open, by an exception between start and end, was
   // never launched, so it can be forgotten.
   const bool isNew =
       batches_.insert_or_assign(std::this_thread::get_id(), Batch{{}, std::move(work)}).second;
-  openBatches_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);
+  open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);
 }
 
-void Communicator::dropBatch() {
-  if (openBatches_.load(std::memory_order_relaxed) == 0) {
+void Batches::drop() {
+  if (open_.load(std::memory_order_relaxed) == 0) {
     return;
   }
-  std::lock_guard lock(batchMutex_);
-  openBatches_.fetch_sub(
+  std::lock_guard lock(mutex_);
+  open_.fetch_sub(
       static_cast<int>(batches_.erase(std::this_thread::get_id())), std::memory_order_relaxed);
 }
 
-WorkPtr Communicator::endBatch() {
+WorkPtr Batches::end() {
   Batch batch;
   {
-    std::lock_guard lock(batchMutex_);
+    std::lock_guard lock(mutex_);
     const auto found = batches_.find(std::this_thread::get_id());
     TORCH_CHECK(
         found != batches_.end(),
@@ -48,24 +58,24 @@ WorkPtr Communicator::endBatch() {
         "it raised and it was dropped with nothing launched");
     batch = std::move(found->second);
     batches_.erase(found);
-    openBatches_.fetch_sub(1, std::memory_order_relaxed);
+    open_.fetch_sub(1, std::memory_order_relaxed);
   }
   if (batch.calls.empty()) {
     return nullptr;
   }
-  return launch(merge(std::move(batch.calls)), batch.work);
+  return comm_.launch(merge(std::move(batch.calls)), batch.work);
 }
 
-Communicator::Call Communicator::merge(std::vector<Call> calls) {
+PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
   if (calls.size() == 1) {
     return std::move(calls.front());
   }
-  Call merged;
+  PreparedOp merged;
   merged.op = calls.front().op;
   merged.op.kind = OpKind::coalesced;
   merged.op.numelIn = merged.op.numelOut = 0;
   merged.op.peer = -1;
-  bool after = false;
+  bool epilogue = false;
   bool messages = true;
   for (auto& call : calls) {
     merged.op.async |= call.op.async;
@@ -75,7 +85,7 @@ Communicator::Call Communicator::merge(std::vector<Call> calls) {
     merged.op.numelOut += call.op.numelOut;
     merged.inputs.insert(merged.inputs.end(), call.inputs.begin(), call.inputs.end());
     merged.outputs.insert(merged.outputs.end(), call.outputs.begin(), call.outputs.end());
-    after |= call.after != nullptr;
+    epilogue |= call.epilogue != nullptr;
     messages &= call.message.has_value();
   }
   if (messages) {
@@ -84,19 +94,19 @@ Communicator::Call Communicator::merge(std::vector<Call> calls) {
   if (!merged.op.ordered) {
     return merged;
   }
-  const auto shared = std::make_shared<std::vector<Call>>(std::move(calls));
+  const auto shared = std::make_shared<std::vector<PreparedOp>>(std::move(calls));
   merged.members = shared;
-  if (after) {
-    merged.after = [shared] {
+  if (epilogue) {
+    merged.epilogue = [shared] {
       for (auto& call : *shared) {
-        if (call.after) {
-          call.after();
+        if (call.epilogue) {
+          call.epilogue();
         }
       }
     };
   }
-  merged.launch = [this, shared](ncclComm_t comm, cudaStream_t stream) {
-    return grouped(api_, [&] {
+  merged.launch = [&api = comm_.library().api(), shared](ncclComm_t comm, cudaStream_t stream) {
+    return grouped(api, [&] {
       for (auto& call : *shared) {
         const auto result = call.launch(comm, stream);
         if (result != ncclSuccess) {

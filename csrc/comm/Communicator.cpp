@@ -1,6 +1,5 @@
 #include "comm/Communicator.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <unistd.h>
 
@@ -10,37 +9,36 @@
 
 #include "comm/Inquiring.hpp"
 #include "comm/ParamComms.hpp"
-#include "comm/Recording.hpp"
-#include "comm/TorchCompat.hpp"
-#include "device/AcceleratorDevice.hpp"
-#include "nccl/Ending.hpp"
-#include "shm/Interrupt.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg {
 
+namespace {
+
+constexpr std::chrono::microseconds kJoinPoll{200};
+
+}  // namespace
+
 Communicator::Communicator(
     const NcclApi& api,
-    Made made,
+    CommHandle::Made made,
     int rank,
     int size,
     Group group,
     Milliseconds timeout,
-    std::unique_ptr<Device> device,
+    Place place,
     NcclConfig config)
-    : api_(api),
-      rank_(rank),
+    : rank_(rank),
       size_(size),
-      group_(std::move(group)),
       pid_(getpid()),
-      device_(std::move(device)),
+      place_(place),
+      group_(std::move(group)),
       config_(std::move(config)),
-      accelerator_(device_->accelerator()),
       timeoutMs_(timeout.count()),
-      comm_(made.comm),
-      joining_(std::move(made.call)),
-      inquiring_(std::make_unique<Inquiring>(*this)),
-      registrations_(api) {
+      library_(api, std::move(made), place.device),
+      executor_(makeExecutor(*this, place.device, place.highPriority)),
+      signalSlots_(api.signals),
+      inquiring_(std::make_unique<Inquiring>(*this)) {
   Monitor::get().add(this);
 }
 
@@ -50,96 +48,121 @@ Communicator::~Communicator() {
   if (pid_ == getpid()) {
     Monitor::get().remove(this);
   }
-  registrations_.forget();
-  auto* const comm = comm_.exchange(nullptr);
-  if (comm == nullptr) {
-    return;
+  library_.discard(failureState_.get() != nullptr);
+}
+
+std::vector<int64_t> Communicator::globalRanks() const {
+  auto ranks = group_.globalRanks;
+  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
+    ranks.push_back(rank);
   }
-  const auto end = [&api = api_, failed = failure() != nullptr, ofNccl = accelerator_ != nullptr](
-                       ncclComm_t ending) {
-    return failed   ? api.commAbort(ending)
-           : ofNccl ? destroyOrAbort(api, ending)
-                    : api.commDestroy(ending);
-  };
-  if (accelerator_ == nullptr) {
-    end(comm);
-    return;
-  }
-  try {
-    BlockingCall(api_, device(), [end, comm](ncclComm_t*) { return end(comm); });
-  } catch (const std::runtime_error&) {
-    end(comm);  // no thread can be started
-  }
+  return ranks;
 }
 
 int Communicator::libraryVersion() const {
   int version = 0;
-  api_.getVersion(&version);
+  library_.api().getVersion(&version);
   return version;
 }
 
-std::vector<at::Device> Communicator::futureDevices() const {
-  return device().is_cpu() ? std::vector<at::Device>{} : std::vector<at::Device>{device()};
+void Communicator::setDescription(std::string description) {
+  recorders_.describe(group_, std::move(description));
 }
 
-void Communicator::setTimeout(Milliseconds timeout) {
-  timeoutMs_.store(timeout.count(), std::memory_order_relaxed);
+bool Communicator::ofThisProcess() const {
+  return pid_ == static_cast<pid_t>(shm::processId());  // getpid() is a system call
 }
 
-Milliseconds Communicator::timeout() const {
-  return Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+void Communicator::relax(Milliseconds time) {
+  inquiring_->relax(time);
 }
 
-void Communicator::addEphemeralTimeout(Milliseconds extra) {
-  extraMs_.fetch_add(extra.count(), std::memory_order_relaxed);
+ncclComm_t Communicator::usable() const {
+  TORCH_CHECK(
+      ofThisProcess(),
+      "group '",
+      group_.name,
+      "' was created before this process was forked and cannot be used here; create groups in the "
+      "child");
+  if (const auto failure = failureState_.get()) {
+    failureState_.raise(*failure);
+  }
+  auto* const comm = library_.get();
+  TORCH_CHECK(
+      (comm != nullptr || !library_.ready()) && !closed(),
+      "group '",
+      group_.name,
+      "' has been shut down; create a new one");
+  return comm;
 }
 
-void Communicator::setFailureHook(FailureHook hook) {
-  std::lock_guard lock(hookMutex_);
-  failureHook_ = std::move(hook);
+bool Communicator::initialized() {
+  if (C10_LIKELY(library_.ready())) {
+    return true;
+  }
+  usable();  // throws what the monitor finds, for example the deadline
+  const auto result = library_.join();
+  if (result != ncclSuccess && result != ncclInProgress) {
+    Operation initialization;
+    initialization.kind = OpKind::initialization;
+    std::rethrow_exception(failureState_.error(initialization, result));
+  }
+  return result == ncclSuccess;
 }
 
-void Communicator::setEndHook(EndHook hook) {
-  std::atomic_store(&endHook_, hook ? std::make_shared<const EndHook>(std::move(hook)) : nullptr);
+void Communicator::awaitInitialization() {
+  for (auto next = Clock::now() + kInterruptInterval; !initialized();) {
+    std::this_thread::sleep_for(kJoinPoll);
+    if (Clock::now() >= next) {
+      next = Clock::now() + kInterruptInterval;
+      if (const auto raised = failureState_.interruption()) {
+        std::rethrow_exception(raised);
+      }
+    }
+  }
 }
 
-Communicator::Call Communicator::newCall(OpKind kind, const Options& options) const {
-  Call call;
+void Communicator::awaitRanks(Milliseconds timeout) {
+  // In the list of operations in flight, so that the monitor sees it.
+  Operation op;
+  op.kind = OpKind::initialization;
+  op.issued = Clock::now();
+  op.timeout = timeout;
+  const auto entry = inFlight_.add(op);
+  try {
+    awaitInitialization();
+  } catch (...) {
+    inFlight_.remove(entry);
+    throw;
+  }
+  inFlight_.remove(entry);
+}
+
+ncclComm_t Communicator::handle() {
+  awaitInitialization();
+  return usable();
+}
+
+PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
+  PreparedOp call;
   call.op.kind = kind;
   call.op.async = options.async;
-  call.op.extra = Milliseconds(extraMs_.load(std::memory_order_relaxed));
+  call.op.extra = inFlight_.lengthened();
   call.op.timeout =
       std::max(options.timeout.value_or(timeout()) + call.op.extra, inquiring_->relaxed());
   return call;
 }
 
-void Communicator::describeTensors(
-    Call& call,
-    std::vector<at::Tensor> inputs,
-    std::vector<at::Tensor> outputs,
-    const char* reduceOp) {
-  for (const auto& input : inputs) {
-    call.op.numelIn += input.numel();
-  }
-  for (const auto& output : outputs) {
-    call.op.numelOut += output.numel();
-  }
-  call.op.dtype = (inputs.empty() ? outputs : inputs).front().scalar_type();
-  call.op.reduceOp = reduceOp;
-  call.inputs = std::move(inputs);
-  call.outputs = std::move(outputs);
-}
-
-WorkPtr Communicator::newWork(const Call& call) {
+WorkPtr Communicator::newWork(const PreparedOp& call) {
   auto work =
       c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, call.outputs);
-  work->setTimed(timing_.load(std::memory_order_relaxed));
+  work->setTimed(timed());
   return work;
 }
 
 WorkPtr Communicator::finishedWork(
     OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq) {
-  Call call;
+  PreparedOp call;
   call.op.kind = kind;
   call.op.seq = seq.value_or(sequenceNumber());
   call.outputs = std::move(outputs);
@@ -148,301 +171,83 @@ WorkPtr Communicator::finishedWork(
   return work;
 }
 
-WorkPtr Communicator::issue(Call call) {
-  if (C10_UNLIKELY(openBatches_.load(std::memory_order_relaxed) > 0)) {
-    if (auto* batch = openBatch()) {
-      batch->calls.push_back(std::move(call));
-      return batch->work;
+WorkPtr Communicator::issue(PreparedOp call) {
+  if (C10_UNLIKELY(batches_.any())) {
+    if (auto work = batches_.add(call)) {
+      return work;
     }
   }
-  return launch(std::move(call), nullptr);
+  return launch(std::move(call));
 }
 
-WorkPtr Communicator::launch(Call call, WorkPtr work) {
+WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
   usable();
-  refuseSuspended();
+  library_.refuseSuspended(group_.name);
   if (C10_UNLIKELY(hooks_->any())) {
-    return launchHooked(call, std::move(work));
+    return hooks_->launch(call, std::move(work), *this);
   }
   return start(call, std::move(work));
 }
 
-WorkPtr Communicator::start(Call& call, WorkPtr work) {
+WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   auto& op = call.op;
-  if (op.ordered && (op.async || accelerator_ != nullptr)) {
-    device_->prepare();  // before the operation counts
-  }
+  executor_->prepare(op);  // before the operation counts
   // Ranks that exchange no messages must still agree on the number of collectives.
   auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
   const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = counter.fetch_add(count, std::memory_order_relaxed) + 1;
   op.issued = Clock::now();
-  const bool captured = accelerator_ != nullptr && isCapturing(accelerator_->currentStream());
-  if (C10_UNLIKELY(recorded_.load(std::memory_order_acquire)) && !captured) {
-    recordIssue(call);
+  if (C10_UNLIKELY(recorders_.any()) && !op.captured) {
+    recorders_.record(call);
   }
-  if (!work && (op.async || timing_.load(std::memory_order_relaxed))) {
+  if (!work && (op.async || timed())) {
     work = newWork(call);
   } else if (work) {
     work->become(op, call.inputs, call.outputs);
   }
   const auto name = recordName(op.kind);
   withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
-    if (captured) {
-      runInGraph(call, work);
-    } else if (accelerator_ != nullptr) {
-      runOnAccelerator(call, work);
-    } else if (!op.async) {
-      runHere(call, work);
-    } else if (op.ordered) {
-      runOnStream(call, work);
-    } else {
-      runMessages(call, work);
-    }
+    executor_->run(call, work);
   });
   return work;
 }
 
-void Communicator::runHere(Call& call, const WorkPtr& work) {
-  hasten();  // it waits for what was issued before
-  const auto entry = enter(call.op, nullptr);
-  std::exception_ptr error;
-  try {
-    if (C10_UNLIKELY(!initialized())) {
-      awaitInitialization();
-      if (call.op.recording) {
-        call.op.recording->start();
-      }
-    }
-    auto* const stream = device_->stream(/*async=*/false);
-    const auto result = call.launch(usable(), stream);
-    // A split or shrunk communicator may go on initializing by itself.
-    if (result != ncclSuccess && result != ncclInProgress) {
-      error = interruption();
-      error = error ? error : resultError(call.op, result);
-    } else if (call.after) {
-      at::AutoDispatchBelowAutograd guard;
-      call.after();
-    }
-  } catch (...) {
-    error = std::current_exception();
-  }
-  leave(entry, !error);
-  const auto ended = Clock::now();
-  if (call.op.recording) {
-    call.op.recording->end(!error, ended - call.op.issued, -1);
-  }
-  if (work) {
-    work->setStarted(call.op.issued);
-    work->finish(error);
-    work->announce();
-  }
-  if (const auto hook = std::atomic_load(&endHook_)) {
-    (*hook)(call.op, nullptr, call.op.issued, ended);
-  }
-  tellEnd(call.op, work, error, call.op.issued, ended);
-  if (error) {
-    awaitFailureHook();
-    std::rethrow_exception(error);
-  }
-}
-
-// Whether nothing is before the operation, and nobody would learn of its end but by its Work.
-bool Communicator::mayBeDeferred(const Operation& op) const {
-  if (api_.published == nullptr || timing_.load(std::memory_order_relaxed) || op.hooked ||
-      std::atomic_load(&endHook_) || at::hasCallbacks()) {
-    return false;
-  }
-  std::lock_guard lock(inFlightMutex_);
-  return inFlight_.size() == 1;
-}
-
-void Communicator::runOnStream(Call& call, const WorkPtr& work) {
-  const auto entry = enter(work->operation(), work);
-  struct Waker {
-    Device& device;
-    bool wanted = true;
-    ~Waker() {
-      if (wanted) {
-        device.wake();
-      }
-    }
-  } waker{*device_};
-  try {
-    awaitInitialization();
-    // The library takes operations in the order of these calls, and the stream
-    // must have them in the same order, or the first would wait behind the
-    // second, which waits for the first.
-    std::lock_guard lock(issueMutex_);
-    auto* const stream = device_->stream(/*async=*/true);
-    auto* const comm = usable();
-    const bool alone = mayBeDeferred(work->operation());
-    device_->defer();  // all of it wakes a thread once, if at all
-    if (call.op.recording || timing_.load(std::memory_order_relaxed)) {
-      const auto start = [work] {
-        work->setStarted(Clock::now());
-        if (const auto& recording = work->operation().recording) {
-          recording->start();
-        }
-      };
-      alone ? start() : device_->run(stream, start);
-    }
-    const auto result = call.launch(comm, stream);
-    if (result != ncclSuccess) {
-      std::rethrow_exception(resultError(call.op, result));
-    }
-    if (alone && api_.published(comm)) {
-      // The rest is run by whoever waits, as late as that is.
-      waker.wanted = false;
-      work->setStarted({});
-    }
-    // Holds the whole call: its launch owns the buffers that are in use.
-    const auto held = std::make_shared<const Call>(std::move(call));
-    device_->run(stream, [this, comm, work, entry, held] {
-      std::exception_ptr error;
-      try {
-        ncclResult_t state = ncclSuccess;
-        api_.commGetAsyncError(comm, &state);
-        if (state != ncclSuccess) {
-          if (shm::interrupted()) {
-            failBy(kInterrupt);  // whoever waits raises what the handler has raised
-          }
-          error = resultError(work->operation(), state);
-        } else if (held->after) {
-          at::AutoDispatchBelowAutograd guard;
-          held->after();
-        }
-      } catch (...) {
-        error = std::current_exception();
-      }
-      finish(work, entry, error);
-    });
-  } catch (...) {
-    // The caller gets the exception and no Work.
-    finish(work, entry, std::current_exception());
-    throw;
-  }
-}
-
-void Communicator::finish(
-    const WorkPtr& work, InFlightList::iterator entry, const std::exception_ptr& error) {
-  const auto held = work;  // leaving may drop the last other reference
-  leave(entry, !error);
-  if (const auto& recording = held->operation().recording) {
-    recording->end(!error, held->elapsed(), held->source());
-  }
-  held->finish(error);
-  if (const auto hook = std::atomic_load(&endHook_)) {
-    // Of a synchronous operation the caller got no Work.
-    auto* const told = held->operation().async ? held.get() : nullptr;
-    (*hook)(held->operation(), told, held->started(), held->finished());
-  }
-  tellEnd(held->operation(), held, error, held->started(), held->finished());
-  if (!held->hasFuture()) {
-    return;
-  }
-  // Callbacks of a future may wait for operations that come after this one.
-  if (held->operation().ordered) {
-    device_->handOver();
-    held->announce();
-  } else {
-    device_->runApart([held] { held->announce(); });
-  }
-}
-
-Communicator::InFlightList::iterator Communicator::enter(
-    const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
-  std::lock_guard lock(inFlightMutex_);
-  return inFlight_.insert(inFlight_.end(), InFlight{&op, std::move(work), std::move(flight)});
-}
-
-void Communicator::leave(InFlightList::iterator entry, bool completed) {
-  InFlightList gone;  // freed after the lock is released
-  {
-    std::lock_guard lock(inFlightMutex_);
-    if (completed) {
-      lastCompleted_.noteFrom(*entry->op);
-    }
-    gone.splice(gone.begin(), inFlight_, entry);
-    if (const auto extra = entry->op->extra.count(); extra > 0) {
-      // The first to finish ends what was added before it was issued.
-      auto current = extraMs_.load(std::memory_order_relaxed);
-      extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
-    }
-    if (!inFlight_.empty()) {
-      return;
-    }
-  }
-  drained_.notify_all();
-}
-
 void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
-    awaitFinish(work, timeout, onHost);
+    TORCH_CHECK(
+        ofThisProcess(),
+        "wait: this work belongs to the parent process; a forked child cannot use its groups");
+    TORCH_CHECK(
+        work.launched(),
+        "wait: the operation is part of a batch that has not been launched; leave the coalescing "
+        "context first");
   }
-  if (accelerator_ != nullptr) {
-    awaitInStream(work);
-  }
+  executor_->await(work, timeout, onHost);
   if (work.done() && !work.isSuccess()) {
-    awaitFailureHook();
+    failureState_.awaitHooks();
   }
 }
 
-bool Communicator::awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline) {
-  for (;;) {
-    const auto slice = Clock::now() + kInterruptInterval;
-    const bool last = deadline && *deadline <= slice;
-    const bool ended = work.waitUntil(last ? *deadline : slice);
-    if (const auto raised = ended && work.isSuccess() ? nullptr : interruption()) {
-      std::rethrow_exception(raised);
-    }
-    if (ended || last) {
-      return ended;
-    }
+void Communicator::tellEnd(
+    const Operation& op,
+    const WorkPtr& work,
+    const std::exception_ptr& error,
+    Clock::time_point started,
+    Clock::time_point finished) {
+  if (const auto hook = groupHooks_.end()) {
+    // Of a synchronous operation the caller got no Work.
+    (*hook)(op, op.async ? work.get() : nullptr, started, finished);
   }
+  hooks_->tellEnd(op, work, error, started, finished);
 }
 
-void Communicator::awaitFinish(Work& work, Milliseconds timeout, bool onHost) {
-  TORCH_CHECK(
-      pid_ == static_cast<pid_t>(shm::processId()),
-      "wait: this work belongs to the parent process; a forked child cannot use its groups");
-  TORCH_CHECK(
-      work.launched(),
-      "wait: the operation is part of a batch that has not been launched; leave the coalescing "
-      "context first");
-  if (accelerator_ != nullptr) {
-    auto flight = work.flight();
-    while (!flight && !work.done()) {  // another thread launches the batch that it belongs to
-      std::this_thread::yield();
-      flight = work.flight();
-    }
-    if (!flight) {
-      return;
-    }
-    onHost |= blockingWait_.load(std::memory_order_relaxed);
-    awaitOnAccelerator(*flight, &work, timeout, onHost);
-    return;
-  }
-  const Work::Waiting waiting(work);
-  if (timeout <= kNoTimeout) {
-    // Not with a timeout: what is queued may take longer.
-    device_->help([&] { return work.done(); });
-    awaitUninterrupted(work, std::nullopt);
-    return;
-  }
-  hasten();
-  const auto deadline = Clock::now() + timeout;
-  if (!awaitUninterrupted(work, deadline)) {
-    while (const auto more = inquiring_->judge(work.operation(), timeout, deadline)) {
-      if (awaitUninterrupted(work, Clock::now() + *more)) {
-        break;
-      }
-    }
-    if (!work.waitUntil(Clock::now() + kReleasePatience)) {
-      awaitFailureHook();
-      throw CommError(*failure());
-    }
-  }
+std::string Communicator::failureMessage() const {
+  const auto failure = failureState_.get();
+  return failure && !closed() ? failure->text() : "";
+}
+
+void Communicator::check(Clock::time_point now) noexcept {
+  inquiring_->check(now);
 }
 
 }  // namespace torchcomms_pg

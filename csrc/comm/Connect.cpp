@@ -8,9 +8,9 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/Inquiring.hpp"
 #include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
-#include "device/HostDevice.hpp"
 #include "gloo/Api.hpp"
 #include "shm/Api.hpp"
 
@@ -50,9 +50,9 @@ const NcclApi& plainApi() {
 std::shared_ptr<Communicator> own(
     const Meeting& meeting,
     const NcclApi& api,
-    Communicator::Made made,
+    CommHandle::Made made,
     const std::string& prefix,
-    std::unique_ptr<Device> device,
+    Communicator::Place place,
     const NcclConfig& config = {}) {
   std::shared_ptr<Communicator> comm;
   auto* const handle = made.comm;
@@ -64,7 +64,7 @@ std::shared_ptr<Communicator> own(
         meeting.size,
         meeting.group,
         meeting.timeout,
-        std::move(device),
+        place,
         config);
   } catch (const std::exception& error) {
     if (api.fail != nullptr) {
@@ -80,7 +80,7 @@ std::shared_ptr<Communicator> own(
     }
     throw;
   }
-  comm->inquireThrough(meeting.store, prefix);
+  comm->inquiring().open(meeting.store, prefix);
   return comm;
 }
 
@@ -157,7 +157,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
          .timeout = meeting.timeout},
         connected,
         met.look);
-    return own(overGloo, gloo::api(), {comm}, met.prefix, std::make_unique<HostDevice>());
+    return own(overGloo, gloo::api(), {comm}, met.prefix, {});
   });
 }
 
@@ -183,7 +183,7 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 std::shared_ptr<Communicator> connectHosts(
     const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
   auto joined = joinOnHost(shm::api(), meeting, [&](ncclComm_t comm, const std::string& prefix) {
-    return own(meeting, shm::api(), {comm}, prefix, std::make_unique<HostDevice>());
+    return own(meeting, shm::api(), {comm}, prefix, {});
   });
   if (peers != nullptr) {
     *peers = std::move(joined.peers);
@@ -213,16 +213,10 @@ std::shared_ptr<Communicator> connectThroughGloo(
 std::shared_ptr<Communicator> connect(
     const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
   const auto make = [&](const NcclApi& api,
-                        Communicator::Made made,
+                        CommHandle::Made made,
                         const std::string& prefix,
                         const NcclConfig& config) {
-    return own(
-        meeting,
-        api,
-        std::move(made),
-        prefix,
-        std::make_unique<AcceleratorDevice>(device, options.highPriority),
-        config);
+    return own(meeting, api, std::move(made), prefix, {device, options.highPriority}, config);
   };
   const auto& name = meeting.group.name;
   checkCarried("connect", name, device);

@@ -5,11 +5,11 @@
 
 #include "comm/Buffers.hpp"
 #include "comm/Checks.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/Collectives.hpp"
 #include "comm/Types.hpp"
 #include "nccl/Fallbacks.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::ops {
 
 namespace {
 
@@ -60,112 +60,29 @@ std::vector<int64_t> splitCounts(
   return counts;
 }
 
-}  // namespace
+// Elements for or from one peer.
+struct Part {
+  void* data;
+  size_t count;
+};
 
-WorkPtr Communicator::allToAllSingle(
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const std::vector<int64_t>& outputSplits,
-    const std::vector<int64_t>& inputSplits,
-    const Options& options) {
-  auto call = newCall(OpKind::allToAllSingle, options);
-  const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, device());
-  checkWritable(what, "output", output);
-  checkTensor(what, "input", input, device());
-  checkSameType(what, "output", output, "input", input);
-  const auto outputCounts = splitCounts(what, "output", outputSplits, output, size_);
-  const auto inputCounts = splitCounts(what, "input", inputSplits, input, size_);
-  describeTensors(call, {input}, {output});
-  call.op.inputSplits = inputSplits;
-  call.op.outputSplits = outputSplits;
+// Messages inside an all-to-all, apart from those of users, whose tags are not negative.
+constexpr int kExchangeTag = -1;
 
-  const auto wire = wireType(input.scalar_type());
-  Target target(output, /*readFirst=*/false);
-  const auto source = input.contiguous();
-  if (outputSplits.empty() && inputSplits.empty()) {
-    checkNumel(what, "output", output, input.numel());
-    call.launch = [this, target, wire, source](ncclComm_t comm, cudaStream_t stream) {
-      return torchcomms_pg::allToAll(
-          api_,
-          source.data_ptr(),
-          target.data(),
-          source.numel() / size_ * wire.factor,
-          wire.type,
-          comm,
-          stream);
-    };
-  } else {
-    const auto bytes = source.element_size();
-    std::vector<Part> sends;
-    std::vector<Part> receives;
-    auto* from = static_cast<char*>(source.data_ptr());
-    auto* to = static_cast<char*>(target.data());
-    for (int peer = 0; peer < size_; ++peer) {
-      sends.push_back({from, inputCounts[peer] * wire.factor});
-      receives.push_back({to, outputCounts[peer] * wire.factor});
-      from += inputCounts[peer] * bytes;
-      to += outputCounts[peer] * bytes;
-    }
-    call.launch = [this, target, source, sends, receives, type = wire.type](
-                      ncclComm_t comm, cudaStream_t stream) {
-      return exchange(sends, receives, type, comm, stream);
-    };
-  }
-  if (target.needsCopy()) {
-    call.after = [target] { target.copyBack(); };
-  }
-  return issue(std::move(call));
-}
-
-WorkPtr Communicator::allToAll(
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs,
-    const Options& options) {
-  auto call = newCall(OpKind::allToAll, options);
-  const char* const what = name(call.op.kind);
-  checkListLength(what, "output_tensor_list", outputs.size(), size_);
-  checkListLength(what, "input_tensor_list", inputs.size(), size_);
-  checkTensors(what, "output_tensor_list", outputs, inputs.front(), device());
-  checkWritable(what, "output_tensor_list", outputs);
-  checkTensors(what, "input_tensor_list", inputs, inputs.front(), device());
-  describeTensors(call, inputs, outputs);
-
-  const auto wire = wireType(inputs.front().scalar_type());
-  std::vector<at::Tensor> sources;
-  std::vector<Target> targets;
-  std::vector<Part> sends;
-  std::vector<Part> receives;
-  for (int peer = 0; peer < size_; ++peer) {
-    sources.push_back(inputs[peer].contiguous());
-    targets.emplace_back(outputs[peer], /*readFirst=*/false);
-    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor});
-    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor});
-  }
-  call.launch = [this, sources, sends, receives, type = wire.type](
-                    ncclComm_t comm, cudaStream_t stream) {
-    return exchange(sends, receives, type, comm, stream);
-  };
-  call.after = [targets] {
-    for (const auto& target : targets) {
-      target.copyBack();
-    }
-  };
-  return issue(std::move(call));
-}
-
-ncclResult_t Communicator::exchange(
+// Sends each rank its part, and receives one of each, by rank.
+ncclResult_t exchange(
+    const NcclApi& api,
     const std::vector<Part>& sends,
     const std::vector<Part>& receives,
     ncclDataType_t type,
-    ncclComm_t comm,
+    ncclComm_t handle,
     cudaStream_t stream) {
-  return grouped(api_, [&] {
-    for (int peer = 0; peer < size_; ++peer) {
+  return grouped(api, [&] {
+    for (int peer = 0; peer < static_cast<int>(sends.size()); ++peer) {
       for (const bool sending : {true, false}) {
         const auto& part = sending ? sends[peer] : receives[peer];
-        const auto result =
-            message(sending, {part.data, part.count, type, peer, kExchangeTag}, comm, stream);
+        const auto result = moveMessage(
+            api, sending, {part.data, part.count, type, peer, kExchangeTag}, handle, stream);
         if (result != ncclSuccess) {
           return result;
         }
@@ -175,17 +92,114 @@ ncclResult_t Communicator::exchange(
   });
 }
 
-WorkPtr Communicator::barrier(const Options& options, OpKind kind) {
-  auto call = newCall(kind, options);
-  if (api_.barrier != nullptr) {
-    call.launch = api_.barrier;
-    return issue(std::move(call));
+}  // namespace
+
+WorkPtr allToAllSingle(
+    Communicator& comm,
+    const Communicator::Options& options,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const std::vector<int64_t>& outputSplits,
+    const std::vector<int64_t>& inputSplits) {
+  auto call = comm.prepare(OpKind::allToAllSingle, options);
+  const char* const what = name(call.op.kind);
+  checkTensor(what, "output", output, comm.device());
+  checkWritable(what, "output", output);
+  checkTensor(what, "input", input, comm.device());
+  checkSameType(what, "output", output, "input", input);
+  const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm.size());
+  const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm.size());
+  call.setTensors({input}, {output});
+  call.op.inputSplits = inputSplits;
+  call.op.outputSplits = outputSplits;
+
+  const auto wire = wireType(input.scalar_type());
+  Target target(output, /*readFirst=*/false);
+  const auto source = input.contiguous();
+  if (outputSplits.empty() && inputSplits.empty()) {
+    checkNumel(what, "output", output, input.numel());
+    call.launch = [&comm, target, wire, source](ncclComm_t handle, cudaStream_t stream) {
+      return allToAll(
+          comm.api(),
+          source.data_ptr(),
+          target.data(),
+          source.numel() / comm.size() * wire.factor,
+          wire.type,
+          handle,
+          stream);
+    };
+  } else {
+    const auto bytes = source.element_size();
+    std::vector<Part> sends;
+    std::vector<Part> receives;
+    auto* from = static_cast<char*>(source.data_ptr());
+    auto* to = static_cast<char*>(target.data());
+    for (int peer = 0; peer < comm.size(); ++peer) {
+      sends.push_back({from, inputCounts[peer] * wire.factor});
+      receives.push_back({to, outputCounts[peer] * wire.factor});
+      from += inputCounts[peer] * bytes;
+      to += outputCounts[peer] * bytes;
+    }
+    call.launch = [&comm, target, source, sends, receives, type = wire.type](
+                      ncclComm_t handle, cudaStream_t stream) {
+      return exchange(comm.api(), sends, receives, type, handle, stream);
+    };
   }
-  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(device()));
-  call.launch = [this, token](ncclComm_t comm, cudaStream_t stream) {
-    return api_.allReduce(token.data_ptr(), token.data_ptr(), 1, ncclUint8, ncclMax, comm, stream);
-  };
-  return issue(std::move(call));
+  if (target.needsCopy()) {
+    call.epilogue = [target] { target.copyBack(); };
+  }
+  return comm.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg
+WorkPtr allToAll(
+    Communicator& comm,
+    const Communicator::Options& options,
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs) {
+  auto call = comm.prepare(OpKind::allToAll, options);
+  const char* const what = name(call.op.kind);
+  checkListLength(what, "output_tensor_list", outputs.size(), comm.size());
+  checkListLength(what, "input_tensor_list", inputs.size(), comm.size());
+  checkTensors(what, "output_tensor_list", outputs, inputs.front(), comm.device());
+  checkWritable(what, "output_tensor_list", outputs);
+  checkTensors(what, "input_tensor_list", inputs, inputs.front(), comm.device());
+  call.setTensors(inputs, outputs);
+
+  const auto wire = wireType(inputs.front().scalar_type());
+  std::vector<at::Tensor> sources;
+  std::vector<Target> targets;
+  std::vector<Part> sends;
+  std::vector<Part> receives;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    sources.push_back(inputs[peer].contiguous());
+    targets.emplace_back(outputs[peer], /*readFirst=*/false);
+    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor});
+    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor});
+  }
+  call.launch = [&comm, sources, sends, receives, type = wire.type](
+                    ncclComm_t handle, cudaStream_t stream) {
+    return exchange(comm.api(), sends, receives, type, handle, stream);
+  };
+  call.epilogue = [targets] {
+    for (const auto& target : targets) {
+      target.copyBack();
+    }
+  };
+  return comm.issue(std::move(call));
+}
+
+WorkPtr barrier(Communicator& comm, const Communicator::Options& options, OpKind kind) {
+  auto call = comm.prepare(kind, options);
+  if (comm.api().barrier != nullptr) {
+    call.launch = comm.api().barrier;
+    return comm.issue(std::move(call));
+  }
+  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm.device()));
+  call.launch = [&comm, token](ncclComm_t handle, cudaStream_t stream) {
+    return comm.api().allReduce(
+        token.data_ptr(), token.data_ptr(), 1, ncclUint8, ncclMax, handle, stream);
+  };
+  return comm.issue(std::move(call));
+}
+
+}  // namespace torchcomms_pg::ops

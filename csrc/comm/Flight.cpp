@@ -5,11 +5,16 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "comm/StreamExecutor.hpp"
 
 namespace torchcomms_pg {
 
-Flight::Flight(std::shared_ptr<Communicator> comm, Operation op)
-    : comm_(std::move(comm)), op_(std::move(op)), work_(WorkPtr()), started_(Clock::now()) {}
+Flight::Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op)
+    : comm_(std::move(comm)),
+      executor_(executor),
+      op_(std::move(op)),
+      work_(WorkPtr()),
+      started_(Clock::now()) {}
 
 void Flight::attach(const WorkPtr& work, bool kept) {
   std::lock_guard lock(mutex_);
@@ -88,7 +93,7 @@ bool Flight::ask() noexcept {
 }
 
 void Flight::ended(std::shared_ptr<Awaited> self) noexcept {
-  comm_->conclude(std::static_pointer_cast<Flight>(std::move(self)));
+  executor_.conclude(std::static_pointer_cast<Flight>(std::move(self)));
 }
 
 std::exception_ptr Flight::error() const {

@@ -6,26 +6,27 @@
 
 #include <atomic>
 #include <exception>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "comm/InFlightOps.hpp"
 #include "comm/Operation.hpp"
 #include "comm/Work.hpp"
-#include "device/Device.hpp"
+#include "device/AcceleratorDevice.hpp"
 #include "device/EventWatch.hpp"
 
 namespace torchcomms_pg {
 
 class Communicator;
-struct InFlight;
+class StreamExecutor;
 
 // What the monitor and the thread that finishes the operation need of it. Its Work is the caller's:
 // the outputs go with the caller's last reference, whenever that is. Thread-safe.
 class Flight final : public EventWatch::Awaited {
  public:
-  Flight(std::shared_ptr<Communicator> comm, Operation op);
+  // `executor` is of `comm`.
+  Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op);
 
   const Operation& operation() const { return op_; }
 
@@ -34,8 +35,8 @@ class Flight final : public EventWatch::Awaited {
   // Null: there is none, or nobody has it any more.
   WorkPtr work() const;
 
-  void setEntry(std::list<InFlight>::iterator entry) { entry_ = entry; }
-  std::list<InFlight>::iterator entry() const { return entry_; }
+  void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
+  InFlightOps::Entry entry() const { return entry_; }
 
   // The operation is in `stream`, the caller went on in `issuer`. It ends with `end`, and needs
   // `shelf` until then. `start`: null without timing.
@@ -71,9 +72,10 @@ class Flight final : public EventWatch::Awaited {
   Clock::duration elapsed() const;
 
  private:
-  const std::shared_ptr<Communicator> comm_;
+  const std::shared_ptr<Communicator> comm_;  // keeps executor_
+  StreamExecutor& executor_;
   const Operation op_;
-  std::list<InFlight>::iterator entry_;
+  InFlightOps::Entry entry_;
   std::atomic<bool> asked_{false};
   std::atomic<bool> inGraph_{false};
   mutable std::mutex mutex_;
@@ -86,13 +88,6 @@ class Flight final : public EventWatch::Awaited {
   EventPtr end_;
   std::shared_ptr<const void> shelf_;
   std::exception_ptr error_;
-};
-
-// An entry of the list that the monitor looks at.
-struct InFlight {
-  const Operation* op;
-  WorkPtr work;  // keeps `op`; null: `op` lives in a calling thread, or in `flight`
-  std::shared_ptr<Flight> flight;  // of an accelerator
 };
 
 }  // namespace torchcomms_pg

@@ -1,4 +1,4 @@
-// Operations that somebody wants to be told of.
+// Operations that hooks are told of.
 #include <utility>
 
 #include "comm/Buffers.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 // All post hooks run, whatever the others do. What the first of them raises
 // is raised when nothing else was.
-void firePost(
+void fireNow(
     const Hooks::Table& table,
     const std::shared_ptr<PostHookArgs>& args,
     std::exception_ptr& error) {
@@ -27,9 +27,7 @@ void firePost(
   }
 }
 
-}  // namespace
-
-OpName Communicator::hookName(const Call& call) {
+OpName nameFor(const PreparedOp& call) {
   switch (call.op.kind) {
     case OpKind::allReduce: return OpName::all_reduce;
     case OpKind::broadcast: return OpName::broadcast;
@@ -69,10 +67,12 @@ OpName Communicator::hookName(const Call& call) {
   TORCH_INTERNAL_ASSERT(false, "hooks do not know ", name(call.op.kind));
 }
 
-std::shared_ptr<PreHookArgs> Communicator::hookArgs(const Call& call, uint64_t id) {
+}  // namespace
+
+std::shared_ptr<PreHookArgs> Hooks::argsOf(const PreparedOp& call, uint64_t id) {
   auto args = std::make_shared<PreHookArgs>();
   const auto& op = call.op;
-  args->name = hookName(call);
+  args->name = nameFor(call);
   args->opId = id;
   args->async = op.async;
   args->inputs = call.inputs;
@@ -88,15 +88,15 @@ std::shared_ptr<PreHookArgs> Communicator::hookArgs(const Call& call, uint64_t i
   args->ranks = call.ranks;
   args->newName = call.newName;
   for (const auto& member : call.members ? *call.members : call.parts) {
-    args->ops.push_back(hookArgs(member, id));
+    args->ops.push_back(argsOf(member, id));
   }
   return args;
 }
 
-WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
-  const auto table = hooks_->table();
-  const auto id = Hooks::nextOpId();
-  const auto args = hookArgs(call, id);
+WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
+  const auto table = this->table();
+  const auto id = nextOpId();
+  const auto args = argsOf(call, id);
   std::shared_ptr<HookedOperation> hooked;
   if (!table->end.empty() || (args->async && !table->post.empty())) {
     hooked = std::make_shared<HookedOperation>(args->name, id, table);
@@ -108,7 +108,7 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
     for (const auto& [id, hook] : table->pre) {
       (*hook)(args);
     }
-    result = start(call, work);
+    result = comm.start(call, work);
   } catch (...) {
     error = std::current_exception();
     if (work) {
@@ -124,9 +124,9 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
     after->work = result;
     after->error = error;
     if (!result && !error) {
-      after->finished = {shared_from_this(), args, call.op.kind, call.op.seq};
+      after->finished = {comm.shared_from_this(), args, call.op.kind, call.op.seq};
     }
-    firePost(*table, after, error);
+    fireNow(*table, after, error);
   }
   if (error) {
     std::rethrow_exception(error);
@@ -134,7 +134,7 @@ WorkPtr Communicator::launchHooked(Call& call, WorkPtr work) {
   return result;
 }
 
-void Communicator::tellEnd(
+void Hooks::tellEnd(
     const Operation& op,
     const WorkPtr& work,
     const std::exception_ptr& error,
@@ -153,7 +153,7 @@ void Communicator::tellEnd(
     args->error = error;
     // An operation that failed before it was started has no start.
     args->duration = started == Clock::time_point{} ? Clock::duration{} : finished - started;
-    hooks_->fireEnd(std::move(args));
+    fireEnd(std::move(args));
   }
   if (op.async && !table->post.empty() && !op.hooked->told.exchange(true)) {
     auto args = std::make_shared<PostHookArgs>();
@@ -162,13 +162,12 @@ void Communicator::tellEnd(
     args->work = work;
     args->error = error;
     args->apart = true;
-    hooks_->firePost(table->post, std::move(args));
+    firePost(table->post, std::move(args));
   }
 }
 
-void Communicator::runHooked(
-    std::shared_ptr<PreHookArgs> before, const std::function<void()>& body) {
-  const auto table = hooks_->table();
+void Hooks::run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body) {
+  const auto table = this->table();
   auto after = std::make_shared<PostHookArgs>();
   after->name = before->name;
   after->opId = before->opId;
@@ -181,7 +180,7 @@ void Communicator::runHooked(
     after->error = std::current_exception();
   }
   auto error = after->error;
-  firePost(*table, after, error);
+  fireNow(*table, after, error);
   if (error) {
     std::rethrow_exception(error);
   }

@@ -15,7 +15,8 @@
 
 #include "comm/CallbackThread.hpp"
 #include "comm/OpName.hpp"
-#include "comm/Operation.hpp"
+#include "comm/PreparedOp.hpp"
+#include "comm/Work.hpp"
 
 namespace torchcomms_pg {
 
@@ -109,6 +110,27 @@ class Hooks {
   // The hooks of now.
   std::shared_ptr<const Table> table() const;
 
+  // Starts an operation of `comm`, which has hooks, as Communicator::start() does, and calls the
+  // pre hooks before, and of a synchronous one the post hooks after it.
+  WorkPtr launch(PreparedOp& call, WorkPtr work, Communicator& comm);
+  // Tells of the end of an operation that was launched so.
+  void tellEnd(
+      const Operation& op,
+      const WorkPtr& work,
+      const std::exception_ptr& error,
+      Clock::time_point started,
+      Clock::time_point finished);
+  // Runs what is no launch, such as finalize, between pre and post hooks.
+  void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
+  static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
+
+  // Returns when the hooks of all finished operations have run.
+  void drain();
+
+  // The id of the next operation.
+  static uint64_t nextOpId();
+
+ private:
   // Calls the end hooks: for a synchronous operation at once, else from a
   // thread of their own, since a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
@@ -118,13 +140,6 @@ class Hooks {
   // removed as soon as wait() returns, which on an accelerator is long before the end.
   void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
-  // Returns when the hooks of all finished operations have run.
-  void drain();
-
-  // The id of the next operation.
-  static uint64_t nextOpId();
-
- private:
   void startThread();
   template <class Hook>
   Id insert(List<Hook> Table::* list, Hook hook);

@@ -21,6 +21,9 @@ namespace torchcomms_pg {
 
 namespace {
 
+// How often the monitor has to have seen nothing in flight.
+constexpr int kIdleTicks = 2;
+
 // How often a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
@@ -119,38 +122,30 @@ std::string describeSilent(const std::string& introduction) {
 
 }  // namespace
 
-void Communicator::inquireThrough(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
-  inquiring_->open(store, prefix);
-}
-
-void Communicator::relax(Milliseconds time) {
-  inquiring_->relax(time);
-}
-
 void Inquiring::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
-  if (comm_.size_ == 1 || store == nullptr) {
+  if (comm_.size() == 1 || store == nullptr) {
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "inquiry", store);
   // For the case that it cannot answer.
   const auto self = Peer::self().text();
-  store_->set("who/" + std::to_string(comm_.rank_), std::vector<uint8_t>(self.begin(), self.end()));
+  store_->set(
+      "who/" + std::to_string(comm_.rank()), std::vector<uint8_t>(self.begin(), self.end()));
   Inquiry::Options options;
-  options.rank = comm_.rank_;
-  options.size = comm_.size_;
+  options.rank = comm_.rank();
+  options.size = comm_.size();
   options.describeSilent = describeSilent;
-  if (comm_.api_.probe != nullptr) {
-    auto probe = comm_.api_.probe(comm_.comm_.load(std::memory_order_acquire));
+  if (comm_.api().probe != nullptr) {
+    auto probe = comm_.api().probe(comm_.library().get());
     options.poll = std::move(probe.look);
     options.turn = probe.turn;
     options.turns = probe.turns;
-  } else if (comm_.api_.ring == nullptr) {
+  } else if (comm_.api().ring == nullptr) {
     options.poll = [](bool) { return false; };
   }
-  const auto& global = comm_.group_.globalRanks;
-  const auto rank = static_cast<size_t>(comm_.rank_);
-  options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank_] {
+  const auto& global = comm_.group().globalRanks;
+  const auto rank = static_cast<size_t>(comm_.rank());
+  options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank()] {
     // The GIL may take its time, and whoever asks for the dump has none.
     if (auto unfinished = Unfinished::begin()) {
       Monitor::get().runApart(
@@ -172,10 +167,50 @@ void Inquiring::close() {
   }
 }
 
-uint64_t Inquiring::ring(uint64_t times) {
-  std::lock_guard lock(comm_.commMutex_);
-  auto* const comm = comm_.comm_.load(std::memory_order_acquire);
-  return comm == nullptr || comm_.api_.ring == nullptr ? 0 : comm_.api_.ring(comm, times);
+void Inquiring::check(Clock::time_point now) noexcept {
+  try {
+    std::optional<Operation> overdue;
+    std::optional<Operation> first;
+    const bool host = comm_.device().is_cpu();
+    const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+      if (!host && !ops.empty()) {
+        first = *ops.front().op;
+      }
+      for (const auto& entry : ops) {
+        const bool ended = entry.flight && entry.flight->asked();  // it is being finished
+        if (!ended && now - entry.op->issued >= entry.op->timeout) {
+          overdue = *entry.op;
+          break;
+        }
+      }
+      return ops.empty();
+    });
+    if (!idle) {
+      comm_.executor().wake();
+    }
+    answer(now);
+    if (comm_.failureState().get()) {
+      return;
+    }
+    auto& library = comm_.library();
+    if (first && library.ready() && library.failed()) {
+      explainFailure(*first);
+      return;
+    }
+    checkDeadline(overdue, now);
+    // A rank that is late learns of it here, once it is clear that it is: an operation in flight
+    // tells more, and sees it at the same time.
+    idleTicks_ = idle ? idleTicks_ + 1 : 0;
+    if (idleTicks_ > kIdleTicks && !comm_.closed()) {
+      if (library.failed()) {
+        learnOfFailure();
+      } else {
+        learnOfVerdict();
+      }
+    }
+  } catch (...) {
+    // Out of memory while describing a failure; the next tick tries again.
+  }
 }
 
 void Inquiring::answer(Clock::time_point now) {
@@ -183,7 +218,7 @@ void Inquiring::answer(Clock::time_point now) {
   if (!inquiry) {
     return;
   }
-  const auto rings = ring(inquiry->takeRing() ? 1 : 0);
+  const auto rings = comm_.library().ring(inquiry->takeRing() ? 1 : 0);
   if (rings > heardRings_) {
     heardRings_ = rings;
     inquiry->notice();
@@ -199,7 +234,7 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
   }
   const auto inquiry = this->inquiry();
   if (!inquiry) {
-    comm_.timeOut(*overdue, overdue->timeout, {});
+    comm_.failureState().timeOut(*overdue, overdue->timeout, {});
     return;
   }
   // What has been asked about is judged also if it ends meanwhile: other ranks
@@ -217,30 +252,31 @@ void Inquiring::checkDeadline(const std::optional<Operation>& overdue, Clock::ti
     extendedUntil_ = now + Milliseconds(verdict->extensionMs);
     tellExtension(op, op.timeout, verdict->text);
   } else {
-    comm_.timeOut(op, op.timeout, *verdict);
+    comm_.failureState().timeOut(op, op.timeout, *verdict);
   }
 }
 
 void Inquiring::tellExtension(const Operation& op, Milliseconds timeout, const std::string& why) {
   if (extended_.exchange(op.seq) != op.seq) {
-    LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group_.name
-                 << "' on rank " << comm_.rank_ << " waits on after " << inSeconds(timeout) << ": "
+    LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group().name
+                 << "' on rank " << comm_.rank() << " waits on after " << inSeconds(timeout) << ": "
                  << why;
   }
 }
 
 void Inquiring::explainFailure(const Operation& op) {
   apart([this, op] {
-    comm_.asyncError(op);
-    if (const auto failure = comm_.failure()) {
-      comm_.failLibrary(*failure);  // what is queued must not wait for a peer that is gone
+    comm_.failureState().asyncError(op);
+    if (const auto failure = comm_.failureState().get()) {
+      comm_.failureState().failLibrary(
+          *failure);  // what is queued must not wait for a peer that is gone
     }
   });
 }
 
 void Inquiring::learnOfFailure() {
   apart([this] {
-    auto failure = comm_.failureElsewhere();
+    auto failure = comm_.failureState().elsewhere();
     const auto inquiry = this->inquiry();
     if (auto verdict = inquiry ? inquiry->awaitOthers() : std::nullopt) {
       failure.verdict = std::move(verdict->text);
@@ -248,24 +284,24 @@ void Inquiring::learnOfFailure() {
         failure.ranks = std::move(verdict->ranks);
       }
     }
-    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
 void Inquiring::learnOfVerdict() {
   const auto inquiry = this->inquiry();
   const auto verdict = inquiry ? inquiry->final() : std::nullopt;
-  const bool tells = comm_.api_.ring != nullptr && comm_.api_.probe == nullptr;
+  const bool tells = comm_.api().ring != nullptr && comm_.api().probe == nullptr;
   if (!verdict || tells) {  // such a library tells with better words
     return;
   }
   apart([this, verdict = *verdict] {
-    auto failure = comm_.failureElsewhere();
+    auto failure = comm_.failureState().elsewhere();
     failure.message += "an operation has timed out, or was not the same, on other ranks";
     failure.verdict = verdict.text;
     failure.ranks = verdict.ranks;
     // Not the library: those who have asked do that, with their own words.
-    comm_.setFailure(std::move(failure), Communicator::Cause::elsewhere);
+    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
@@ -297,7 +333,7 @@ void Inquiring::awaitDumps(Milliseconds patience) {
   // The store may block for as long as it likes, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runApart([store = store_, rank = comm_.rank_, size = comm_.size_, until, done] {
+  Monitor::get().runApart([store = store_, rank = comm_.rank(), size = comm_.size(), until, done] {
     try {
       StoreBoard board(store);
       const auto key = [](int of) { return "dumped/" + std::to_string(of); };
@@ -326,25 +362,25 @@ std::optional<Milliseconds> Inquiring::judge(
     tellExtension(op, timeout, verdict.text);
     return Milliseconds(verdict.extensionMs);
   }
-  comm_.timeOut(op, timeout, verdict);
+  comm_.failureState().timeOut(op, timeout, verdict);
   return std::nullopt;
 }
 
 void Inquiring::askForDumps() {
   std::shared_ptr<Communicator> largest;
   for (const auto& comm : Registry::get().alive()) {
-    if (comm->size_ > (largest ? largest : comm_.shared_from_this())->size_ && !comm->failure() &&
-        !comm->closed_.load(std::memory_order_acquire)) {
+    if (comm->size() > (largest ? largest : comm_.shared_from_this())->size() &&
+        !comm->failureState().get() && !comm->closed()) {
       largest = comm;
     }
   }
   if (!largest) {
     return;
   }
-  auto& inquiring = *largest->inquiring_;
+  auto& inquiring = largest->inquiring();
   if (const auto inquiry = inquiring.inquiry()) {
     inquiry->askForDumps();
-    inquiring.ring(1);
+    largest->library().ring(1);
   }
 }
 
@@ -386,9 +422,9 @@ Question Inquiring::question(
   Question question;
   const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
   question.compileLeftMs = (Compiling::limit() - late).count();
-  question.group = comm_.group_.name;
-  question.globalRanks = comm_.group_.globalRanks;
-  question.size = comm_.size_;
+  question.group = comm_.group().name;
+  question.globalRanks = comm_.group().globalRanks;
+  question.size = comm_.size();
   question.op = describe(op);
   // A batch may be of messages, which are counted apart.
   question.pointToPoint = isPointToPoint(op.kind) || op.kind == OpKind::coalesced;
@@ -396,37 +432,36 @@ Question Inquiring::question(
   question.seq = op.seq;
   question.timeoutMs = timeout.count();
   question.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
-  if (comm_.absenceIsCertain() || comm_.libraryFailed()) {
-    question.absent = comm_.absentRanks();
+  const auto& library = comm_.library();
+  if (library.absenceIsCertain() || library.failed()) {
+    question.absent = library.absentRanks();
   }
-  question.queued = comm_.accelerator_ != nullptr;
+  question.queued = !comm_.device().is_cpu();
   return question;
 }
 
 void Inquiring::tellElsewhere(Answer& answer) {
   for (const auto& other : Registry::get().alive()) {
-    if (other.get() == &comm_ || other->accelerator_ != nullptr) {
+    if (other.get() == &comm_ || !other->device().is_cpu()) {
       continue;  // libnccl does not tell whom it waits for
     }
-    std::string awaited;
-    {
-      std::lock_guard lock(other->inFlightMutex_);
-      for (const auto& entry : other->inFlight_) {
+    const auto awaited = other->inFlight().inspect([&](const auto& ops, const Operation&) {
+      for (const auto& entry : ops) {
         if (entry.work == nullptr || entry.work->awaited()) {
-          awaited = describe(*entry.op) + " of group '" + other->group_.name + "'";
-          break;
+          return describe(*entry.op) + " of group '" + other->group().name + "'";
         }
       }
-    }
+      return std::string();
+    });
     if (awaited.empty()) {
       continue;
     }
-    for (const int rank : other->absentRanks()) {
-      const auto& global = other->group_.globalRanks;
+    for (const int rank : other->library().absentRanks()) {
+      const auto& global = other->group().globalRanks;
       const auto known = static_cast<size_t>(rank) < global.size();
       answer.elsewhereFor.push_back(known ? global[rank] : rank);
     }
-    answer.elsewhere = std::move(awaited);
+    answer.elsewhere = awaited;
     break;
   }
 }
@@ -434,30 +469,31 @@ void Inquiring::tellElsewhere(Answer& answer) {
 Inquiry::Snapshot Inquiring::snapshot(Clock::time_point now) {
   Inquiry::Snapshot snapshot;
   auto& answer = snapshot.answer;
-  answer.rank = comm_.rank_;
+  answer.rank = comm_.rank();
   answer.issued = comm_.sequenceNumber();
   answer.relaxedMs = relaxed().count();
   const auto compiling = Compiling::state(now);
   answer.compilingMs = compiling.since ? compiling.since->count() : -1;
   answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;
-  if (const auto known = comm_.failure()) {
+  if (const auto known = comm_.failureState().get()) {
     answer.failure = known->message;
   }
   tellElsewhere(answer);
-  std::lock_guard lock(comm_.inFlightMutex_);
-  if (!comm_.inFlight_.empty()) {
-    const auto& oldest = *comm_.inFlight_.front().op;
-    answer.current = describe(oldest);
-    answer.currentSeq = oldest.seq;
-    answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
-    if (oldest.recording) {
-      snapshot.stack = oldest.recording->stack();
+  comm_.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
+    if (!ops.empty()) {
+      const auto& oldest = *ops.front().op;
+      answer.current = describe(oldest);
+      answer.currentSeq = oldest.seq;
+      answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
+      if (oldest.recording) {
+        snapshot.stack = oldest.recording->stack();
+      }
+      answer.enqueued = describe(*ops.back().op);
     }
-    answer.enqueued = describe(*comm_.inFlight_.back().op);
-  }
-  if (comm_.lastCompleted_.seq != 0) {
-    answer.completed = describe(comm_.lastCompleted_);
-  }
+    if (lastCompleted.seq != 0) {
+      answer.completed = describe(lastCompleted);
+    }
+  });
   return snapshot;
 }
 

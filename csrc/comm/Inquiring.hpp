@@ -22,21 +22,8 @@ class Inquiring {
   // From now on nobody asks and nobody is answered. Does not block.
   void close();
 
-  // For the monitor's thread, each time it comes by.
-  //
-  // Answers other ranks.
-  void answer(Clock::time_point now);
-  // Fails the communicator, once there is a verdict on the operation whose
-  // deadline has passed; or extends the deadline.
-  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
-  // Has a thread of its own find out what the library has failed with, while
-  // `op` was in flight, and fail the communicator. The monitor must go on
-  // meanwhile: it is what answers the other ranks.
-  void explainFailure(const Operation& op);
-
-  // The same where nothing is in flight, and where another rank's inquiry has ended with a verdict.
-  void learnOfFailure();
-  void learnOfVerdict();
+  // Looks what is due, on the monitor's thread, each time it comes by.
+  void check(Clock::time_point now) noexcept;
 
   // Tells the other ranks that this one's record is written, and waits for theirs, but not for
   // those of the dead, and for no longer than `patience`.
@@ -60,6 +47,19 @@ class Inquiring {
   Milliseconds relaxed() const;
 
  private:
+  // Answers other ranks.
+  void answer(Clock::time_point now);
+  // Fails the communicator, once there is a verdict on the operation whose
+  // deadline has passed; or extends the deadline.
+  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
+  // Has a thread of its own find out what the library has failed with, while
+  // `op` was in flight, and fail the communicator. The monitor must go on
+  // meanwhile: it is what answers the other ranks.
+  void explainFailure(const Operation& op);
+
+  // The same where nothing is in flight, and where another rank's inquiry has ended with a verdict.
+  void learnOfFailure();
+  void learnOfVerdict();
   // Of `op` after its own deadline, the group's.
   Question question(const Operation& op, Clock::time_point now);
   // Of `op` after that of a wait.
@@ -70,7 +70,6 @@ class Inquiring {
   Inquiry::Snapshot snapshot(Clock::time_point now);
   // Fills in what this process waits for in another of its groups.
   void tellElsewhere(Answer& answer);
-  uint64_t ring(uint64_t times);
   void apart(std::function<void()> body);
   std::shared_ptr<Inquiry> inquiry() const { return std::atomic_load(&inquiry_); }
 
@@ -83,6 +82,7 @@ class Inquiring {
 
   // Of the monitor's thread.
   uint64_t heardRings_ = 0;
+  int idleTicks_ = 0;
   std::optional<Operation> overdue_;   // what is inquired about
   Clock::time_point extendedUntil_{};  // of what was issued before extendedAt_
   Clock::time_point extendedAt_{};

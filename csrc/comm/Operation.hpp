@@ -87,6 +87,7 @@ struct Operation {
   const char* reduceOp = nullptr;
   bool async = false;
   bool ordered = true;      // by a stream; messages alone are not
+  bool captured = false;    // in a graph, whose replays run it
   Milliseconds timeout{0};  // all of it, counted from `issued`
   Milliseconds extra{0};    // how much of it was added for a while
   Clock::time_point issued;

@@ -3,135 +3,180 @@
 
 #include "comm/Buffers.hpp"
 #include "comm/Checks.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/Collectives.hpp"
 #include "comm/Types.hpp"
 #include "nccl/Fallbacks.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::ops {
 
-WorkPtr Communicator::allReduce(
+namespace {
+
+// Sets what reduces equal parts of `input`, which is contiguous, into `output`.
+void setReduceScatter(
+    Communicator& comm,
+    PreparedOp& call,
     const at::Tensor& output,
     const at::Tensor& input,
-    const c10d::ReduceOp& reduceOp,
-    const Options& options) {
-  auto call = newCall(OpKind::allReduce, options);
+    const Reduction& reduction) {
+  Target target(output, /*readFirst=*/false);
+  const size_t count = output.numel() * reduction.wire().factor;
+  if (!reduction.onWire()) {
+    auto parts = at::empty({comm.size(), output.numel()}, output.options());
+    call.launch = [&comm, input, parts, count, type = reduction.wire().type](
+                      ncclComm_t handle, cudaStream_t stream) {
+      return allToAll(comm.api(), input.data_ptr(), parts.data_ptr(), count, type, handle, stream);
+    };
+    call.epilogue = [target, parts, reduction] {
+      reduction.combine(target.buffer().view({-1}), parts);
+      target.copyBack();
+    };
+    return;
+  }
+  call.launch = [&comm, target, input, count, reduction](ncclComm_t handle, cudaStream_t stream) {
+    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
+      return comm.api().reduceScatter(
+          input.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
+    });
+  };
+  if (target.needsCopy()) {
+    call.epilogue = [target] { target.copyBack(); };
+  }
+}
+
+}  // namespace
+
+WorkPtr allReduce(
+    Communicator& comm,
+    const Communicator::Options& options,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::allReduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", input, device());
+  checkTensor(what, "tensor", input, comm.device());
   const bool inPlace = output.is_same(input);
   if (!inPlace) {
-    checkTensor(what, "output", output, device());
+    checkTensor(what, "output", output, comm.device());
     checkSameType(what, "output", output, "tensor", input);
     checkNumel(what, "output", output, input.numel());
   }
   checkWritable(what, inPlace ? "tensor" : "output", output);
   Reduction reduction(what, reduceOp, input.scalar_type());
-  describeTensors(call, {input}, {output}, reduction.name());
+  call.setTensors({input}, {output}, reduction.name());
 
   Target target(output, /*readFirst=*/inPlace);
   const auto source = inPlace ? target.buffer() : input.contiguous();
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto all = at::empty({size_, input.numel()}, input.options());
-    call.launch = [this, source, all, count, type = reduction.wire().type](
-                      ncclComm_t comm, cudaStream_t stream) {
-      return api_.allGather(source.data_ptr(), all.data_ptr(), count, type, comm, stream);
+    auto all = at::empty({comm.size(), input.numel()}, input.options());
+    call.launch = [&comm, source, all, count, type = reduction.wire().type](
+                      ncclComm_t handle, cudaStream_t stream) {
+      return comm.api().allGather(source.data_ptr(), all.data_ptr(), count, type, handle, stream);
     };
-    call.after = [target, all, reduction] {
+    call.epilogue = [target, all, reduction] {
       reduction.combine(target.buffer().view({-1}), all);
       target.copyBack();
     };
-    return issue(std::move(call));
+    return comm.issue(std::move(call));
   }
-  call.launch = [this, target, source, count, reduction](ncclComm_t comm, cudaStream_t stream) {
-    return reduction.with(api_, comm, [&](ncclRedOp_t op) {
-      return api_.allReduce(
-          source.data_ptr(), target.data(), count, reduction.wire().type, op, comm, stream);
+  call.launch = [&comm, target, source, count, reduction](ncclComm_t handle, cudaStream_t stream) {
+    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
+      return comm.api().allReduce(
+          source.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
     });
   };
   if (target.needsCopy()) {
-    call.after = [target] { target.copyBack(); };
+    call.epilogue = [target] { target.copyBack(); };
   }
-  return issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Communicator::reduce(
-    const at::Tensor& tensor, int root, const c10d::ReduceOp& reduceOp, const Options& options) {
-  auto call = newCall(OpKind::reduce, options);
+WorkPtr reduce(
+    Communicator& comm,
+    const Communicator::Options& options,
+    const at::Tensor& tensor,
+    int root,
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::reduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", tensor, device());
+  checkTensor(what, "tensor", tensor, comm.device());
   checkWritable(what, "tensor", tensor);
-  checkRank(what, "root", root, size_);
+  checkRank(what, "root", root, comm.size());
   Reduction reduction(what, reduceOp, tensor.scalar_type());
-  describeTensors(call, {tensor}, {tensor}, reduction.name());
+  call.setTensors({tensor}, {tensor}, reduction.name());
   call.op.peer = root;
 
-  const bool isRoot = root == rank_;
+  const bool isRoot = root == comm.rank();
   Target target(tensor, /*readFirst=*/true);
   const size_t count = tensor.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto all = at::empty({isRoot ? size_ : 0, tensor.numel()}, tensor.options());
-    call.launch = [this, target, all, count, root, type = reduction.wire().type](
-                      ncclComm_t comm, cudaStream_t stream) {
-      return torchcomms_pg::gather(
-          api_, target.data(), all.data_ptr(), count, type, root, comm, stream);
+    auto all = at::empty({isRoot ? comm.size() : 0, tensor.numel()}, tensor.options());
+    call.launch = [&comm, target, all, count, root, type = reduction.wire().type](
+                      ncclComm_t handle, cudaStream_t stream) {
+      return gather(comm.api(), target.data(), all.data_ptr(), count, type, root, handle, stream);
     };
     if (isRoot) {
-      call.after = [target, all, reduction] {
+      call.epilogue = [target, all, reduction] {
         reduction.combine(target.buffer().view({-1}), all);
         target.copyBack();
       };
     }
-    return issue(std::move(call));
+    return comm.issue(std::move(call));
   }
-  call.launch = [this, target, count, root, reduction](ncclComm_t comm, cudaStream_t stream) {
-    return reduction.with(api_, comm, [&](ncclRedOp_t op) {
-      return api_.reduce(
-          target.data(), target.data(), count, reduction.wire().type, op, root, comm, stream);
+  call.launch = [&comm, target, count, root, reduction](ncclComm_t handle, cudaStream_t stream) {
+    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
+      return comm.api().reduce(
+          target.data(), target.data(), count, reduction.wire().type, op, root, handle, stream);
     });
   };
   if (isRoot && target.needsCopy()) {
-    call.after = [target] { target.copyBack(); };
+    call.epilogue = [target] { target.copyBack(); };
   }
-  return issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Communicator::reduceScatterSingle(
+WorkPtr reduceScatterSingle(
+    Communicator& comm,
+    const Communicator::Options& options,
     const at::Tensor& output,
     const at::Tensor& input,
-    const c10d::ReduceOp& reduceOp,
-    const Options& options) {
-  auto call = newCall(OpKind::reduceScatterSingle, options);
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::reduceScatterSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, device());
+  checkTensor(what, "output", output, comm.device());
   checkWritable(what, "output", output);
-  checkTensor(what, "input", input, device());
+  checkTensor(what, "input", input, comm.device());
   checkSameType(what, "output", output, "input", input);
-  checkNumel(what, "input", input, output.numel() * size_);
-  describeTensors(call, {input}, {output}, torchcomms_pg::name(reduceOp));
-  launchReduceScatter(
-      call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
-  return issue(std::move(call));
+  checkNumel(what, "input", input, output.numel() * comm.size());
+  call.setTensors({input}, {output}, name(reduceOp));
+  setReduceScatter(
+      comm, call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Communicator::reduceScatter(
+WorkPtr reduceScatter(
+    Communicator& comm,
+    const Communicator::Options& options,
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,
-    const c10d::ReduceOp& reduceOp,
-    const Options& options) {
-  auto call = newCall(OpKind::reduceScatter, options);
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::reduceScatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, device());
+  checkTensor(what, "output", output, comm.device());
   checkWritable(what, "output", output);
-  checkListLength(what, "input_list", inputs.size(), size_);
-  checkTensors(what, "input_list", inputs, output, device());
+  checkListLength(what, "input_list", inputs.size(), comm.size());
+  checkTensors(what, "input_list", inputs, output, comm.device());
   checkNumel(
-      what, ("input_list[" + std::to_string(rank_) + "]").c_str(), inputs[rank_], output.numel());
+      what,
+      ("input_list[" + std::to_string(comm.rank()) + "]").c_str(),
+      inputs[comm.rank()],
+      output.numel());
   Reduction reduction(what, reduceOp, output.scalar_type());
-  describeTensors(call, inputs, {output}, reduction.name());
+  call.setTensors(inputs, {output}, reduction.name());
 
   if (sameNumel(inputs)) {
-    launchReduceScatter(call, output, flatten(inputs), reduction);
-    return issue(std::move(call));
+    setReduceScatter(comm, call, output, flatten(inputs), reduction);
+    return comm.issue(std::move(call));
   }
   // Parts of different sizes: one reduction for each rank, in one group.
   TORCH_CHECK_VALUE(
@@ -149,14 +194,14 @@ WorkPtr Communicator::reduceScatter(
   }
   Target target(output, /*readFirst=*/false);
   const auto step = flat.element_size() / reduction.wire().factor;
-  call.launch = [this, target, flat, counts, step, reduction](
-                    ncclComm_t comm, cudaStream_t stream) {
-    return reduction.with(api_, comm, [&](ncclRedOp_t op) {
-      return grouped(api_, [&] {
+  call.launch = [&comm, target, flat, counts, step, reduction](
+                    ncclComm_t handle, cudaStream_t stream) {
+    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
+      return grouped(comm.api(), [&] {
         const auto* part = static_cast<const char*>(flat.data_ptr());
-        for (int root = 0; root < size_; ++root) {
-          const auto result = api_.reduce(
-              part, target.data(), counts[root], reduction.wire().type, op, root, comm, stream);
+        for (int root = 0; root < comm.size(); ++root) {
+          const auto result = comm.api().reduce(
+              part, target.data(), counts[root], reduction.wire().type, op, root, handle, stream);
           if (result != ncclSuccess) {
             return result;
           }
@@ -167,37 +212,9 @@ WorkPtr Communicator::reduceScatter(
     });
   };
   if (target.needsCopy()) {
-    call.after = [target] { target.copyBack(); };
+    call.epilogue = [target] { target.copyBack(); };
   }
-  return issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-void Communicator::launchReduceScatter(
-    Call& call, const at::Tensor& output, const at::Tensor& input, const Reduction& reduction) {
-  Target target(output, /*readFirst=*/false);
-  const size_t count = output.numel() * reduction.wire().factor;
-  if (!reduction.onWire()) {
-    auto parts = at::empty({size_, output.numel()}, output.options());
-    call.launch = [this, input, parts, count, type = reduction.wire().type](
-                      ncclComm_t comm, cudaStream_t stream) {
-      return torchcomms_pg::allToAll(
-          api_, input.data_ptr(), parts.data_ptr(), count, type, comm, stream);
-    };
-    call.after = [target, parts, reduction] {
-      reduction.combine(target.buffer().view({-1}), parts);
-      target.copyBack();
-    };
-    return;
-  }
-  call.launch = [this, target, input, count, reduction](ncclComm_t comm, cudaStream_t stream) {
-    return reduction.with(api_, comm, [&](ncclRedOp_t op) {
-      return api_.reduceScatter(
-          input.data_ptr(), target.data(), count, reduction.wire().type, op, comm, stream);
-    });
-  };
-  if (target.needsCopy()) {
-    call.after = [target] { target.copyBack(); };
-  }
-}
-
-}  // namespace torchcomms_pg
+}  // namespace torchcomms_pg::ops

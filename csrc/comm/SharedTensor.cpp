@@ -68,6 +68,10 @@ at::Tensor bytesOf(void* memory, size_t bytes, at::Device device) {
 
 at::Tensor makeSharedTensor(
     const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype, at::Device device) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      api.memAlloc != nullptr,
+      what,
+      ": the loaded library has no memory that peers map (ncclMemAlloc came with NCCL 2.19.3)");
   TORCH_CHECK_VALUE(numel >= 0, what, ": size is ", numel, ", wanted 0 or more");
   const size_t bytes = numel * c10::elementSize(dtype);
   auto storage = c10::make_intrusive<c10::StorageImpl>(

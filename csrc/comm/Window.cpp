@@ -2,8 +2,6 @@
 #include "comm/Window.hpp"
 
 #include <ATen/ATen.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "comm/Checks.hpp"
@@ -23,53 +21,44 @@ at::Tensor plain(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool Communicator::supportsWindows() const {
-  return api_.commWindowRegister != nullptr && api_.signal != nullptr &&
-         api_.waitSignal != nullptr &&
-         (accelerator_ == nullptr ? api_.windowView != nullptr
-                                  : api_.getPeerDevicePointer != nullptr);
+bool Window::supported(const Communicator& comm) {
+  const auto& api = comm.api();
+  return api.commWindowRegister != nullptr && api.signal != nullptr && api.waitSignal != nullptr &&
+         (comm.device().is_cpu() ? api.windowView != nullptr : api.getPeerDevicePointer != nullptr);
 }
 
-std::shared_ptr<Window> Communicator::newWindow() {
+std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) {
   const char* const what = name(OpKind::newWindow);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      supportsWindows(),
+      supported(*comm),
       what,
-      accelerator_ == nullptr
+      comm->device().is_cpu()
           ? ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none"
           : ": the loaded library lacks ncclSignal, ncclWaitSignal or ncclGetPeerDevicePointer, "
             "which came with NCCL 2.29.2; python -m torchcomms_pg.nccl tells which one is loaded");
-  TORCH_CHECK(!inBatch(), what, ": cannot be part of a group of operations; call it before");
-  auto call = newCall(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
+  TORCH_CHECK(
+      !comm->batches().open(), what, ": cannot be part of a group of operations; call it before");
+  auto call = comm->prepare(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
   call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // all is done in time
-  launch(std::move(call), nullptr);
-  return std::make_shared<Window>(shared_from_this());
-}
-
-at::Tensor Communicator::allocateTensor(int64_t numel, c10::ScalarType dtype) const {
-  const char* const what = "allocate_tensor";
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      api_.memAlloc != nullptr,
-      what,
-      ": the loaded library has no memory that peers map (ncclMemAlloc came with NCCL 2.19.3)");
-  return makeSharedTensor(what, api_, numel, dtype, device());
+  comm->launch(std::move(call));
+  return std::make_shared<Window>(comm);
 }
 
 Window::Window(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
 
 Window::~Window() {
-  if (registration_ && comm_->pid_ == getpid()) {
+  if (registration_ && comm_->ofThisProcess()) {
     forget(std::move(registration_));
   }
 }
 
 void Window::refuseDeferral(const char* what) const {
   TORCH_CHECK(
-      !comm_->inBatch(),
+      !comm_->batches().open(),
       what,
       ": operations of windows cannot be part of a group of operations; issue them before or after "
       "it");
-  auto* const accelerator = comm_->accelerator();
+  auto* const accelerator = comm_->executor().accelerator();
   TORCH_CHECK(
       accelerator == nullptr || !isCapturing(accelerator->currentStream()),
       what,
@@ -93,7 +82,7 @@ std::shared_ptr<Window::Registration> Window::registered(const char* what) const
 
 WorkPtr Window::put(
     const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options) {
-  auto call = comm_->newCall(OpKind::put, options);
+  auto call = comm_->prepare(OpKind::put, options);
   const char* const what = name(call.op.kind);
   refuseDeferral(what);
   const auto registration = registered(what);
@@ -123,14 +112,14 @@ WorkPtr Window::put(
       destination,
       " has registered");
   auto source = plain(tensor);
-  Communicator::describeTensors(call, {source}, {});
+  call.setTensors({source}, {});
   call.op.peer = static_cast<int>(destination);
-  if (comm_->accelerator() != nullptr) {
+  if (!comm_->device().is_cpu()) {
     if (destination == comm_->rank()) {
       source = source.clone();  // may be part of the window
     }
     if (!options.async) {
-      registration->note(comm_->accelerator()->currentStream());
+      registration->note(comm_->executor().accelerator()->currentStream());
     }
     call.launch = [source = source.view({-1}),
                    target = registration->mapped[destination].narrow(0, offset, source.numel())](
@@ -140,7 +129,7 @@ WorkPtr Window::put(
     };
   } else {
     const auto wire = wireType(part.dtype);
-    call.launch = [&api = comm_->api_,
+    call.launch = [&api = comm_->api(),
                    source,
                    wire,
                    peer = call.op.peer,
@@ -160,7 +149,7 @@ WorkPtr Window::put(
           stream);
     };
   }
-  auto work = comm_->launch(std::move(call), nullptr);
+  auto work = comm_->launch(std::move(call));
   if (options.async) {
     registration->note(work, /*isPut=*/true);
   }
@@ -168,13 +157,13 @@ WorkPtr Window::put(
 }
 
 WorkPtr Window::signal(int64_t peer, const Options& options) {
-  auto call = comm_->newCall(OpKind::signal, options);
+  auto call = comm_->prepare(OpKind::signal, options);
   const char* const what = name(call.op.kind);
   refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "dst_rank", peer);
   call.op.peer = static_cast<int>(peer);
-  call.launch = [&api = comm_->api_, to = call.op.peer, index = registration->signal](
+  call.launch = [&api = comm_->api(), to = call.op.peer, index = registration->signal](
                     ncclComm_t comm, cudaStream_t stream) {
     return api.signal(to, index, 0, 0, comm, stream);
   };
@@ -184,7 +173,7 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
       comm_->await(*put, kNoTimeout);
     }
   }
-  auto work = comm_->launch(std::move(call), nullptr);
+  auto work = comm_->launch(std::move(call));
   ++registration->sent[peer];
   if (options.async) {
     registration->note(work, /*isPut=*/false);
@@ -193,18 +182,18 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
 }
 
 WorkPtr Window::waitSignal(int64_t peer, const Options& options) {
-  auto call = comm_->newCall(OpKind::waitSignal, options);
+  auto call = comm_->prepare(OpKind::waitSignal, options);
   const char* const what = name(call.op.kind);
   refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "peer_rank", peer);
   call.op.peer = static_cast<int>(peer);
-  call.launch = [&api = comm_->api_, from = call.op.peer, index = registration->signal](
+  call.launch = [&api = comm_->api(), from = call.op.peer, index = registration->signal](
                     ncclComm_t comm, cudaStream_t stream) {
     ncclWaitSignalDesc_t one{1, from, index, 0};
     return api.waitSignal(1, &one, comm, stream);
   };
-  auto work = comm_->launch(std::move(call), nullptr);
+  auto work = comm_->launch(std::move(call));
   ++registration->waited[peer];
   if (options.async) {
     registration->note(work, /*isPut=*/false);
@@ -221,14 +210,14 @@ at::Tensor Window::mapRemoteTensor(int64_t rank) const {
   if (part.numel == 0) {
     return at::empty(part.sizes, options);
   }
-  if (comm_->accelerator() != nullptr) {
+  if (!comm_->device().is_cpu()) {
     return registration->mapped[rank].view(part.sizes);
   }
   WindowView view;
   auto* const comm = comm_->usable();
   const auto result =
-      comm_->api_.windowView(comm, registration->handle, static_cast<int>(rank), view);
-  TORCH_CHECK(result == ncclSuccess, what, ": ", comm_->api_.getLastError(comm));
+      comm_->api().windowView(comm, registration->handle, static_cast<int>(rank), view);
+  TORCH_CHECK(result == ncclSuccess, what, ": ", comm_->api().getLastError(comm));
   return at::from_blob(view.memory.get(), part.sizes, [memory = view.memory](void*) {}, options);
 }
 

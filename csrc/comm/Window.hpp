@@ -37,7 +37,10 @@ class Window final {
     int64_t numel;
   };
 
-  explicit Window(std::shared_ptr<Communicator> comm);
+  static bool supported(const Communicator& comm);
+  // Collective. Raises NotImplementedError where they are not supported.
+  static std::shared_ptr<Window> make(const std::shared_ptr<Communicator>& comm);
+  explicit Window(std::shared_ptr<Communicator> comm);  // see make()
   // Of a registered window: frees what is here; its peers keep theirs.
   ~Window();
   Window(const Window&) = delete;
@@ -91,8 +94,6 @@ class Window final {
   ncclResult_t describeAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   ncclResult_t mapAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   void forget(std::shared_ptr<Registration> registration) noexcept;
-  int takeSignal();
-  void giveSignal(int index);
 
   const std::shared_ptr<Communicator> comm_;
   mutable std::mutex mutex_;

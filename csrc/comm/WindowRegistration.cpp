@@ -43,38 +43,13 @@ at::Tensor bytesOf(const T* values, size_t count) {
 // Frees what the library has for it, as far as there is a library. On an accelerator, whose streams
 // may still be writing, with the communicator.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
-  if (comm_->accelerator() != nullptr) {
+  if (!comm_->device().is_cpu()) {
     registration->forgetWorks();
-    std::lock_guard lock(comm_->windowMutex_);
-    comm_->droppedWindows_.push_back(std::move(registration));
+    comm_->library().keepUntilEnd(std::move(registration));
     return;
   }
-  std::lock_guard lock(comm_->commMutex_);
-  if (auto* const comm = comm_->comm_.load(std::memory_order_acquire)) {
-    comm_->api_.commWindowDeregister(comm, registration->handle);
-  }
-}
-
-int Window::takeSignal() {
-  std::lock_guard lock(comm_->windowMutex_);
-  auto& used = comm_->windowSignals_;
-  const auto free = std::find(used.begin(), used.end(), false);
-  TORCH_CHECK(
-      free != used.end(),
-      "tensor_register: ",
-      used.size(),
-      " windows of this communicator have a tensor registered, which is the most",
-      comm_->accelerator() == nullptr
-          ? ""
-          : " on a GPU, since NCCL counts the signals of a communicator together",
-      "; deregister one, or make the window on a communicator of split()");
-  *free = true;
-  return static_cast<int>(free - used.begin());
-}
-
-void Window::giveSignal(int index) {
-  std::lock_guard lock(comm_->windowMutex_);
-  comm_->windowSignals_[index] = false;
+  comm_->library().with(
+      [&](ncclComm_t comm) { comm_->api().commWindowDeregister(comm, registration->handle); });
 }
 
 // Calls `body` with memory of the device, and waits for its result in the current stream.
@@ -90,9 +65,9 @@ ncclResult_t Window::exchange(
     return result;
   }
   output.copy_(out);
-  // What fails in a stream leaves in it whatever was there.
+  // A failed operation leaves stale data in its output; check the error too.
   ncclResult_t state = ncclSuccess;
-  const auto asked = comm_->api_.commGetAsyncError(comm, &state);
+  const auto asked = comm_->api().commGetAsyncError(comm, &state);
   return asked != ncclSuccess ? asked : state;
 }
 
@@ -104,7 +79,7 @@ ncclResult_t Window::describeAll(
   std::vector<Description> all(comm_->size());
   const auto result = exchange(
       bytesOf(&mine, 1), bytesOf(all.data(), all.size()), comm, [&](const void* in, void* out) {
-        return comm_->api_.allGather(in, out, sizeof mine, ncclInt8, comm, stream);
+        return comm_->api().allGather(in, out, sizeof mine, ncclInt8, comm, stream);
       });
   if (result != ncclSuccess) {
     return result;
@@ -122,7 +97,7 @@ ncclResult_t Window::describeAll(
     }
     registration.parts.push_back(std::move(described));
   }
-  if (comm_->accelerator() != nullptr) {
+  if (!comm_->device().is_cpu()) {
     const auto bytes = [](const Part& part) {
       return part.numel * static_cast<int64_t>(c10::elementSize(part.dtype));
     };
@@ -146,7 +121,7 @@ ncclResult_t Window::describeAll(
 // Has the memory of all peers where loads and stores of this process reach it.
 ncclResult_t Window::mapAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
-  const auto& api = comm_->api_;
+  const auto& api = comm_->api();
   const int size = comm_->size();
   const int after = (comm_->rank() + 1) % size;
   ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
@@ -224,27 +199,26 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
         what,
         ": a tensor is registered with this window already; call tensor_deregister() first");
   }
-  moveToShared(what, comm_->api_, tensor);
+  moveToShared(what, comm_->api(), tensor);
 
   auto registration = std::make_shared<Registration>(comm_->size());
-  registration->signal = takeSignal();
+  registration->signal = comm_->signalSlots().take(comm_->device());
   registration->tensor = tensor;
-  auto call = comm_->newCall(OpKind::tensorRegister, {.async = false, .timeout = std::nullopt});
-  Communicator::describeTensors(call, {}, {tensor});
+  auto call = comm_->prepare(OpKind::tensorRegister, {.async = false, .timeout = std::nullopt});
+  call.setTensors({}, {tensor});
   call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
     auto result = describeAll(*registration, comm, stream);
     if (result == ncclSuccess) {
-      result = comm_->api_.commWindowRegister(
+      result = comm_->api().commWindowRegister(
           comm, tensor.data_ptr(), tensor.nbytes(), &registration->handle, NCCL_WIN_COLL_SYMMETRIC);
     }
-    return result == ncclSuccess && comm_->accelerator() != nullptr
-               ? mapAll(*registration, comm, stream)
-               : result;
+    return result == ncclSuccess && !comm_->device().is_cpu() ? mapAll(*registration, comm, stream)
+                                                              : result;
   };
   try {
-    comm_->launch(std::move(call), nullptr);
+    comm_->launch(std::move(call));
   } catch (...) {
-    giveSignal(registration->signal);
+    comm_->signalSlots().give(registration->signal);
     if (registration->handle != nullptr) {
       forget(std::move(registration));
     }
@@ -267,7 +241,7 @@ void Window::deregister() {
       comm_->await(*pending, kNoTimeout);
     }
     for (const auto& stream : registration->streams()) {
-      auto* const accelerator = comm_->accelerator();
+      auto* const accelerator = comm_->executor().accelerator();
       accelerator->await(
           *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
@@ -276,9 +250,9 @@ void Window::deregister() {
     // be taken for a signal of the next window.
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
-    auto call = comm_->newCall(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});
+    auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});
     call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
-      const auto& api = comm_->api_;
+      const auto& api = comm_->api();
       auto result = exchange(
           bytesOf(sent.data(), sent.size()),
           bytesOf(received.data(), received.size()),
@@ -298,16 +272,16 @@ void Window::deregister() {
       }
       return result != ncclSuccess ? result : api.commWindowDeregister(comm, registration->handle);
     };
-    comm_->launch(std::move(call), nullptr);
+    comm_->launch(std::move(call));
   } catch (...) {
-    if (comm_->failure()) {
+    if (comm_->failureState().get()) {
       forget(registration);
       std::lock_guard lock(mutex_);
       registration_.reset();
     }
     throw;
   }
-  giveSignal(registration->signal);
+  comm_->signalSlots().give(registration->signal);
   std::lock_guard lock(mutex_);
   registration_.reset();
 }

@@ -62,7 +62,7 @@ bool Work::isCompleted() {
   if (done()) {
     return true;
   }
-  comm_->hasten();
+  comm_->executor().wake();
   const auto flight = this->flight();
   return flight && flight->reached();
 }
@@ -72,7 +72,7 @@ bool Work::isSuccess() const {
     return !exception();
   }
   const auto flight = this->flight();
-  return flight && flight->reached() && comm_->failure() == nullptr;
+  return flight && flight->reached() && comm_->failureState().get() == nullptr;
 }
 
 int Work::sourceRank() const {
@@ -94,11 +94,7 @@ void Work::synchronize() {
 }
 
 void Work::blockCurrentStream() {
-  if (comm_->accelerator() != nullptr) {
-    comm_->awaitInStream(*this);
-  } else {
-    synchronize();
-  }
+  comm_->executor().awaitInStream(*this);
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
@@ -122,7 +118,7 @@ void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
 }
 
 void Work::abort() {
-  comm_->abort("abort() of a work of " + describe(op_));
+  comm_->failureState().abort("abort() of a work of " + describe(op_));
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
@@ -130,10 +126,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     std::lock_guard lock(mutex_);
     if (!future_) {
       future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()), comm_->futureDevices());
+          c10::ListType::create(c10::TensorType::get()),
+          comm_->device().is_cpu() ? std::vector<at::Device>{} : std::vector{comm_->device()});
     }
   }
-  comm_->hasten();
+  comm_->executor().wake();
   announce();
   return future_;
 }
@@ -149,7 +146,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
-  comm_->hasten();
+  comm_->executor().wake();
   announce();
   return futureResult_;
 }

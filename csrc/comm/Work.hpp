@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "comm/Operation.hpp"
-#include "device/Device.hpp"
 
 namespace torchcomms_pg {
 

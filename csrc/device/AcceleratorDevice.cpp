@@ -30,20 +30,11 @@ std::optional<c10::DeviceType> presentAccelerator() {
 }
 
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
-    : Device(device),
-      highPriority_(highPriority),
+    : device_(device),
       own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
       finisher_("tcpg_finish"),
       watch_(EventWatch::of(device)) {
   watch_.join();
-}
-
-cudaStream_t AcceleratorDevice::stream(bool async) {
-  return handle(async ? follow(currentStream()) : currentStream());
-}
-
-std::unique_ptr<Device> AcceleratorDevice::another() const {
-  return std::make_unique<AcceleratorDevice>(device(), highPriority_);
 }
 
 c10::Stream AcceleratorDevice::currentStream() const {

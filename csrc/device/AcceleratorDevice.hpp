@@ -3,20 +3,25 @@
 // depends on CUDA.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <nccl.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "device/Device.hpp"
 #include "device/EventWatch.hpp"
 #include "device/WorkerStream.hpp"
 
 namespace torchcomms_pg {
+
+// A point in a stream.
+using EventPtr = std::shared_ptr<const c10::Event>;
 
 // How many devices of the type torch sees.
 int deviceCount(c10::DeviceType type);
@@ -24,24 +29,26 @@ int deviceCount(c10::DeviceType type);
 // The type of accelerator of which torch sees a device; null where it sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
-class AcceleratorDevice final : public Device {
+class AcceleratorDevice final {
  public:
   // Raises where this process cannot use the device.
   AcceleratorDevice(c10::Device device, bool highPriority);
-  ~AcceleratorDevice() override { watch_.leave(); }
+  ~AcceleratorDevice() { watch_.leave(); }
+  AcceleratorDevice(const AcceleratorDevice&) = delete;
+  AcceleratorDevice& operator=(const AcceleratorDevice&) = delete;
 
-  void prepare() override {
+  const c10::Device& device() const { return device_; }
+
+  // Before an operation: raises std::runtime_error where a thread that it takes cannot be started.
+  void prepare() {
     finisher_.start();
     watch_.start();
   }
-  cudaStream_t stream(bool async) override;
-  // What `body` does is queued where the calling thread queues.
-  void run(cudaStream_t, std::function<void()> body) override { body(); }
-  void handOver() override { finisher_.handOver(); }
-  void runApart(std::function<void()> body) override { finisher_.enqueue(std::move(body)); }
-  void help(const std::function<bool()>&) override {}
-  std::unique_ptr<Device> another() const override;
-  AcceleratorDevice* accelerator() override { return this; }
+
+  // Runs `body`, which may block for long, in the thread that finishes operations.
+  void runApart(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
+  // Called from such a body: what follows need not wait for the rest of it.
+  void handOver() { finisher_.handOver(); }
 
   // The communicator's stream; what comes next in it waits for what is in `issuer` so far.
   c10::Stream follow(const c10::Stream& issuer);
@@ -68,7 +75,7 @@ class AcceleratorDevice final : public Device {
     std::vector<std::unique_ptr<c10::Event>> free[2];  // without and with timing
   };
 
-  const bool highPriority_;
+  const c10::Device device_;
   const c10::Stream own_;
   const std::shared_ptr<Events> events_ = std::make_shared<Events>();
   WorkerStream finisher_;

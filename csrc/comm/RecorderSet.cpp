@@ -1,4 +1,5 @@
-// Operations that go into a flight recorder.
+#include "comm/RecorderSet.hpp"
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -6,7 +7,6 @@
 #include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
-#include "comm/Recording.hpp"
 #include "nccl/Library.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -30,9 +30,7 @@ const char* batchName(OpKind member) {
   }
 }
 
-}  // namespace
-
-const char* Communicator::recordedName(const Call& call) {
+const char* recordedName(const PreparedOp& call) {
   switch (call.op.kind) {
     case OpKind::allReduce: return "all_reduce";
     case OpKind::broadcast: return "broadcast";
@@ -58,7 +56,7 @@ const char* Communicator::recordedName(const Call& call) {
       }
       const auto& members = *call.members;
       const auto kind = members.front().op.kind;
-      const bool alike = std::all_of(members.begin(), members.end(), [&](const Call& member) {
+      const bool alike = std::all_of(members.begin(), members.end(), [&](const PreparedOp& member) {
         return member.op.kind == kind;
       });
       return alike ? batchName(kind) : kUnchecked;
@@ -78,16 +76,18 @@ const char* Communicator::recordedName(const Call& call) {
   TORCH_INTERNAL_ASSERT(false, "the recorder does not know ", name(call.op.kind));
 }
 
-void Communicator::setDescription(std::string description) {
-  std::lock_guard lock(hookMutex_);
-  group_.description = std::move(description);
+}  // namespace
+
+void RecorderSet::describe(Group& group, std::string description) {
+  std::lock_guard lock(mutex_);
+  group.description = std::move(description);
 }
 
-bool Communicator::record(std::shared_ptr<Recorder> recorder) {
+bool RecorderSet::add(std::shared_ptr<Recorder> recorder) {
   if (!recorder->enabled()) {
     return false;
   }
-  std::lock_guard lock(hookMutex_);
+  std::lock_guard lock(mutex_);
   auto all = std::make_shared<std::vector<Recorded>>();
   if (const auto now = std::atomic_load(&recorders_)) {
     *all = *now;
@@ -96,20 +96,18 @@ bool Communicator::record(std::shared_ptr<Recorder> recorder) {
   if (std::any_of(all->begin(), all->end(), same)) {
     return false;
   }
-  auto ranks = group_.globalRanks;
-  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
-    ranks.push_back(rank);
-  }
-  auto* const group = recorder->addGroup(group_.name, group_.description, ranks, rank_);
-  recorder->setLibraryVersion(versionText(libraryVersion()));
+  const auto& known = comm_.group();
+  auto* const group =
+      recorder->addGroup(known.name, known.description, comm_.globalRanks(), comm_.rank());
+  recorder->setLibraryVersion(versionText(comm_.libraryVersion()));
   all->push_back({std::move(recorder), group});
   std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(all)));
-  recorded_.store(true, std::memory_order_release);
+  any_.store(true, std::memory_order_release);
   return true;
 }
 
-void Communicator::stopRecording(const Recorder* recorder) {
-  std::lock_guard lock(hookMutex_);
+void RecorderSet::remove(const Recorder* recorder) {
+  std::lock_guard lock(mutex_);
   const auto now = std::atomic_load(&recorders_);
   if (!now) {
     return;
@@ -117,11 +115,11 @@ void Communicator::stopRecording(const Recorder* recorder) {
   auto rest = std::make_shared<std::vector<Recorded>>(*now);
   std::erase_if(
       *rest, [&](const Recorded& recorded) { return recorded.recorder.get() == recorder; });
-  recorded_.store(!rest->empty(), std::memory_order_release);
+  any_.store(!rest->empty(), std::memory_order_release);
   std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(rest)));
 }
 
-void Communicator::recordIssue(Call& call) {
+void RecorderSet::record(PreparedOp& call) {
   auto recorders = std::atomic_load(&recorders_);
   const auto& op = call.op;
   if (recorders->empty()) {
@@ -132,9 +130,8 @@ void Communicator::recordIssue(Call& call) {
   auto recording = std::make_shared<Recording>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
   // Whether what is in an accelerator's stream has started is not known.
-  const bool started =
-      !op.async && accelerator_ == nullptr && initialized_.load(std::memory_order_acquire);
-  const auto addMessage = [&](const Call& message, uint64_t seq) {
+  const bool started = !op.async && comm_.device().is_cpu() && comm_.library().ready();
+  const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
     recording->add(
         {.seq = seq,
@@ -168,7 +165,15 @@ void Communicator::recordIssue(Call& call) {
   call.op.recording = std::move(recording);
 }
 
-void Communicator::dumpRecords() {
+void RecorderSet::inherit(const RecorderSet& former) {
+  if (const auto recorders = std::atomic_load(&former.recorders_)) {
+    for (const auto& recorded : *recorders) {
+      add(recorded.recorder);
+    }
+  }
+}
+
+void RecorderSet::dump() {
   const auto recorder = process_recorder::get();
   const auto recorders = std::atomic_load(&recorders_);
   if (!recorder || !recorders ||
@@ -177,9 +182,9 @@ void Communicator::dumpRecords() {
       })) {
     return;
   }
-  // Whoever comes second waits for the first, who is bounded.
+  // A second caller waits for the first dump, which has a time limit.
   std::call_once(dumped_, [this] {
-    inquiring_->askForDumps();
+    comm_.inquiring().askForDumps();
     process_recorder::dumpAfterFailure();
   });
 }

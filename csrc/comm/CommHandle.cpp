@@ -1,0 +1,279 @@
+#include "comm/CommHandle.hpp"
+
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "device/Unfinished.hpp"
+#include "monitor/Monitor.hpp"
+#include "nccl/Ending.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// The same as kReleasePatience where more would most likely be in vain.
+constexpr Milliseconds kBriefPatience{200};
+
+// Until when communicators that end are given little time: one of this process has just not come to
+// its end, and what keeps it, such as a peer that is stopped, most likely keeps the others.
+std::atomic<Clock::time_point> impatientUntil{};
+
+}  // namespace
+
+CommHandle::CommHandle(const NcclApi& api, Made made, c10::Device device)
+    : api_(api),
+      device_(device),
+      blocks_(!device.is_cpu()),
+      comm_(made.comm),
+      joining_(std::move(made.call)),
+      registrations_(api) {}
+
+ncclResult_t CommHandle::join() {
+  ncclResult_t state = ncclSuccess;
+  if (joining_ != nullptr) {
+    if (!joining_->done()) {
+      return ncclInProgress;
+    }
+    const std::lock_guard lock(mutex_);  // fail() finds the communicator here, or in the call
+    if (ready_.load(std::memory_order_relaxed)) {
+      return ncclSuccess;
+    }
+    state = joining_->result();
+    comm_.store(joining_->take(), std::memory_order_release);
+    ready_.store(state == ncclSuccess, std::memory_order_release);
+    return state;
+  }
+  const auto asked = api_.commGetAsyncError(get(), &state);
+  state = asked != ncclSuccess ? asked : state;
+  ready_.store(state == ncclSuccess, std::memory_order_release);
+  return state;
+}
+
+ncclResult_t CommHandle::state() const {
+  ncclResult_t state = ncclSuccess;
+  with([&](ncclComm_t comm) {
+    const auto asked = api_.commGetAsyncError(comm, &state);
+    state = asked == ncclSuccess ? state : asked;
+  });
+  return state;
+}
+
+CommHandle::Report CommHandle::report() const {
+  Report report;
+  std::lock_guard lock(mutex_);
+  if (auto* const comm = get()) {
+    report.text = api_.getLastError(comm);
+    api_.commGetAsyncError(comm, &report.state);
+    if (api_.absentRanks != nullptr) {
+      report.absent = api_.absentRanks(comm);
+    }
+  } else if (joining_ != nullptr) {
+    report.text = joining_->text();
+    report.state = joining_->done() ? joining_->result() : ncclSuccess;
+  }
+  return report;
+}
+
+std::vector<int> CommHandle::absentRanks() const {
+  std::vector<int> absent;
+  with([&](ncclComm_t comm) {
+    if (api_.absentRanks != nullptr) {
+      absent = api_.absentRanks(comm);
+    }
+  });
+  return absent;
+}
+
+bool CommHandle::absenceIsCertain() const {
+  bool certain = true;
+  with([&](ncclComm_t comm) { certain = api_.mayHaveCome == nullptr || !api_.mayHaveCome(comm); });
+  return certain;
+}
+
+uint64_t CommHandle::ring(uint64_t times) const {
+  uint64_t rings = 0;
+  with([&](ncclComm_t comm) { rings = api_.ring == nullptr ? 0 : api_.ring(comm, times); });
+  return rings;
+}
+
+void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner) {
+  if (api_.fail != nullptr) {
+    with(
+        [&](ncclComm_t comm) { api_.fail(comm, ncclRemoteError, failure.message, failure.ranks); });
+    return;
+  }
+  if (failing_.exchange(true)) {
+    return;
+  }
+  // NCCL may block until its kernels have let go, whoever asks must not.
+  Monitor::get().runApart(
+      [unfinished = Unfinished(), owner = std::move(owner), this] { failNow(); });
+}
+
+void CommHandle::failNow() {
+  const std::lock_guard failing(failMutex_);
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = get();
+    if (comm == nullptr && joining_ != nullptr) {
+      joining_->leave();  // a call that waits for ranks cannot be ended
+    }
+  }
+  const auto revoke = api_.commRevoke;
+  auto state =
+      comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
+  bool revoked = state == ncclSuccess;
+  // In host memory it goes on in the background; the state afterwards may still be that of the
+  // failure.
+  const auto patience = Clock::now() + kReleasePatience;
+  while (state == ncclInProgress && Clock::now() < patience) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    revoked = api_.commGetAsyncError(comm, &state) == ncclSuccess && state != ncclInProgress;
+  }
+  if (revoked) {
+    comm = nullptr;
+  } else {
+    std::lock_guard lock(mutex_);
+    comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
+  }
+  released_.store(true, std::memory_order_release);
+  if (comm != nullptr) {
+    registrations_.forget();
+    api_.commAbort(comm);
+  }
+}
+
+ncclComm_t CommHandle::shrink(
+    const std::vector<int>& excluded,
+    int flags,
+    const NcclConfig& config,
+    Clock::time_point deadline,
+    Report& report) const {
+  auto* const comm = get();
+  const auto shrinkNow = [&api = api_, comm, excluded, flags](ncclComm_t* made, ncclConfig_t raw) {
+    auto gone = excluded;
+    return api.commShrink(comm, gone.data(), static_cast<int>(gone.size()), made, &raw, flags);
+  };
+  ncclComm_t made = nullptr;
+  if (!blocks_) {
+    // The child goes on by itself.
+    report.state = shrinkNow(&made, config.raw(/*blocking=*/false));
+    report.text = api_.getLastError(comm);
+    return made;
+  }
+  BlockingCall call(api_, device_, [shrinkNow, config](ncclComm_t* place) {
+    return shrinkNow(place, config.raw(/*blocking=*/true));
+  });
+  report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
+  report.text = call.text();
+  return call.take();
+}
+
+void CommHandle::endJoining(bool failed) {
+  if (joining_ == nullptr || ready()) {
+    return;
+  }
+  if (!failed && joining_->waitUntil(Clock::now() + kReleasePatience)) {
+    const std::lock_guard lock(mutex_);
+    comm_.store(joining_->take(), std::memory_order_release);
+  }
+  joining_->leave();
+}
+
+CommHandle::Report CommHandle::close(bool failed) {
+  const std::unique_lock failing(failMutex_, kReleasePatience);
+  Report report;
+  if (!failing.owns_lock()) {
+    return report;  // libnccl hangs in its own failure; better to leave it than to hang too
+  }
+  endJoining(failed);
+  ncclComm_t comm = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
+  }
+  if (comm != nullptr) {
+    if (failed) {
+      api_.commGetAsyncError(comm, &report.state);
+    }
+    report.text = end(comm, failed);
+  }
+  decltype(kept_) kept;  // freed after the lock is released
+  std::lock_guard lock(keptMutex_);
+  kept.swap(kept_);
+  return report;
+}
+
+std::string CommHandle::end(ncclComm_t comm, bool failed) {
+  if (failed) {
+    registrations_.forget();
+  } else {
+    registrations_.removeAll();
+  }
+  const auto endNow = [&api = api_, comm, failed, blocks = blocks_] {
+    std::string mismatch;
+    if (failed) {
+      api.commAbort(comm);
+      return mismatch;
+    }
+    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
+    if (api.commFinalize(comm) == ncclInvalidUsage) {
+      mismatch = api.getLastError(comm);
+    }
+    blocks ? destroyOrAbort(api, comm) : api.commDestroy(comm);
+    return mismatch;
+  };
+  if (!blocks_) {
+    return endNow();
+  }
+  const auto text = std::make_shared<std::string>();
+  try {
+    BlockingCall call(api_, device_, [endNow, text](ncclComm_t*) {
+      *text = endNow();
+      return ncclSuccess;
+    });
+    // NCCL's communicator ends when the graphs that hold its operations have gone.
+    const bool impatient = captured_ || Clock::now() < impatientUntil.load();
+    const auto patience = impatient ? kBriefPatience : Milliseconds(kReleasePatience);
+    if (call.waitUntil(Clock::now() + patience)) {
+      return *text;
+    }
+    if (!captured_) {
+      impatientUntil = Clock::now() + kReleasePatience;
+    }
+    return "";
+  } catch (const std::runtime_error&) {
+    return endNow();  // no thread can be started
+  }
+}
+
+void CommHandle::discard(bool failed) {
+  registrations_.forget();
+  auto* const comm = comm_.exchange(nullptr);
+  if (comm == nullptr) {
+    return;
+  }
+  const auto end = [&api = api_, failed, blocks = blocks_](ncclComm_t ending) {
+    return failed   ? api.commAbort(ending)
+           : blocks ? destroyOrAbort(api, ending)
+                    : api.commDestroy(ending);
+  };
+  if (!blocks_) {
+    end(comm);
+    return;
+  }
+  try {
+    BlockingCall(api_, device_, [end, comm](ncclComm_t*) { return end(comm); });
+  } catch (const std::runtime_error&) {
+    end(comm);  // no thread can be started
+  }
+}
+
+void CommHandle::keepUntilEnd(std::shared_ptr<const void> object) {
+  std::lock_guard lock(keptMutex_);
+  kept_.push_back(std::move(object));
+}
+
+}  // namespace torchcomms_pg

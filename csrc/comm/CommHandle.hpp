@@ -1,0 +1,150 @@
+// The library's communicator, from the call that makes it until it is given back.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/BlockingCall.hpp"
+#include "comm/CommError.hpp"
+#include "nccl/Config.hpp"
+#include "nccl/Memory.hpp"
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+// Thread-safe. Its owner takes care that nothing is in flight at the end.
+class CommHandle {
+ public:
+  // A communicator that may still be initializing, or the call that makes one.
+  struct Made {
+    ncclComm_t comm = nullptr;
+    std::unique_ptr<BlockingCall> call = nullptr;
+  };
+
+  // What the library says when something has failed.
+  struct Report {
+    ncclResult_t state = ncclSuccess;
+    std::string text;         // empty: nothing
+    std::vector<int> absent;  // ranks that it waits for, where it tells
+  };
+
+  // How long a failed library may take to let go of a blocked operation.
+  static constexpr std::chrono::seconds kReleasePatience{10};
+
+  CommHandle(const NcclApi& api, Made made, c10::Device device);
+  CommHandle(const CommHandle&) = delete;
+  CommHandle& operator=(const CommHandle&) = delete;
+
+  const NcclApi& api() const { return api_; }
+
+  // Null until all ranks have joined, and once it has been given back.
+  ncclComm_t get() const { return comm_.load(std::memory_order_acquire); }
+
+  // Whether all ranks have joined.
+  bool ready() const { return ready_.load(std::memory_order_acquire); }
+
+  // Looks whether they have by now. ncclInProgress: not yet; an error: they never will.
+  ncclResult_t join();
+
+  // Calls `body` with the communicator, which nobody gives back meanwhile; not where there is none.
+  template <class Body>
+  void with(Body&& body) const {
+    std::lock_guard lock(mutex_);
+    if (auto* const comm = get()) {
+      body(comm);
+    }
+  }
+
+  // The library's asynchronous error. Does not block.
+  ncclResult_t state() const;
+  bool failed() const {
+    const auto now = state();
+    return now != ncclSuccess && now != ncclInProgress;
+  }
+
+  Report report() const;
+  std::vector<int> absentRanks() const;
+  // Whether those have not come, rather than waiting for others themselves.
+  bool absenceIsCertain() const;
+
+  // Tells the other ranks' monitors `times` that they are asked something; how often this rank has
+  // been told. 0: the library has no such thing.
+  uint64_t ring(uint64_t times) const;
+
+  // Makes the library fail on all ranks, which releases whoever is blocked in it. Does not block:
+  // libnccl is revoked or aborted in another thread, which keeps `owner`. Has an effect once.
+  void fail(const Failure& failure, std::shared_ptr<const void> owner);
+  // Whether that thread is still busy.
+  bool failing() const { return failing_ && !released_; }
+
+  // A communicator without the excluded ranks. Null: `report` tells why; ncclInProgress: not all
+  // ranks that stay have come by the deadline.
+  ncclComm_t shrink(
+      const std::vector<int>& excluded,
+      int flags,
+      const NcclConfig& config,
+      Clock::time_point deadline,
+      Report& report) const;
+
+  // Ends it, also one whose ranks are still joining, and frees what was kept. `failed`: without
+  // finishing what peers might wait for. Returns the state before; a text only where the library
+  // says that the ranks' last operations do not match.
+  Report close(bool failed);
+
+  // Ends it, where close() was not called, without waiting.
+  void discard(bool failed);
+
+  // Frees `object` when the communicator has ended, and not before.
+  void keepUntilEnd(std::shared_ptr<const void> object);
+
+  // Holds up all other operations that are about to go into the library: streams must hold
+  // operations in the order in which the library has received them, or the first would wait behind
+  // the second, which waits for the first.
+  [[nodiscard]] std::unique_lock<std::mutex> holdOrder() { return std::unique_lock(orderMutex_); }
+
+  // Memory that is registered with it.
+  Registrations& registrations() { return registrations_; }
+
+  // Whether its own memory has been given back, until it resumes. True: that is new.
+  bool setSuspended(bool suspended) { return suspended_.exchange(suspended) != suspended; }
+  bool suspended() const { return suspended_.load(std::memory_order_acquire); }
+  void refuseSuspended(const std::string& group) const {
+    TORCH_CHECK(
+        !C10_UNLIKELY(suspended()),
+        "group '",
+        group,
+        "' is suspended; call resume() on all of its ranks first");
+  }
+
+  // Notes that graphs hold operations of it: libnccl ends it only when they have gone.
+  void noteCaptured() { captured_.store(true, std::memory_order_relaxed); }
+
+ private:
+  void failNow();
+  void endJoining(bool failed);
+  std::string end(ncclComm_t comm, bool failed);
+
+  const NcclApi& api_;
+  const c10::Device device_;
+  const bool blocks_;         // calls that make or end communicators may block: BlockingCall
+  mutable std::mutex mutex_;  // held to replace comm_ or to make it fail, never for long
+  std::atomic<ncclComm_t> comm_;
+  const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once
+  std::atomic<bool> ready_{false};
+  std::atomic<bool> captured_{false};
+  std::atomic<bool> suspended_{false};
+  std::timed_mutex failMutex_;  // held while libnccl is made to fail
+  std::atomic<bool> failing_{false};
+  std::atomic<bool> released_{false};  // by the thread that failing_ tells of
+  std::mutex orderMutex_;
+  Registrations registrations_;
+  std::mutex keptMutex_;
+  std::vector<std::shared_ptr<const void>> kept_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,41 @@
+// What the c10d group of a communicator has called. Users' hooks are in Hooks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "comm/Operation.hpp"
+
+namespace torchcomms_pg {
+
+class Work;
+
+// Thread-safe. There is one hook of each kind, which a new one replaces.
+class GroupHooks {
+ public:
+  // Called when an operation has finished; from any thread. `work` is null where the caller got
+  // none.
+  using End = std::function<void(
+      const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished)>;
+  // Called once, when the communicator fails, in a thread of its own.
+  using Failed = std::function<void()>;
+
+  void setEnd(End hook) { std::atomic_store(&end_, shared(std::move(hook))); }
+  void setFailed(Failed hook) { std::atomic_store(&failed_, shared(std::move(hook))); }
+
+  // Null: there is none.
+  std::shared_ptr<const End> end() const { return std::atomic_load(&end_); }
+  std::shared_ptr<const Failed> failed() const { return std::atomic_load(&failed_); }
+
+ private:
+  template <class Hook>
+  static std::shared_ptr<const Hook> shared(Hook hook) {
+    return hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
+  }
+
+  std::shared_ptr<const End> end_;        // by std::atomic_load
+  std::shared_ptr<const Failed> failed_;  // by std::atomic_load
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,339 @@
+#include "comm/HostExecutor.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include "comm/Communicator.hpp"
+#include "comm/Inquiring.hpp"
+#include "comm/Recording.hpp"
+#include "device/Unfinished.hpp"
+#include "shm/Interrupt.hpp"
+
+namespace torchcomms_pg {
+
+HostExecutor::HostExecutor(Communicator& comm)
+    : comm_(comm), worker_("tcpg_worker"), callbacks_("tcpg_callbacks") {}
+
+void HostExecutor::prepare(Operation& op) {
+  if (op.ordered && op.async) {
+    worker_.start();
+  }
+}
+
+void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
+  if (!call.op.async) {
+    runHere(call, work);
+  } else if (call.op.ordered) {
+    runOnWorker(call, work);
+  } else {
+    runMessages(call, work);
+  }
+}
+
+void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
+  wake();  // it waits for what was issued before
+  const auto entry = comm_.inFlight().add(call.op);
+  std::exception_ptr error;
+  try {
+    if (C10_UNLIKELY(!comm_.initialized())) {
+      comm_.awaitInitialization();
+      if (call.op.recording) {
+        call.op.recording->start();
+      }
+    }
+    const auto result = call.launch(comm_.usable(), nullptr);
+    // A split or shrunk communicator may go on initializing by itself.
+    if (result != ncclSuccess && result != ncclInProgress) {
+      error = comm_.failureState().interruption();
+      error = error ? error : comm_.failureState().error(call.op, result);
+    } else if (call.epilogue) {
+      at::AutoDispatchBelowAutograd guard;
+      call.epilogue();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  comm_.inFlight().remove(entry, !error);
+  const auto ended = Clock::now();
+  if (call.op.recording) {
+    call.op.recording->end(!error, ended - call.op.issued, -1);
+  }
+  if (work) {
+    work->setStarted(call.op.issued);
+    work->finish(error);
+    work->announce();
+  }
+  comm_.tellEnd(call.op, work, error, call.op.issued, ended);
+  if (error) {
+    comm_.failureState().awaitHooks();
+    std::rethrow_exception(error);
+  }
+}
+
+// Whether nothing is before the operation, and nobody would learn of its end but by its Work.
+bool HostExecutor::mayBeDeferred(const Operation& op) const {
+  if (comm_.library().api().published == nullptr || comm_.timed() || op.hooked ||
+      comm_.groupHooks().end() || at::hasCallbacks()) {
+    return false;
+  }
+  return comm_.inFlight().single();
+}
+
+void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
+  const auto entry = comm_.inFlight().add(work->operation(), work);
+  struct Waker {
+    WorkerStream& worker;
+    bool wanted = true;
+    ~Waker() {
+      if (wanted) {
+        worker.wake();
+      }
+    }
+  } waker{worker_};
+  try {
+    comm_.awaitInitialization();
+    const auto order = comm_.library().holdOrder();
+    auto* const stream = worker_.handle();
+    auto* const comm = comm_.usable();
+    const bool alone = mayBeDeferred(work->operation());
+    worker_.defer();  // all of it wakes a thread once, if at all
+    if (call.op.recording || comm_.timed()) {
+      const auto start = [work] {
+        work->setStarted(Clock::now());
+        if (const auto& recording = work->operation().recording) {
+          recording->start();
+        }
+      };
+      alone ? start() : shm::HostStream::fromHandle(stream)->enqueue(start);
+    }
+    const auto result = call.launch(comm, stream);
+    if (result != ncclSuccess) {
+      std::rethrow_exception(comm_.failureState().error(call.op, result));
+    }
+    if (alone && comm_.library().api().published(comm)) {
+      // The rest is run by whoever waits, as late as that is.
+      waker.wanted = false;
+      work->setStarted({});
+    }
+    // Holds the whole call: its launch owns the buffers that are in use.
+    const auto held = std::make_shared<const PreparedOp>(std::move(call));
+    shm::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
+      std::exception_ptr error;
+      try {
+        ncclResult_t state = ncclSuccess;
+        comm_.library().api().commGetAsyncError(comm, &state);
+        if (state != ncclSuccess) {
+          if (shm::interrupted()) {
+            // Whoever waits raises what the handler has raised.
+            comm_.failureState().failBy(FailureState::kInterrupt);
+          }
+          error = comm_.failureState().error(work->operation(), state);
+        } else if (held->epilogue) {
+          at::AutoDispatchBelowAutograd guard;
+          held->epilogue();
+        }
+      } catch (...) {
+        error = std::current_exception();
+      }
+      finish(work, entry, error);
+    });
+  } catch (...) {
+    // The caller gets the exception and no Work.
+    finish(work, entry, std::current_exception());
+    throw;
+  }
+}
+
+void HostExecutor::finish(
+    const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
+  const auto held = work;  // leaving may drop the last other reference
+  comm_.inFlight().remove(entry, !error);
+  if (const auto& recording = held->operation().recording) {
+    recording->end(!error, held->elapsed(), held->source());
+  }
+  held->finish(error);
+  comm_.tellEnd(held->operation(), held, error, held->started(), held->finished());
+  if (!held->hasFuture()) {
+    return;
+  }
+  // Callbacks of a future may wait for operations that come after this one.
+  if (held->operation().ordered) {
+    worker_.handOver();
+    held->announce();
+  } else {
+    runApart([held] { held->announce(); });
+  }
+}
+
+bool HostExecutor::awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline) {
+  for (;;) {
+    const auto slice = Clock::now() + kInterruptInterval;
+    const bool last = deadline && *deadline <= slice;
+    const bool ended = work.waitUntil(last ? *deadline : slice);
+    if (!ended || !work.isSuccess()) {
+      if (const auto raised = comm_.failureState().interruption()) {
+        std::rethrow_exception(raised);
+      }
+    }
+    if (ended || last) {
+      return ended;
+    }
+  }
+}
+
+// Messages that no stream orders wait for nothing but their other sides.
+void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
+  // Shared by the messages of one Work: the last to end finishes it.
+  struct Pending {
+    HostExecutor* executor;
+    WorkPtr work;  // keeps the communicator, and so the executor
+    InFlightOps::Entry entry;
+    std::mutex mutex;
+    size_t left;
+    std::exception_ptr error;
+
+    void end(std::exception_ptr cause, size_t count) {
+      {
+        std::lock_guard lock(mutex);
+        if (cause && !error) {
+          error = std::move(cause);
+        }
+        left -= count;
+        if (left > 0) {
+          return;
+        }
+      }
+      executor->finish(work, entry, error);
+    }
+  };
+  struct One {
+    Unfinished unfinished;
+    std::shared_ptr<Pending> pending;
+    std::function<void()> epilogue;
+
+    static void done(void* context, ncclResult_t result, int peer) noexcept {
+      const std::unique_ptr<One> self(static_cast<One*>(context));
+      auto& pending = *self->pending;
+      std::exception_ptr error;
+      try {
+        if (result != ncclSuccess) {
+          error = pending.executor->comm_.failureState().error(pending.work->operation(), result);
+        } else {
+          pending.work->setSource(peer);
+          if (self->epilogue) {
+            at::AutoDispatchBelowAutograd guard;
+            self->epilogue();
+          }
+        }
+      } catch (...) {
+        error = std::current_exception();
+      }
+      pending.end(error, 1);
+    }
+  };
+
+  const std::span<PreparedOp> calls =
+      call.parts.empty() ? std::span<PreparedOp>(&call, 1) : std::span<PreparedOp>(call.parts);
+  auto pending = std::make_shared<Pending>();
+  pending->executor = this;
+  pending->work = work;
+  pending->left = calls.size();
+  pending->entry = comm_.inFlight().add(work->operation(), work);
+  work->setStarted(Clock::now());
+  size_t launched = 0;
+  try {
+    comm_.awaitInitialization();
+    if (call.op.recording) {
+      call.op.recording->start();
+    }
+    const auto& api = comm_.library().api();
+    auto* const comm = comm_.usable();
+    for (auto& part : calls) {
+      auto message = *part.message;
+      auto one = std::make_unique<One>(One{{}, pending, std::move(part.epilogue)});
+      message.done = One::done;
+      message.context = one.get();
+      const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)
+                                                       : api.recvTagged(message, comm, nullptr);
+      if (result != ncclSuccess) {
+        const auto raised =
+            comm_.failureState().interruption();  // the first message may wait for connections
+        std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
+      }
+      one.release();  // done() has it now
+      ++launched;
+    }
+  } catch (...) {
+    pending->end(std::current_exception(), calls.size() - launched);
+    throw;
+  }
+}
+
+void HostExecutor::runApart(std::function<void()> body) {
+  try {
+    callbacks_.start();
+  } catch (const std::exception&) {
+    body();  // what it waits for may have to wait for it: better late than never
+    return;
+  }
+  callbacks_.enqueue([this, body = std::move(body)] {
+    callbacks_.handOver();
+    body();
+  });
+}
+
+void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
+  if (work.done()) {
+    return;
+  }
+  const Work::Waiting waiting(work);
+  if (timeout <= kNoTimeout) {
+    // Not with a timeout: what is queued may take longer.
+    worker_.help([&] { return work.done(); });
+    awaitUninterrupted(work, std::nullopt);
+    return;
+  }
+  wake();
+  const auto deadline = Clock::now() + timeout;
+  if (!awaitUninterrupted(work, deadline)) {
+    while (const auto more = comm_.inquiring().judge(work.operation(), timeout, deadline)) {
+      if (awaitUninterrupted(work, Clock::now() + *more)) {
+        break;
+      }
+    }
+    if (!work.waitUntil(Clock::now() + CommHandle::kReleasePatience)) {
+      auto& failures = comm_.failureState();
+      failures.awaitHooks();
+      throw CommError(*failures.get());
+    }
+  }
+}
+
+void HostExecutor::awaitInStream(Work& work) {
+  work.synchronize();
+}
+
+void HostExecutor::drain(Milliseconds messages) {
+  wake();
+  const auto start = Clock::now();
+  std::exception_ptr raised;
+  const auto patience = [&] {
+    return raised ? Milliseconds(CommHandle::kReleasePatience) : kInterruptInterval;
+  };
+  while (!comm_.inFlight().awaitNone(patience(), Clock::now() - start >= messages)) {
+    if (raised) {
+      break;  // what does not end is left, as it was when the program was stopped
+    }
+    raised = comm_.failureState().interruption();
+  }
+  if (raised) {
+    std::rethrow_exception(raised);
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,42 @@
+// Operations in host memory: the caller's thread is the current stream, and asynchronous
+// operations run on a worker.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <optional>
+
+#include "comm/Executor.hpp"
+#include "comm/InFlightOps.hpp"
+#include "device/WorkerStream.hpp"
+
+namespace torchcomms_pg {
+
+class HostExecutor final : public Executor {
+ public:
+  explicit HostExecutor(Communicator& comm);
+
+  void prepare(Operation& op) override;
+  void run(PreparedOp& call, const WorkPtr& work) override;
+  void await(Work& work, Milliseconds timeout, bool onHost) override;
+  void awaitInStream(Work& work) override;
+  void drain(Milliseconds messages) override;
+  void wake() override { worker_.wake(); }
+
+ private:
+  void runHere(PreparedOp& call, const WorkPtr& work);
+  void runOnWorker(PreparedOp& call, const WorkPtr& work);
+  void runMessages(PreparedOp& call, const WorkPtr& work);
+  bool mayBeDeferred(const Operation& op) const;
+  bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
+  // Of an asynchronous operation: ends it.
+  void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
+  // Runs `body`, which may block for long, in some other thread, soon.
+  void runApart(std::function<void()> body);
+
+  Communicator& comm_;
+  WorkerStream worker_;
+  WorkerStream callbacks_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,49 @@
+// An operation before its launch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/Operation.hpp"
+#include "nccl/NcclApi.hpp"
+
+namespace torchcomms_pg {
+
+struct PreparedOp {
+  using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+
+  Operation op;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  Launch launch;
+  // Runs when the launch has finished, in the order of the stream: copies out of temporary
+  // buffers, local reductions.
+  std::function<void()> epilogue;
+  std::optional<Message> message;                    // of a send or receive
+  std::vector<PreparedOp> parts;                     // of a batch of messages
+  std::shared_ptr<std::vector<PreparedOp>> members;  // of another batch
+  std::vector<int64_t> ranks;                        // of a split, for hooks
+  std::string newName;
+
+  // Sets the tensors, and what `op` tells of them. At least one of the lists is not empty.
+  void setTensors(
+      std::vector<at::Tensor> in, std::vector<at::Tensor> out, const char* reduceOp = nullptr) {
+    for (const auto& input : in) {
+      op.numelIn += input.numel();
+    }
+    for (const auto& output : out) {
+      op.numelOut += output.numel();
+    }
+    op.dtype = (in.empty() ? out : in).front().scalar_type();
+    op.reduceOp = reduceOp;
+    inputs = std::move(in);
+    outputs = std::move(out);
+  }
+};
+
+}  // namespace torchcomms_pg

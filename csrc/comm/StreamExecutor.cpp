@@ -1,0 +1,264 @@
+#include "comm/StreamExecutor.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include <thread>
+#include <utility>
+
+#include "comm/Communicator.hpp"
+#include "comm/HostExecutor.hpp"
+#include "comm/Inquiring.hpp"
+#include "comm/Recording.hpp"
+#include "comm/TorchCompat.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr std::chrono::microseconds kEndPoll{50};
+constexpr int kLooks = 100;
+
+}  // namespace
+
+std::unique_ptr<Executor> makeExecutor(Communicator& comm, c10::Device device, bool highPriority) {
+  if (device.is_cpu()) {
+    return std::make_unique<HostExecutor>(comm);
+  }
+  return std::make_unique<StreamExecutor>(comm, device, highPriority);
+}
+
+StreamExecutor::StreamExecutor(Communicator& comm, c10::Device device, bool highPriority)
+    : comm_(comm), device_(device, highPriority) {}
+
+void StreamExecutor::prepare(Operation& op) {
+  if (op.ordered) {
+    device_.prepare();
+  }
+  op.captured = isCapturing(device_.currentStream());
+}
+
+void StreamExecutor::run(PreparedOp& call, const WorkPtr& work) {
+  if (call.op.captured) {
+    runInGraph(call, work);
+  } else {
+    runInStream(call, work);
+  }
+}
+
+void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
+  // A synchronous operation is over, for its caller, when it is in the stream;
+  // its end is awaited all the same. It holds no tensors: their memory is
+  // used again in the order of that same stream.
+  const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
+  if (work) {
+    flight->attach(work, /*kept=*/call.op.hooked || comm_.groupHooks().end());
+  }
+  flight->setEntry(comm_.inFlight().add(flight->operation(), nullptr, flight));
+  try {
+    comm_.awaitInitialization();
+    const c10::DeviceGuard onDevice(device_.device());
+    const bool timed = comm_.timed();
+    const auto order = comm_.library().holdOrder();
+    const auto issuer = device_.currentStream();
+    const auto stream = call.op.async ? device_.follow(issuer) : issuer;
+    auto start = timed ? device_.record(stream, timed) : nullptr;
+    {
+      c10::OptionalStreamGuard inStream;
+      if (call.op.async) {
+        inStream.reset_stream(stream);
+      }
+      queue(call, AcceleratorDevice::handle(stream));
+    }
+    auto end = device_.record(stream, timed);
+    auto shelf = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
+    flight->depart(stream, issuer, std::move(start), std::move(end), std::move(shelf));
+    if (work) {
+      work->depart(flight);
+    }
+    device_.watch().add(stream.id(), flight);
+  } catch (...) {
+    // The caller gets the exception and no Work.
+    const auto error = std::current_exception();
+    if (work) {
+      work->finish(error);
+    }
+    land(*flight, error);
+    throw;
+  }
+  const auto& op = flight->operation();
+  if (op.kind == OpKind::barrier && !op.async) {
+    awaitStarted(*flight, work.get(), kNoTimeout, /*onHost=*/true);
+  }
+  if (work && work->hasFuture()) {
+    work->announce();  // of a batch: asked for before it was launched
+  }
+}
+
+// Goes into the graph that the current stream records, and runs with each of
+// its replays, which nobody here hears of: so there is nothing to watch or to
+// record. The graph keeps the memory, and the order between streams that wait.
+void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
+  const c10::DeviceGuard onDevice(device_.device());
+  std::exception_ptr error;
+  try {
+    comm_.awaitInitialization();
+    const auto order = comm_.library().holdOrder();
+    const auto stream = device_.currentStream();
+    queue(call, AcceleratorDevice::handle(stream));
+    comm_.library().noteCaptured();
+    if (work) {
+      const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
+      flight->departInGraph(stream, device_.record(stream, /*timed=*/false));
+      work->depart(flight);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (work) {
+    work->finish(error);
+    work->announce();
+  }
+  comm_.hooks()->tellEnd(call.op, work, error, call.op.issued, call.op.issued);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
+  auto* const comm = comm_.usable();
+  const auto result = call.launch(comm, stream);
+  if (result != ncclSuccess) {
+    std::rethrow_exception(comm_.failureState().error(call.op, result));
+  }
+  if (call.epilogue) {
+    at::AutoDispatchBelowAutograd guard;
+    call.epilogue();
+  }
+}
+
+void StreamExecutor::conclude(std::shared_ptr<Flight> flight) {
+  // Elsewhere: tensors may need the GIL to go, and hooks take their time.
+  device_.runApart([this, flight = std::move(flight)] {
+    auto error = flight->error();
+    if (!error) {
+      try {
+        error = comm_.failureState().asyncError(flight->operation());
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    land(*flight, error);
+  });
+}
+
+void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
+  const auto& op = flight.operation();
+  comm_.inFlight().remove(flight.entry(), !error);
+  const auto elapsed = error ? Clock::duration{} : flight.elapsed();
+  if (op.recording) {
+    op.recording->end(!error, elapsed, -1);
+  }
+  const auto work = flight.work();
+  flight.release();  // hooks may take long
+  if (work) {
+    work->finish(error);
+  }
+  const auto started = flight.started();
+  const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
+  comm_.tellEnd(op, work, error, started, finished);
+  if (work && work->hasFuture()) {
+    device_.handOver();  // callbacks may wait for operations that come after this one
+    work->announce();
+  }
+  flight.release();  // of what a future has kept meanwhile
+}
+
+bool StreamExecutor::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {
+  for (int i = 0; !flight.asked() && !flight.reached() && !comm_.failureState().get(); ++i) {
+    if (deadline && Clock::now() >= *deadline) {
+      return false;
+    }
+    if (i < kLooks) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kEndPoll);
+    }
+  }
+  return true;
+}
+
+void StreamExecutor::awaitStarted(
+    const Flight& flight, const Work* work, Milliseconds timeout, bool onHost) {
+  const auto& op = flight.operation();
+  const bool limited = timeout > kNoTimeout;
+  if (limited || onHost || op.kind == OpKind::barrier) {
+    const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
+    auto until = deadline;
+    while (!awaitEnd(flight, until)) {
+      const auto more = comm_.inquiring().judge(op, timeout, *deadline);
+      if (!more) {
+        break;
+      }
+      until = Clock::now() + *more;
+    }
+  }
+  if (work != nullptr && work->done()) {
+    return;  // its error, if any, is raised by Work::wait
+  }
+  // The library is asked, and not the device, which costs time and is forbidden while another
+  // thread captures a graph.
+  if (const auto error = comm_.failureState().asyncError(op)) {
+    comm_.failureState().awaitHooks();
+    std::rethrow_exception(error);
+  }
+}
+
+void StreamExecutor::await(Work& work, Milliseconds timeout, bool onHost) {
+  if (!work.done()) {
+    auto flight = work.flight();
+    while (!flight && !work.done()) {  // another thread launches the batch that it belongs to
+      std::this_thread::yield();
+      flight = work.flight();
+    }
+    if (flight) {
+      awaitStarted(*flight, &work, timeout, onHost || blockingWait());
+    }
+  }
+  awaitInStream(work);
+}
+
+void StreamExecutor::awaitInStream(Work& work) {
+  const auto flight = work.flight();
+  if (!flight) {
+    return;
+  }
+  const auto current = device_.currentStream();
+  if (!flight->inGraph()) {
+    if (work.done()) {
+      return;
+    }
+    device_.await(*flight->end(), current);
+    flight->release(current);
+  } else if (isCapturing(current) || isCapturing(*flight->stream())) {
+    device_.await(*flight->end(), current);  // it joins the two streams of the graph
+  }
+}
+
+void StreamExecutor::drain(Milliseconds messages) {
+  const EventWatch::Hurry hurry(device_.watch());
+  const auto start = Clock::now();
+  std::optional<Clock::time_point> failed;
+  while (!comm_.inFlight().awaitNone(kInterruptInterval, Clock::now() - start >= messages)) {
+    if (!failed && comm_.failureState().get()) {
+      failed = Clock::now();
+    }
+    // A device that does not let go of a failed operation is not waited for.
+    if (failed && Clock::now() - *failed > CommHandle::kReleasePatience) {
+      return;
+    }
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,49 @@
+// Operations on an accelerator: queued in its streams, and watched by their events.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "comm/Executor.hpp"
+#include "comm/Flight.hpp"
+#include "device/AcceleratorDevice.hpp"
+
+namespace torchcomms_pg {
+
+// Every call returns when the operation is queued: a synchronous one in the caller's current
+// stream, an asynchronous one in the communicator's.
+class StreamExecutor final : public Executor {
+ public:
+  StreamExecutor(Communicator& comm, c10::Device device, bool highPriority);
+
+  void prepare(Operation& op) override;
+  void run(PreparedOp& call, const WorkPtr& work) override;
+  void await(Work& work, Milliseconds timeout, bool onHost) override;
+  void awaitInStream(Work& work) override;
+  void drain(Milliseconds messages) override;
+  void setBlockingWait(bool blocking) override {
+    blockingWait_.store(blocking, std::memory_order_relaxed);
+  }
+  bool blockingWait() const override { return blockingWait_.load(std::memory_order_relaxed); }
+  AcceleratorDevice* accelerator() const override { return &device_; }
+
+  // Finishes, in a thread of its own, an operation whose stream is past it.
+  void conclude(std::shared_ptr<Flight> flight);
+
+ private:
+  void runInStream(PreparedOp& call, const WorkPtr& work);
+  void runInGraph(PreparedOp& call, const WorkPtr& work);
+  void queue(PreparedOp& call, cudaStream_t stream);
+  // `work`: null where the caller gets none.
+  void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
+  bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
+  void land(Flight& flight, const std::exception_ptr& error);
+
+  Communicator& comm_;
+  mutable AcceleratorDevice device_;
+  std::atomic<bool> blockingWait_{false};
+};
+
+}  // namespace torchcomms_pg
