@@ -109,7 +109,9 @@ std::optional<Verdict> Inquiry::ask(const Question& question) {
     return verdict;
   }
   if (!broken_.empty()) {
-    return unknown(broken_);
+    const auto verdict = unknown(broken_);
+    print(options_.rank, verdict.text);
+    return verdict;
   }
   if (!asked_) {
     put(question);

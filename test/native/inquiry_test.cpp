@@ -1,4 +1,7 @@
 // How ranks find out together who holds up an operation.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -221,6 +224,27 @@ TEST(aRankThatDoesNotAnswerIsNotCalledLate) {
   // Shared memory shows who has not come, whether it answers or not.
   question.absent = {1, 2};
   CHECK_CONTAINS(text(), "ranks 1, 2 have not arrived at all_reduce #3");
+}
+
+TEST(aVerdictIsPrintedAlsoWhereTheBoardHadBrokenBefore) {
+  Group group(2);
+  {
+    std::lock_guard lock(group.memory->mutex);
+    group.memory->broken = true;
+  }
+  group.ranks[0]->notice();       // it looks at the board
+  group.ranks[0]->awaitOthers();  // until it has
+  const int printed = memfd_create("stderr", 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(printed, STDERR_FILENO);
+  const auto verdict = group.ranks[0]->ask(questionOn(2));
+  dup2(before, STDERR_FILENO);
+  char text[512] = {};
+  CHECK(pread(printed, text, sizeof text - 1, 0) > 0);
+  close(before);
+  close(printed);
+  CHECK(verdict.has_value());
+  CHECK_CONTAINS(std::string(text), "it cannot be known");
 }
 
 TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
