@@ -2,17 +2,19 @@
 
 #include <utility>
 
+#include "nccl/ElementSize.hpp"
 #include "shm/Api.hpp"
+#include "shm/Boundary.hpp"
+#include "shm/Group.hpp"
 #include "shm/Handles.hpp"
 #include "shm/HostStream.hpp"
-#include "shm/Reduce.hpp"
+#include "shm/NcclCalls.hpp"
 
 namespace torchcomms_pg::gloo {
 
 namespace {
 
 using CommPtr = std::shared_ptr<Comm>;
-using shm::CollectiveKind;
 
 // One call into the table: a collective, or a message (`collective` is then not looked at).
 struct Task {
@@ -41,19 +43,11 @@ struct GroupState {
 };
 
 thread_local GroupState group;
-thread_local std::string lastError;
 
+// The text of an error is the thread's, which both libraries share.
 template <class Body>
 ncclResult_t guarded(const Body& body) noexcept {
-  try {
-    return body();
-  } catch (const shm::Failure& failure) {
-    lastError = failure.what();
-    return failure.result;
-  } catch (const std::exception& error) {
-    lastError = error.what();
-    return ncclInternalError;
-  }
+  return shm::guarded(nullptr, body);
 }
 
 CommPtr& from(ncclComm_t handle) {
@@ -138,31 +132,33 @@ ncclResult_t launch(std::vector<Task> tasks) {
 }
 
 ncclResult_t add(Task task) {
-  return guarded([&] {
-    if (group.depth > 0) {
-      group.tasks.push_back(std::move(task));
-      return ncclSuccess;
-    }
-    std::vector<Task> tasks;
-    tasks.push_back(std::move(task));
-    return launch(std::move(tasks));
-  });
+  if (group.depth > 0) {
+    group.tasks.push_back(std::move(task));
+    return ncclSuccess;
+  }
+  std::vector<Task> tasks;
+  tasks.push_back(std::move(task));
+  return launch(std::move(tasks));
 }
 
 ncclResult_t collective(shm::Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
-  Task task{.comm = from(handle), .stream = stream, .collective = c, .message = {}};
-  task.collective.op = task.comm->resolveOperator(op);
-  return add(std::move(task));
+  return guarded([&] {
+    const auto& comm = from(handle);
+    c.op = comm->operators().resolve(op, c.type);
+    return add({.comm = comm, .stream = stream, .collective = c, .message = {}});
+  });
 }
 
 ncclResult_t message(bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
-  return add(
-      {.comm = from(handle),
-       .stream = stream,
-       .collective = {},
-       .isMessage = true,
-       .sending = sending,
-       .message = message});
+  return guarded([&] {
+    return add(
+        {.comm = from(handle),
+         .stream = stream,
+         .collective = {},
+         .isMessage = true,
+         .sending = sending,
+         .message = message});
+  });
 }
 
 ncclResult_t commFinalize(ncclComm_t) {
@@ -190,10 +186,10 @@ ncclResult_t commSplit(
 const char* getLastError(ncclComm_t handle) {
   if (handle != nullptr) {
     if (const auto failure = from(handle)->fault().known()) {
-      lastError = failure->what();
+      shm::setThreadError(failure->what());
     }
   }
-  return lastError.c_str();
+  return shm::threadError().c_str();
 }
 
 ncclResult_t redOpCreatePreMulSum(
@@ -203,13 +199,7 @@ ncclResult_t redOpCreatePreMulSum(
     ncclScalarResidence_t residence,
     ncclComm_t handle) {
   return guarded([&] {
-    shm::Operator created{.reduction = ncclSum, .scaled = true};
-    if (residence == ncclScalarDevice) {
-      created.scalarAddress = scalar;
-    } else {
-      shm::copy(created.scalar.data(), scalar, elementSize(type));
-    }
-    *op = from(handle)->createOperator(created);
+    *op = from(handle)->operators().createPreMulSum(scalar, type, residence);
     return ncclSuccess;
   });
 }
@@ -250,112 +240,12 @@ NcclApi fill() {
   };
   t.redOpCreatePreMulSum = redOpCreatePreMulSum;
   t.redOpDestroy = [](ncclRedOp_t op, ncclComm_t comm) {
-    from(comm)->destroyOperator(op);
-    return ncclSuccess;
+    return guarded([&] {
+      from(comm)->operators().destroy(op);
+      return ncclSuccess;
+    });
   };
-  t.allReduce = [](const void* in,
-                   void* out,
-                   size_t count,
-                   ncclDataType_t type,
-                   ncclRedOp_t op,
-                   ncclComm_t comm,
-                   cudaStream_t stream) {
-    return collective({CollectiveKind::allReduce, in, out, count, type, {}, 0}, op, comm, stream);
-  };
-  t.reduceScatter = [](const void* in,
-                       void* out,
-                       size_t count,
-                       ncclDataType_t type,
-                       ncclRedOp_t op,
-                       ncclComm_t comm,
-                       cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::reduceScatter, in, out, count, type, {}, 0}, op, comm, stream);
-  };
-  t.reduce = [](const void* in,
-                void* out,
-                size_t count,
-                ncclDataType_t type,
-                ncclRedOp_t op,
-                int root,
-                ncclComm_t comm,
-                cudaStream_t stream) {
-    return collective({CollectiveKind::reduce, in, out, count, type, {}, root}, op, comm, stream);
-  };
-  t.allGather = [](const void* in,
-                   void* out,
-                   size_t count,
-                   ncclDataType_t type,
-                   ncclComm_t comm,
-                   cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::allGather, in, out, count, type, {}, 0}, ncclSum, comm, stream);
-  };
-  t.allToAll = [](const void* in,
-                  void* out,
-                  size_t count,
-                  ncclDataType_t type,
-                  ncclComm_t comm,
-                  cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::allToAll, in, out, count, type, {}, 0}, ncclSum, comm, stream);
-  };
-  t.broadcast = [](const void* in,
-                   void* out,
-                   size_t count,
-                   ncclDataType_t type,
-                   int root,
-                   ncclComm_t comm,
-                   cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::broadcast, in, out, count, type, {}, root}, ncclSum, comm, stream);
-  };
-  t.gather = [](const void* in,
-                void* out,
-                size_t count,
-                ncclDataType_t type,
-                int root,
-                ncclComm_t comm,
-                cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::gather, in, out, count, type, {}, root}, ncclSum, comm, stream);
-  };
-  t.scatter = [](const void* in,
-                 void* out,
-                 size_t count,
-                 ncclDataType_t type,
-                 int root,
-                 ncclComm_t comm,
-                 cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::scatter, in, out, count, type, {}, root}, ncclSum, comm, stream);
-  };
-  t.barrier = [](ncclComm_t comm, cudaStream_t stream) {
-    return collective(
-        {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
-  };
-  t.send = [](const void* buffer,
-              size_t count,
-              ncclDataType_t type,
-              int peer,
-              ncclComm_t comm,
-              cudaStream_t stream) {
-    return message(true, {const_cast<void*>(buffer), count, type, peer}, comm, stream);
-  };
-  t.recv = [](void* buffer,
-              size_t count,
-              ncclDataType_t type,
-              int peer,
-              ncclComm_t comm,
-              cudaStream_t stream) {
-    return message(false, {buffer, count, type, peer}, comm, stream);
-  };
-  t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {
-    return message(true, sent, comm, stream);
-  };
-  t.recvTagged = [](const Message& received, ncclComm_t comm, cudaStream_t stream) {
-    return message(false, received, comm, stream);
-  };
+  shm::addCalls<collective, message>(t);
   t.groupStart = [] {
     ++group.depth;
     return ncclSuccess;

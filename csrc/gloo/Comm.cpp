@@ -253,23 +253,4 @@ void Comm::close() {
   }
 }
 
-ncclRedOp_t Comm::createOperator(const shm::Operator& op) {
-  std::lock_guard lock(mutex_);
-  operators_[++lastOperator_] = op;
-  return static_cast<ncclRedOp_t>(lastOperator_);
-}
-
-void Comm::destroyOperator(ncclRedOp_t op) {
-  std::lock_guard lock(mutex_);
-  operators_.erase(op);
-}
-
-shm::Operator Comm::resolveOperator(ncclRedOp_t op) const {
-  if (op < ncclNumOps) {
-    return {.reduction = op};
-  }
-  std::lock_guard lock(mutex_);
-  return operators_.at(op);
-}
-
 }  // namespace torchcomms_pg::gloo

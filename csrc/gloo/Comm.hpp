@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -73,6 +72,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
       const Place& place);
 
   Messages& messages() { return *messages_; }
+  shm::Operators& operators() { return operators_; }
 
   // Before Messages::post() of what is completed later. Raises where the thread that it takes
   // cannot be started.
@@ -104,10 +104,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // read the reason.
   void close();
 
-  ncclRedOp_t createOperator(const shm::Operator& op);
-  void destroyOperator(ncclRedOp_t op);
-  shm::Operator resolveOperator(ncclRedOp_t op) const;
-
  private:
   friend class Execution;
 
@@ -124,14 +120,13 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::shared_ptr<Link> lane_;  // to this rank's counterparts; null: it is on no lane
   std::shared_ptr<Messages> messages_;
   shm::Turnstile turns_;
+  shm::Operators operators_;
   Scratch scratch_;  // of the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
 
   mutable std::mutex mutex_;
   int tags_ = 0;
   bool closed_ = false;
-  int lastOperator_ = ncclNumOps;
-  std::map<int, shm::Operator> operators_;
 };
 
 }  // namespace torchcomms_pg::gloo

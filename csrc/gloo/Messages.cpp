@@ -100,14 +100,8 @@ void Messages::failWithoutThread(const std::system_error& error) {
 
 void Messages::addInside(const std::shared_ptr<Request>& request) {
   const auto& message = request->message;
-  auto transfer = std::make_shared<shm::Transfer>();
-  transfer->sending = request->sending;
-  transfer->buffer = message.buffer;
-  transfer->count = message.count;
-  transfer->type = message.type;
+  auto transfer = std::make_shared<shm::Transfer>(request->sending, message);
   transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology->localOf[message.peer];
-  transfer->tag = message.tag;
-  transfer->confirmed = message.confirmed;
   transfer->elsewhere = message.peer == kAnyPeer;
   request->inside = transfer;
   try {

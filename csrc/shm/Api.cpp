@@ -4,6 +4,7 @@
 #include "shm/Group.hpp"
 #include "shm/Management.hpp"
 #include "shm/Names.hpp"
+#include "shm/NcclCalls.hpp"
 #include "shm/Validate.hpp"
 #include "shm/Window.hpp"
 
@@ -16,7 +17,7 @@ ncclResult_t collective(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStr
     checkCollective(c, *comm);
     if (op != ncclSum) {
       try {
-        c.op = comm->resolveOperator(op, c.type);
+        c.op = comm->operators().resolve(op, c.type);
       } catch (const Failure& failure) {
         invalidArgument(kindName(c.kind), failure.what());
       }
@@ -40,148 +41,9 @@ ncclResult_t transfer(
           operation, "count is " + std::to_string(message.count) + ", which no memory can hold");
     }
     checkBuffer(operation, sending ? "sendbuff" : "recvbuff", message.buffer, message.count);
-    auto transfer = std::make_shared<Transfer>();
-    transfer->sending = sending;
-    transfer->buffer = message.buffer;
-    transfer->count = message.count;
-    transfer->type = message.type;
-    transfer->peer = message.peer;
-    transfer->tag = message.tag;
-    transfer->confirmed = message.confirmed;
-    transfer->done = message.done;
-    transfer->context = message.context;
-    issue({comm, stream, std::move(transfer)});
+    issue({comm, stream, std::make_shared<Transfer>(sending, message)});
     return ncclSuccess;
   });
-}
-
-ncclResult_t allReduce(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective({CollectiveKind::allReduce, in, out, count, type, {}, 0}, op, comm, stream);
-}
-
-ncclResult_t allGather(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective(
-      {CollectiveKind::allGather, in, out, count, type, {}, 0}, ncclSum, comm, stream);
-}
-
-ncclResult_t reduceScatter(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective({CollectiveKind::reduceScatter, in, out, count, type, {}, 0}, op, comm, stream);
-}
-
-ncclResult_t broadcast(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective(
-      {CollectiveKind::broadcast, in, out, count, type, {}, root}, ncclSum, comm, stream);
-}
-
-ncclResult_t reduceToRoot(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    int root,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective({CollectiveKind::reduce, in, out, count, type, {}, root}, op, comm, stream);
-}
-
-ncclResult_t allToAll(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective({CollectiveKind::allToAll, in, out, count, type, {}, 0}, ncclSum, comm, stream);
-}
-
-ncclResult_t gather(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective(
-      {CollectiveKind::gather, in, out, count, type, {}, root}, ncclSum, comm, stream);
-}
-
-ncclResult_t scatter(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return collective(
-      {CollectiveKind::scatter, in, out, count, type, {}, root}, ncclSum, comm, stream);
-}
-
-ncclResult_t barrier(ncclComm_t comm, cudaStream_t stream) {
-  return collective(
-      {CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0}, ncclSum, comm, stream);
-}
-
-ncclResult_t send(
-    const void* buffer,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return transfer(
-      true,
-      {.buffer = const_cast<void*>(buffer), .count = count, .type = type, .peer = peer},
-      comm,
-      stream);
-}
-
-ncclResult_t recv(
-    void* buffer,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  return transfer(
-      false, {.buffer = buffer, .count = count, .type = type, .peer = peer}, comm, stream);
-}
-
-ncclResult_t sendTagged(const Message& message, ncclComm_t comm, cudaStream_t stream) {
-  return transfer(true, message, comm, stream);
-}
-
-ncclResult_t recvTagged(const Message& message, ncclComm_t comm, cudaStream_t stream) {
-  return transfer(false, message, comm, stream);
 }
 
 ncclResult_t startGroup() {
@@ -200,21 +62,9 @@ const NcclApi& api() {
     NcclApi t;
     addManagement(t);
     addWindows(t);
-    t.allReduce = allReduce;
-    t.allGather = allGather;
-    t.reduceScatter = reduceScatter;
-    t.broadcast = broadcast;
-    t.reduce = reduceToRoot;
-    t.allToAll = allToAll;
-    t.gather = gather;
-    t.scatter = scatter;
-    t.send = send;
-    t.recv = recv;
+    addCalls<collective, transfer>(t);
     t.groupStart = startGroup;
     t.groupEnd = endGroup;
-    t.barrier = barrier;
-    t.sendTagged = sendTagged;
-    t.recvTagged = recvTagged;
     return t;
   }();
   return table;

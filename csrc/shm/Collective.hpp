@@ -41,7 +41,7 @@ struct Collective {
   void* output = nullptr;
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
-  Operator op;
+  Operator op{};
   int root = 0;
   // Of a larger collective that this one is a part of: what peers compare. Null: this one's own.
   const Signature* whole = nullptr;

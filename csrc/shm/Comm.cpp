@@ -271,42 +271,6 @@ void Comm::revoke() {
   awaitQuiet();
 }
 
-ncclRedOp_t Comm::createOperator(ncclDataType_t type, const Operator& op) {
-  std::lock_guard lock(mutex_);
-  operators_[nextOperator_] = {type, op};
-  return static_cast<ncclRedOp_t>(nextOperator_++);
-}
-
-void Comm::destroyOperator(ncclRedOp_t op) {
-  std::lock_guard lock(mutex_);
-  if (operators_.erase(op) == 0) {
-    throw Failure(
-        ncclInvalidArgument,
-        "redOpDestroy: op is " + std::to_string(op) +
-            ", wanted one that redOpCreatePreMulSum made for this "
-            "communicator");
-  }
-}
-
-Operator Comm::resolveOperator(ncclRedOp_t op, ncclDataType_t type) const {
-  if (op >= ncclSum && op < ncclNumOps) return {.reduction = op};
-  std::lock_guard lock(mutex_);
-  const auto found = operators_.find(op);
-  if (found == operators_.end()) {
-    throw Failure(
-        ncclInvalidArgument,
-        "op is " + std::to_string(op) +
-            ", wanted a ncclRedOp_t or one created for this communicator");
-  }
-  if (found->second.type != type) {
-    throw Failure(
-        ncclInvalidArgument,
-        std::string("op was created for ") + typeName(found->second.type) + ", the data is " +
-            typeName(type));
-  }
-  return found->second.op;
-}
-
 void* Comm::registerBuffer() {
   std::lock_guard lock(mutex_);
   const uintptr_t handle = nextRegistration_++;

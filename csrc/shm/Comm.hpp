@@ -12,6 +12,7 @@
 
 #include "shm/Collective.hpp"
 #include "shm/Exchange.hpp"
+#include "shm/Operators.hpp"
 #include "shm/PointToPoint.hpp"
 #include "shm/Segment.hpp"
 #include "shm/Turnstile.hpp"
@@ -39,6 +40,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Exchange& exchange() { return exchange_; }
   Windows& windows() { return windows_; }
   Turnstile& turnstile() { return turnstile_; }
+  Operators& operators() { return operators_; }
 
   bool allJoined() const;
   void awaitJoined();  // blocks
@@ -90,11 +92,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool revoked() const { return revoked_.load(); }
   std::string whoAmI() const;  // "rank 1 (pid 4711)"
 
-  // Created reduction operators.
-  ncclRedOp_t createOperator(ncclDataType_t type, const Operator& op);
-  void destroyOperator(ncclRedOp_t op);
-  Operator resolveOperator(ncclRedOp_t op, ncclDataType_t type) const;
-
   // Registered buffers: handles that are checked, nothing more.
   void* registerBuffer();
   void deregisterBuffer(void* handle);
@@ -117,6 +114,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Exchange exchange_;
   PointToPoint pointToPoint_;
   Windows windows_;
+  Operators operators_;
 
   std::atomic<bool> exchanging_{false};
   std::atomic<bool> begun_{false};
@@ -131,12 +129,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::condition_variable planEnded_;
   std::string lastError_;
   bool lastErrorIsLater_ = false;  // than the failure of the communicator
-  struct CreatedOperator {
-    ncclDataType_t type;
-    Operator op;
-  };
-  std::map<int, CreatedOperator> operators_;
-  int nextOperator_ = ncclNumOps;
   std::set<uintptr_t> registrations_;
   uintptr_t nextRegistration_ = 1;
   std::map<int, uint32_t> takenOffers_;

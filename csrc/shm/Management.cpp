@@ -4,7 +4,6 @@
 #include "shm/Group.hpp"
 #include "shm/Lifecycle.hpp"
 #include "shm/Memory.hpp"
-#include "shm/Reduce.hpp"
 #include "shm/Validate.hpp"
 
 namespace torchcomms_pg::shm {
@@ -177,13 +176,7 @@ ncclResult_t redOpCreatePreMulSum(
           "residence is " + std::to_string(residence) +
               ", wanted ncclScalarDevice or ncclScalarHostImmediate");
     }
-    Operator created{.reduction = ncclSum, .scaled = true};
-    if (residence == ncclScalarDevice) {
-      created.scalarAddress = scalar;
-    } else {
-      copy(created.scalar.data(), scalar, elementSize(type));
-    }
-    *op = comm->createOperator(type, created);
+    *op = comm->operators().createPreMulSum(scalar, type, residence);
     return ncclSuccess;
   });
 }
@@ -191,7 +184,7 @@ ncclResult_t redOpCreatePreMulSum(
 ncclResult_t redOpDestroy(ncclRedOp_t op, ncclComm_t handle) {
   return withComm(handle, "redOpDestroy", [&](const std::shared_ptr<Comm>& comm) {
     comm->checkProcess();
-    comm->destroyOperator(op);
+    comm->operators().destroy(op);
     return ncclSuccess;
   });
 }

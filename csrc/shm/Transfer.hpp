@@ -9,6 +9,8 @@
 #include <list>
 #include <memory>
 
+#include "nccl/NcclApi.hpp"
+
 namespace torchcomms_pg::shm {
 
 struct Incoming;
@@ -16,18 +18,11 @@ struct Transfer;
 
 using TransferList = std::list<std::shared_ptr<Transfer>>;
 
-struct Transfer {
-  // As in Message, set before the transfer is added.
-  bool sending = false;
-  void* buffer = nullptr;
-  size_t count = 0;
-  ncclDataType_t type = ncclInt8;
-  int peer = 0;
-  int tag = 0;
-  bool confirmed = false;
+struct Transfer : Message {
+  Transfer(bool sending, const Message& message) : Message(message), sending(sending) {}
+
+  const bool sending;
   bool elsewhere = false;  // of a receive from any rank: it may be one that is not in this memory
-  void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
-  void* context = nullptr;
 
   // With `done`, these belong to PointToPoint.
   TransferList::iterator place;
@@ -43,17 +38,7 @@ struct Transfer {
   std::atomic<bool> ended{false};     // successfully
 
   // The same message once more, of one without `done`.
-  std::shared_ptr<Transfer> again() const {
-    auto other = std::make_shared<Transfer>();
-    other->sending = sending;
-    other->buffer = buffer;
-    other->count = count;
-    other->type = type;
-    other->peer = peer;
-    other->tag = tag;
-    other->confirmed = confirmed;
-    return other;
-  }
+  std::shared_ptr<Transfer> again() const { return std::make_shared<Transfer>(sending, *this); }
 };
 
 // A message that is arriving or has arrived before its receive.
