@@ -23,7 +23,13 @@ std::shared_ptr<Link> newLink(
     names.push_back(members.topology->nameOf(member));
   }
   return Link::make(
-      members.connect, members.store, name, fault, ranks, std::move(names), static_cast<int>(rank));
+      {members.connect,
+       members.store,
+       name,
+       fault,
+       ranks,
+       std::move(names),
+       static_cast<int>(rank)});
 }
 
 std::string nameOfLane(const Topology& topology) {

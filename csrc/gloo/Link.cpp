@@ -61,40 +61,10 @@ std::string told(const shm::Signature& signature) {
 
 }  // namespace
 
-Link::Link(
-    Connect connect,
-    c10::intrusive_ptr<c10d::Store> store,
-    std::string prefix,
-    std::shared_ptr<Fault> fault,
-    std::vector<int> members,
-    std::vector<std::string> names,
-    int rank)
-    : connect_(std::move(connect)),
-      store_(std::move(store)),
-      prefix_(std::move(prefix)),
-      fault_(std::move(fault)),
-      members_(std::move(members)),
-      names_(std::move(names)),
-      rank_(rank) {}
-
-std::shared_ptr<Link> Link::make(
-    Connect connect,
-    c10::intrusive_ptr<c10d::Store> store,
-    std::string prefix,
-    std::shared_ptr<Fault> fault,
-    std::vector<int> members,
-    std::vector<std::string> names,
-    int rank) {
-  std::shared_ptr<Link> link(new Link(
-      std::move(connect),
-      std::move(store),
-      std::move(prefix),
-      std::move(fault),
-      std::move(members),
-      std::move(names),
-      rank));
+std::shared_ptr<Link> Link::make(Setup setup) {
+  std::shared_ptr<Link> link(new Link(std::move(setup)));
   auto* const raw = link.get();
-  link->fault_->watch(
+  link->setup_.fault->watch(
       link,
       {.release = [raw] { raw->release(); },
        .tell = [raw] { raw->tellReason(); },
@@ -112,8 +82,8 @@ Connections Link::connections() {
     startConnecting(/*tells=*/true);
   }
   std::unique_lock lock(mutex_);
-  fault_->wait(changed_, lock, [&] { return connections_ || closed_; });
-  fault_->check();
+  setup_.fault->wait(changed_, lock, [&] { return connections_ || closed_; });
+  setup_.fault->check();
   if (!connections_) checkOpen();
   return connections_;
 }
@@ -122,59 +92,61 @@ Connections Link::connections() {
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto ended = [&] { return fault_->known() || connections_ || closed_; };
+  const auto ended = [&] { return setup_.fault->known() || connections_ || closed_; };
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     try {
-      look ? look() : fault_->lookForSignals();
+      look ? look() : setup_.fault->lookForSignals();
     } catch (const shm::Failure& failure) {
-      fault_->fail(failure);
+      setup_.fault->fail(failure);
       throw;
     } catch (const std::exception&) {
-      fault_->failInterrupted();
+      setup_.fault->failInterrupted();
       throw;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       std::ostringstream why;
       why << "not within " << std::chrono::duration<double>(timeout).count()
           << " s. Do firewalls let the hosts reach each other's TCP ports?";
-      fault_->fail(unconnected(why.str(), {}));
+      setup_.fault->fail(unconnected(why.str(), {}));
     }
     lock.lock();
   }
   lock.unlock();
-  fault_->check();
+  setup_.fault->check();
 }
 
 // `why`: of Gloo, or of this link.
 shm::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   std::string others;
-  for (size_t peer = 0, named = 0; peer < names_.size() && named <= kNamed; ++peer) {
-    if (static_cast<int>(peer) != rank_) {
+  for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
+    if (static_cast<int>(peer) != setup_.rank) {
       others += named == 0 ? "" : ", ";
-      others += named++ == kNamed ? "others" : names_[peer];
+      others += named++ == kNamed ? "others" : setup_.names[peer];
     }
   }
   return {
       ncclRemoteError,
-      names_[rank_] + " could not be connected with " + others + " over Gloo: " + why +
+      setup_.names[setup_.rank] + " could not be connected with " + others + " over Gloo: " + why +
           " Set GLOO_SOCKET_IFNAME on each host to the interface (`ip addr` lists them) at which "
           "the other hosts reach it",
       std::move(ranks)};
 }
 
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
-  auto made = connect_(c10::make_intrusive<c10d::PrefixStore>(prefix_, group), rank_, size());
+  auto made = setup_.connect(
+      c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
   {
     std::lock_guard lock(mutex_);
-    if (!fault_->known() && !closed_) {
+    if (!setup_.fault->known() && !closed_) {
       connections_ = std::move(made);
       expectReasons();
     }
   }
   if (made != nullptr) {
-    fault_->awaitTold();  // the others read the reason before they see that these connections end
+    setup_.fault
+        ->awaitTold();  // the others read the reason before they see that these connections end
   }
   changed_.notify_all();
 }
@@ -183,7 +155,7 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
   c10::intrusive_ptr<c10d::Store> group;
   std::string why;
   try {
-    group = store_->clone();  // another thread may wait in the shared one
+    group = setup_.store->clone();  // another thread may wait in the shared one
     tell(*group);
     return connectThrough(group);
   } catch (const c10::Error& error) {
@@ -191,8 +163,8 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  if (!group || !fault_->failAsTold(*group)) {
-    fault_->fail(unconnected(why + ".", {members_[rank_]}));
+  if (!group || !setup_.fault->failAsTold(*group)) {
+    setup_.fault->fail(unconnected(why + ".", {setup_.members[setup_.rank]}));
   }
 }
 
@@ -201,7 +173,7 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
 void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
-    if (connecting_ || connections_ || closed_ || fault_->known()) {
+    if (connecting_ || connections_ || closed_ || setup_.fault->known()) {
       return;
     }
     connecting_ = true;
@@ -217,11 +189,12 @@ void Link::startConnecting(bool tells) {
       });
     }).detach();
   } catch (const std::system_error& error) {
-    fault_->fail(
+    setup_.fault->fail(
         shm::Failure(
             ncclSystemError,
-            names_[rank_] + " cannot be connected: no thread can be started (" + error.what() + ")",
-            {members_[rank_]}));
+            setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
+                error.what() + ")",
+            {setup_.members[setup_.rank]}));
   }
 }
 
@@ -338,7 +311,7 @@ std::string Link::receiveEnvelope(Parcel& parcel) {
   if (broken.empty()) {
     parcel.userTag = envelopeOf(parcel).userTag;
   } else if (failAsHeard(parcel.peer)) {
-    fault_->check();
+    setup_.fault->check();
   }
   return broken;
 }
@@ -354,11 +327,13 @@ void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
   if (theirs == parcel.signature) {
     return;
   }
-  const auto text = "the ranks disagree: " + names_[rank_] + " called " +
+  const auto text = "the ranks disagree: " + setup_.names[setup_.rank] + " called " +
                     (parcel.signature.kind == 0 ? "recv for " : "") + told(parcel.signature) +
-                    ", " + names_[parcel.peer] + " " + (theirs.kind == 0 ? "sent " : "called ") +
-                    told(theirs);
-  fault_->fail(shm::Failure(ncclInvalidUsage, text, {members_[rank_], members_[parcel.peer]}));
+                    ", " + setup_.names[parcel.peer] + " " +
+                    (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
+  setup_.fault->fail(
+      shm::Failure(
+          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[parcel.peer]}));
   throw shm::Failure(ncclInvalidUsage, text);
 }
 
@@ -368,14 +343,14 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
     std::lock_guard lock(mutex_);  // release() sees what comes before the failure
-    fault_->check();
+    setup_.fault->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
   }
   const auto goesOn = [this] {
-    fault_->lookForSignals();
+    setup_.fault->lookForSignals();
     std::lock_guard lock(mutex_);
-    return !closed_ && !fault_->known();
+    return !closed_ && !setup_.fault->known();
   };
   std::string broken = "aborted";
   try {
@@ -392,7 +367,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::lock_guard lock(mutex_);
   awaited_.erase(entry);
   changed_.notify_all();
-  fault_->check();
+  setup_.fault->check();
   if (!broken.empty()) {
     checkOpen();
   }
@@ -417,7 +392,7 @@ void Link::lookForOthers(c10d::Store& group) {
   if (group.check({key(kLeftKey)})) {
     const auto text = group.get(key(kLeftKey));
     const int rank = std::stoi(std::string(text.begin(), text.end()));
-    fault_->fail(
+    setup_.fault->fail(
         shm::Failure(
             ncclRemoteError,
             "rank " + std::to_string(rank) +
@@ -429,23 +404,23 @@ void Link::lookForOthers(c10d::Store& group) {
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
-  fault_->check();
-  if (!failAsHeard(peer) && !fault_->failAsTold(kWrittenPatience)) {
-    fault_->fail(
+  setup_.fault->check();
+  if (!failAsHeard(peer) && !setup_.fault->failAsTold(kWrittenPatience)) {
+    setup_.fault->fail(
         shm::Failure(
             ncclRemoteError,
-            names_[peer] + " died or left: its connection is broken (" +
+            setup_.names[peer] + " died or left: its connection is broken (" +
                 what.substr(0, what.find(". ")) + ")",
-            {members_[peer]}));
+            {setup_.members[peer]}));
   }
-  throw *fault_->known();
+  throw *setup_.fault->known();
 }
 
 // The reason of a rank that fails the group and then drops its connections: whoever finds them
 // broken has it even where the store has gone with the rank that served it. With mutex_ held.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
-    if (peer != rank_) {
+    if (peer != setup_.rank) {
       std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
       reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
     }
@@ -453,7 +428,7 @@ void Link::expectReasons() {
 }
 
 void Link::tellReason() {
-  auto text = encode(*fault_->known());
+  auto text = encode(*setup_.fault->known());
   text.resize(kReasonBytes);
   std::vector<at::Tensor> texts{at::empty({kReasonBytes}, at::kByte)};
   std::memcpy(texts.front().data_ptr(), text.data(), text.size());
@@ -466,7 +441,7 @@ void Link::tellReason() {
   for (int peer = 0; connections != nullptr && peer < size(); ++peer) {
     try {
       std::lock_guard lock(mutex_);
-      if (peer != rank_) {
+      if (peer != setup_.rank) {
         sent.push_back(connections->send(texts, peer, kReasonTag));
       }
     } catch (const std::exception&) {
@@ -505,7 +480,7 @@ bool Link::failAsHeard(int peer) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
   const auto told = decode(std::string(text, strnlen(text, kReasonBytes)));
   if (told) {
-    fault_->fail(*told);
+    setup_.fault->fail(*told);
   }
   return told.has_value();
 }
@@ -524,15 +499,15 @@ void Link::release() {
 
 std::vector<int> Link::absentRanks() const {
   std::lock_guard lock(mutex_);
-  return late_.empty() ? std::vector<int>{} : std::vector<int>{members_[late_.front()]};
+  return late_.empty() ? std::vector<int>{} : std::vector<int>{setup_.members[late_.front()]};
 }
 
 void Link::close() {
   bool unconnected = false;
-  fault_->awaitTold();
+  setup_.fault->awaitTold();
   {
     std::lock_guard lock(mutex_);
-    unconnected = !connections_ && !closed_ && size() > 1 && !fault_->known();
+    unconnected = !connections_ && !closed_ && size() > 1 && !setup_.fault->known();
     closed_ = true;
   }
   if (unconnected) {
@@ -549,15 +524,17 @@ void Link::close() {
 
 void Link::tellLeft() {
   try {
-    Monitor::get().runApart(
-        [unfinished = Unfinished(), store = store_, name = key(kLeftKey), rank = members_[rank_]] {
-          try {
-            store->set(name, std::to_string(rank));
-            Fault::announce(*store);
-          } catch (const std::exception&) {
-            // The store has gone, and so have those who would have read it.
-          }
-        });
+    Monitor::get().runApart([unfinished = Unfinished(),
+                             store = setup_.store,
+                             name = key(kLeftKey),
+                             rank = setup_.members[setup_.rank]] {
+      try {
+        store->set(name, std::to_string(rank));
+        Fault::announce(*store);
+      } catch (const std::exception&) {
+        // The store has gone, and so have those who would have read it.
+      }
+    });
   } catch (const std::runtime_error&) {
     // No thread can be started: whoever still waits does so until the deadline.
   }

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/TorchCompat.hpp"
@@ -69,19 +70,20 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr int kDataTags = 2 * kTagLimit;
   static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
-  // Among `members`, ranks of the group, of which this one is `members[rank]`, and which errors
-  // call `names`. `prefix`: of the keys in the group's store that are this link's.
-  static std::shared_ptr<Link> make(
-      Connect connect,
-      c10::intrusive_ptr<c10d::Store> store,
-      std::string prefix,
-      std::shared_ptr<Fault> fault,
-      std::vector<int> members,
-      std::vector<std::string> names,
-      int rank);
+  // What a link is made of.
+  struct Setup {
+    Connect connect;
+    c10::intrusive_ptr<c10d::Store> store;  // of the group
+    std::string prefix;                     // of the link's keys in the store
+    std::shared_ptr<Fault> fault;
+    std::vector<int> members;        // ranks of the group
+    std::vector<std::string> names;  // of the members, for errors
+    int rank;                        // this one's place among them
+  };
+  static std::shared_ptr<Link> make(Setup setup);
 
-  int rank() const { return rank_; }
-  int size() const { return static_cast<int>(members_.size()); }
+  int rank() const { return setup_.rank; }
+  int size() const { return static_cast<int>(setup_.members.size()); }
 
   // Connects the ranks, which all have to call this, within `timeout`. Calls `look`, which may
   // raise, a few times a second meanwhile (empty: only signals are looked for). Raises the group's
@@ -118,7 +120,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // The ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections. What was sent still arrives. Without connections it is told in the store
+  // Setup the connections. What was sent still arrives. Without connections it is told in the store
   // that this rank has left.
   void close();
 
@@ -134,14 +136,7 @@ class Link : public std::enable_shared_from_this<Link> {
     c10::intrusive_ptr<c10d::Work> arrival;
   };
 
-  Link(
-      Connect connect,
-      c10::intrusive_ptr<c10d::Store> store,
-      std::string prefix,
-      std::shared_ptr<Fault> fault,
-      std::vector<int> members,
-      std::vector<std::string> names,
-      int rank);
+  explicit Link(Setup setup) : setup_(std::move(setup)) {}
   void release();
   void expectReasons();
   void tellReason();
@@ -149,7 +144,7 @@ class Link : public std::enable_shared_from_this<Link> {
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
   shm::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
-  std::string key(const char* name) const { return prefix_ + "/" + name; }
+  std::string key(const char* name) const { return setup_.prefix + "/" + name; }
   // `tells`: the other ranks may not know that they are to do so, too.
   void startConnecting(bool tells);
   void checkOpen() const;
@@ -162,14 +157,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void tellLeft();
   void disconnect();
 
-  const Connect connect_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // of the group
-  const std::string prefix_;
-  const std::shared_ptr<Fault> fault_;
+  const Setup setup_;
   const std::shared_ptr<SignalWatch> watch_ = SignalWatch::hold();
-  const std::vector<int> members_;
-  const std::vector<std::string> names_;
-  const int rank_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
