@@ -1,27 +1,20 @@
 #include "shm/Handles.hpp"
 
-#include <pthread.h>
-
 #include <mutex>
 #include <unordered_map>
+
+#include "shm/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
 
-// Never destroyed: threads may use it while the process exits.
 struct Table {
   std::mutex mutex;
   std::unordered_map<ncclComm_t, std::shared_ptr<Comm>> comms;
 };
 
 Table& table() {
-  static Table* const instance = [] {
-    static Table* made = new Table;
-    pthread_atfork(
-        [] { made->mutex.lock(); }, [] { made->mutex.unlock(); }, [] { made->mutex.unlock(); });
-    return made;
-  }();
-  return *instance;
+  return forkSafe<Table>();
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "shm/Memory.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "shm/Failure.hpp"
+#include "shm/ForkSafe.hpp"
 #include "shm/Process.hpp"
 
 namespace torchcomms_pg::shm {
@@ -42,20 +42,13 @@ size_t availableBytes() {
   return SIZE_MAX;
 }
 
-// Never destroyed: threads may use it while the process exits.
 struct Allocations {
   std::mutex mutex;
   std::map<const std::byte*, std::shared_ptr<Memory>> all;  // by first address
 };
 
 Allocations& allocations() {
-  static Allocations* const instance = [] {
-    static Allocations* made = new Allocations;
-    pthread_atfork(
-        [] { made->mutex.lock(); }, [] { made->mutex.unlock(); }, [] { made->mutex.unlock(); });
-    return made;
-  }();
-  return *instance;
+  return forkSafe<Allocations>();
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,6 +17,8 @@
 #include <map>
 #include <mutex>
 
+#include "shm/ForkSafe.hpp"
+
 namespace torchcomms_pg::shm {
 namespace {
 
@@ -32,21 +33,14 @@ struct SegmentFile {
   ~SegmentFile() { ::close(number); }
 };
 
-// The mappings of this process by token. Never destroyed: threads may use it
-// while the process exits.
+// The mappings of this process by token.
 struct Mappings {
   std::mutex mutex;
   std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments;
 };
 
 Mappings& mappings() {
-  static Mappings* const instance = [] {
-    static Mappings* made = new Mappings;
-    pthread_atfork(
-        [] { made->mutex.lock(); }, [] { made->mutex.unlock(); }, [] { made->mutex.unlock(); });
-    return made;
-  }();
-  return *instance;
+  return forkSafe<Mappings>();
 }
 
 void record(FaultRecord& fault, const Failure& failure) {

@@ -1,7 +1,6 @@
 #include "shm/UniqueId.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "shm/Failure.hpp"
+#include "shm/ForkSafe.hpp"
 #include "shm/Layout.hpp"
 #include "shm/Process.hpp"
 
@@ -23,29 +23,20 @@ namespace {
 
 constexpr char kFileName[] = "torchcomms_pg";
 
-// The memory files that this process has made and holds open. Never destroyed:
-// threads may use it while the process exits.
+// The memory files that this process has made and holds open.
 struct OpenFiles {
   std::mutex mutex;
   std::vector<int> files;
+
+  // They belong to the parent, which serves them.
+  void inChild() {
+    for (const int file : files) ::close(file);
+    files.clear();
+  }
 };
 
 OpenFiles& openFiles() {
-  static OpenFiles* const instance = [] {
-    auto* files = new OpenFiles;
-    static OpenFiles* held = files;
-    pthread_atfork(
-        [] { held->mutex.lock(); },
-        [] { held->mutex.unlock(); },
-        [] {
-          // They belong to the parent, which serves them.
-          for (const int file : held->files) ::close(file);
-          held->files.clear();
-          held->mutex.unlock();
-        });
-    return files;
-  }();
-  return *instance;
+  return forkSafe<OpenFiles>();
 }
 
 std::string systemError(const char* what) {

@@ -1,0 +1,26 @@
+// What a process has one of, and a forked child a copy of that it can use.
+#pragma once
+
+#include <pthread.h>
+
+namespace torchcomms_pg::shm {
+
+// The State of this process, which is never destroyed: threads may use it while the process exits.
+// A fork waits for its `mutex`; in the child, State's inChild(), if it has one, is called first.
+template <class State>
+State& forkSafe() {
+  static State* const instance = [] {
+    static State* const made = new State;
+    pthread_atfork(
+        [] { made->mutex.lock(); },
+        [] { made->mutex.unlock(); },
+        [] {
+          if constexpr (requires { made->inChild(); }) made->inChild();
+          made->mutex.unlock();
+        });
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace torchcomms_pg::shm
