@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "backend/Backend.hpp"
+#include "base/Unfinished.hpp"
 #include "bindings/Bindings.hpp"
-#include "device/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "backend/GroupOptions.hpp"
+#include "base/TorchCompat.hpp"
 #include "comm/CallbackThread.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/TorchCompat.hpp"
 #include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {

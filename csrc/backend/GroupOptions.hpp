@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Connect.hpp"
-#include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "monitor/SpareThread.hpp"
+#include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 

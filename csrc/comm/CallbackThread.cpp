@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 
 namespace torchcomms_pg {
 

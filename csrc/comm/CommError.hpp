@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/TorchCompat.hpp"
+#include "base/TorchCompat.hpp"
 
 namespace torchcomms_pg {
 

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Ending.hpp"
 

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Inquiring.hpp"
-#include "comm/TorchCompat.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "gloo/Api.hpp"
 #include "shm/Api.hpp"

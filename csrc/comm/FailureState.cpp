@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/Unfinished.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
-#include "device/Unfinished.hpp"
 #include "monitor/Printable.hpp"
 #include "recorder/DumpPipe.hpp"
 #include "shm/Interrupt.hpp"

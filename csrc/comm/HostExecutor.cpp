@@ -8,10 +8,10 @@
 #include <span>
 #include <utility>
 
+#include "base/Unfinished.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
 #include "comm/Recording.hpp"
-#include "device/Unfinished.hpp"
 #include "shm/Interrupt.hpp"
 
 namespace torchcomms_pg {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/Unfinished.hpp"
 #include "comm/Peer.hpp"
 #include "comm/Recording.hpp"
-#include "device/Unfinished.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/HeldApart.hpp"
 #include "recorder/ProcessRecorder.hpp"

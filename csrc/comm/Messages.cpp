@@ -1,6 +1,7 @@
 // Send and receive.
 #include <utility>
 
+#include "base/Unfinished.hpp"
 #include "comm/Buffers.hpp"
 #include "comm/Checks.hpp"
 #include "comm/Collectives.hpp"
@@ -38,8 +39,7 @@ WorkPtr send(
   call.message = Message{source.data_ptr(), count, wire.type, destination, tag};
   // As over Gloo: there are programs whose ranks leave once their messages have been sent.
   call.message->confirmed = comm.group().backend == "gloo";
-  call.launch = [&comm, source, sent = *call.message](
-                    ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm, source, sent = *call.message](ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/true, sent, handle, stream);
   };
   return comm.issue(std::move(call));
@@ -72,8 +72,7 @@ WorkPtr recv(
   const auto wire = wireType(tensor.scalar_type());
   Target target(tensor, /*readFirst=*/false);
   call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, source, tag};
-  call.launch = [&comm, target, received = *call.message](
-                    ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm, target, received = *call.message](ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);
   };
   // Keeps the buffer alive too, when the message is ordered by no stream.

@@ -5,7 +5,7 @@
 #include <ATen/ops/sum.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "comm/TorchCompat.hpp"
+#include "base/TorchCompat.hpp"
 
 namespace torchcomms_pg {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Group.hpp"
-#include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
@@ -49,7 +50,7 @@ const char* recordedName(const PreparedOp& call) {
     case OpKind::recv: return "recv";
     case OpKind::barrier:
     case OpKind::monitoredBarrier: return "all_reduce_barrier";
-    case OpKind::split: return TORCHCOMMS_PG_TORCH_AT_LEAST(13) ? "split" : kUnchecked;
+    case OpKind::split: return kAnalyserKnowsSplits ? "split" : kUnchecked;
     case OpKind::coalesced: {
       if (!call.members) {
         return kUnchecked;
@@ -61,7 +62,7 @@ const char* recordedName(const PreparedOp& call) {
       });
       return alike ? batchName(kind) : kUnchecked;
     }
-    case OpKind::newWindow: return TORCHCOMMS_PG_TORCH_AT_LEAST(13) ? "new_window" : kUnchecked;
+    case OpKind::newWindow: return kAnalyserKnowsSplits ? "new_window" : kUnchecked;
     case OpKind::tensorRegister:
     case OpKind::tensorDeregister: return kUnchecked;
     case OpKind::put:

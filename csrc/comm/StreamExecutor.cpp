@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/HostExecutor.hpp"
 #include "comm/Inquiring.hpp"
 #include "comm/Recording.hpp"
-#include "comm/TorchCompat.hpp"
 
 namespace torchcomms_pg {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "comm/TorchCompat.hpp"
+#include "base/TorchCompat.hpp"
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {

@@ -4,9 +4,9 @@
 #include <ATen/ATen.h>
 #include <utility>
 
+#include "base/TorchCompat.hpp"
 #include "comm/Checks.hpp"
 #include "comm/SharedTensor.hpp"
-#include "comm/TorchCompat.hpp"
 #include "comm/Types.hpp"
 #include "comm/WindowRegistration.hpp"
 #include "device/AcceleratorDevice.hpp"

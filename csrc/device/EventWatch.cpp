@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "monitor/SpareThread.hpp"
-#include "nccl/Capture.hpp"
+#include "base/Capture.hpp"
+#include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 

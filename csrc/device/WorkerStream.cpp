@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
-#include "device/Unfinished.hpp"
-#include "monitor/SpareThread.hpp"
+#include "base/Thread.hpp"
+#include "base/Unfinished.hpp"
 
 namespace torchcomms_pg {
 

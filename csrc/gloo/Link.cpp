@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
 #include "shm/Names.hpp"
 

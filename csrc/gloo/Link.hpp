@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/TorchCompat.hpp"
+#include "base/TorchCompat.hpp"
 #include "gloo/Fault.hpp"
 #include "gloo/SignalWatch.hpp"
 #include "shm/Collective.hpp"

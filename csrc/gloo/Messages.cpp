@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {

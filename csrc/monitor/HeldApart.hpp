@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {

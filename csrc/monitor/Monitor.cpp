@@ -8,6 +8,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/Thread.hpp"
+
 namespace torchcomms_pg {
 
 namespace {

@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/Thread.hpp"
+
 namespace torchcomms_pg {
 
 struct SpareThread::State {

@@ -4,17 +4,8 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
 
 namespace torchcomms_pg {
-
-// What a failed start of a thread is told as.
-[[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {
-  throw std::runtime_error(
-      what + ": no thread can be started (" + why +
-      "); see the limits of the user, ulimit -u, and of the container, pids.max");
-}
 
 // Started, as "tcpg_spare", when it is made; raises where that cannot be. Ends when what it was
 // given is done and the object has gone; nobody waits for that.

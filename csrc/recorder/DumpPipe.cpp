@@ -16,7 +16,7 @@
 #include <system_error>
 #include <thread>
 
-#include "device/Unfinished.hpp"
+#include "base/Unfinished.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "comm/TorchCompat.hpp"
+#include "base/TorchCompat.hpp"
 #include "monitor/Compiling.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
@@ -31,9 +31,6 @@ constexpr const char* kPrefix = "nccl:";
 
 // Beside c10d's keys; readers of the schema pass over it.
 constexpr const char* kCompiling = "compiling";
-
-// A receive whose source is not known yet; the analyser takes "?" from 2.15 on.
-constexpr const char* kAnySource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
 using Name = std::tuple<std::string, std::string>;
 using Direction = Record::Direction;
@@ -141,7 +138,7 @@ struct Recorder::State {
     if (slot.peer < 0) {
       entry.pg_name_ = group.name;
       entry.collective_seq_id_ = 0;  // no collective has it
-      name += "recv " + std::to_string(group.rank) + "<-" + kAnySource;
+      name += "recv " + std::to_string(group.rank) + "<-" + kUnknownSource;
       return;
     }
     const auto& messages = group.pairs.at(slot.pair());

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "nccl/Capture.hpp"
+#include "base/Capture.hpp"
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11
 #error "torchcomms_pg needs torch 2.11 or later"
@@ -88,6 +88,12 @@
 #endif
 
 namespace torchcomms_pg {
+
+// Whether torch's analyser of flight recorders knows the names "split" and "new_window".
+inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);
+
+// A source that is not known yet, as torch's analyser of flight recorders takes it.
+inline constexpr const char* kUnknownSource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
 // Whether what is queued in the stream goes into a graph, and does not run.
 inline bool isCapturing(const c10::Stream& stream) {

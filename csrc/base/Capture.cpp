@@ -1,4 +1,4 @@
-#include "nccl/Capture.hpp"
+#include "base/Capture.hpp"
 
 #include <dlfcn.h>
 

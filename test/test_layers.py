@@ -1,0 +1,53 @@
+"""Folders of csrc include in one direction only, and one file tells torch versions apart."""
+
+import pathlib
+import re
+
+CSRC = pathlib.Path(__file__).resolve().parent.parent / "csrc"
+SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", ".h", ".inl"}]
+
+# What a folder may include of others, which have their own lines above it.
+ROOMS = {
+    "base": "",
+    "nccl": "base",
+    "shm": "base nccl",
+    "monitor": "base",
+    "device": "base monitor shm",
+    "gloo": "base device monitor nccl shm",
+    "recorder": "base monitor",
+    "comm": "base device gloo monitor nccl recorder shm",
+    "backend": "base comm device recorder",
+    "bindings": "base backend comm device gloo monitor nccl recorder shm",
+}
+
+# How often other files than base/TorchCompat.hpp still ask for torch's version. Only to shrink.
+VERSIONS_LEFT = {
+    "backend/Backend.cpp": 7,
+    "backend/Backend.hpp": 6,
+    "backend/Collectives.cpp": 1,
+    "backend/Reconfigure.cpp": 1,
+    "backend/Window.cpp": 1,
+    "bindings.cpp": 1,
+}
+
+
+def test_no_folder_includes_what_stands_above_it():
+    rooms = list(ROOMS)
+    for number, room in enumerate(rooms):
+        assert set(ROOMS[room].split()) <= set(rooms[:number]), f"upward or round: {room}"
+    wrong = []
+    for file in SOURCES:
+        room = file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp, of bindings/
+        for path in re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE):
+            assert (CSRC / path).is_file(), f"{file}: {path} is no path from csrc/"
+            other = path.split("/")[0]
+            if other != room and other not in ROOMS[room].split():
+                wrong.append(f"{file.relative_to(CSRC)}: {path}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_only_one_file_tells_torch_versions_apart():
+    asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
+    counts = {str(file.relative_to(CSRC)): len(asks.findall(file.read_text())) for file in SOURCES}
+    assert counts.pop("base/TorchCompat.hpp") > 0
+    assert {file: count for file, count in counts.items() if count} == VERSIONS_LEFT
