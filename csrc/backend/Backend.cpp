@@ -565,7 +565,7 @@ void Backend::installEndHook(Communicator& comm) const {
     if (onCompletion) {
       thread->add([onCompletion,
                    info = std::make_shared<c10d::WorkInfo>(
-                       opType(op.kind), op.seq, started, finished, finished - started)] {
+                       traits(op.kind).type, op.seq, started, finished, finished - started)] {
         onCompletion(info);
       });
     }

@@ -205,7 +205,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   } else if (work) {
     work->become(op, call.inputs, call.outputs);
   }
-  const auto name = recordName(op.kind);
+  const auto name = traits(op.kind).profile;
   withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
     executor_->run(call, work);
   });

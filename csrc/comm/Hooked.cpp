@@ -1,7 +1,6 @@
 // Operations that hooks are told of.
 #include <utility>
 
-#include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
 
 namespace torchcomms_pg {
@@ -28,43 +27,10 @@ void fireNow(
 }
 
 OpName nameFor(const PreparedOp& call) {
-  switch (call.op.kind) {
-    case OpKind::allReduce: return OpName::all_reduce;
-    case OpKind::broadcast: return OpName::broadcast;
-    case OpKind::reduce: return OpName::reduce;
-    case OpKind::allGather:
-      return sameNumel(call.outputs) ? OpName::all_gather : OpName::all_gather_v;
-    case OpKind::allGatherSingle: return OpName::all_gather_single;
-    case OpKind::reduceScatter:
-      return sameNumel(call.inputs) ? OpName::reduce_scatter : OpName::reduce_scatter_v;
-    case OpKind::reduceScatterSingle: return OpName::reduce_scatter_single;
-    case OpKind::allToAll: return OpName::all_to_all;
-    case OpKind::allToAllSingle:
-      return call.op.inputSplits.empty() && call.op.outputSplits.empty()
-                 ? OpName::all_to_all_single
-                 : OpName::all_to_all_v_single;
-    case OpKind::gather: return OpName::gather;
-    case OpKind::gatherSingle: return OpName::gather_single;
-    case OpKind::scatter: return OpName::scatter;
-    case OpKind::send: return OpName::send;
-    case OpKind::recv: return OpName::recv;
-    case OpKind::barrier:
-    case OpKind::monitoredBarrier: return OpName::barrier;
-    case OpKind::coalesced: return OpName::batch_op_issue;
-    case OpKind::newWindow: return OpName::new_window;
-    case OpKind::tensorRegister: return OpName::tensor_register;
-    case OpKind::tensorDeregister: return OpName::tensor_deregister;
-    case OpKind::put: return OpName::put;
-    case OpKind::signal: return OpName::signal;
-    case OpKind::waitSignal: return OpName::wait_signal;
-    case OpKind::split: return OpName::split;
-    case OpKind::shrink: return OpName::shrink;
-    case OpKind::registerMemory:
-    case OpKind::suspend:
-    case OpKind::resume:
-    case OpKind::initialization: break;  // no operation of a user
-  }
-  TORCH_INTERNAL_ASSERT(false, "hooks do not know ", name(call.op.kind));
+  const auto& known = traits(call.op.kind);
+  const auto name = call.uneven() && known.unevenHook ? known.unevenHook : known.hook;
+  TORCH_INTERNAL_ASSERT(name.has_value(), "hooks do not know ", known.name);
+  return *name;
 }
 
 }  // namespace

@@ -4,63 +4,119 @@
 #include <iterator>
 #include <sstream>
 
+#include "base/TorchCompat.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
 
-struct Names {
-  const char* name;
-  const char* title;
-  const char* titleOfGloo;
-  const char* record;
-  c10d::OpType type;
+using c10d::OpType;
+
+#define TORCHCOMMS_PG_NAMES(kind, name, gloo, profile, type) \
+  OpKind::kind, name, "torchcomms:" name, "gloo:" gloo, profile, OpType::type
+
+// In the order of OpKind.
+constexpr OpTraits kTraits[] = {
+    {TORCHCOMMS_PG_NAMES(allReduce, "all_reduce", "all_reduce", "allreduce", ALLREDUCE),
+     OpName::all_reduce,
+     "all_reduce",
+     "allreduce_coalesced"},
+    {TORCHCOMMS_PG_NAMES(broadcast, "broadcast", "broadcast", "broadcast", BROADCAST),
+     OpName::broadcast,
+     "broadcast"},
+    {TORCHCOMMS_PG_NAMES(reduce, "reduce", "reduce", "reduce", REDUCE), OpName::reduce, "reduce"},
+    {TORCHCOMMS_PG_NAMES(allGather, "all_gather", "all_gather", "all_gather", ALLGATHER),
+     OpName::all_gather,
+     "all_gather",
+     "ALLGATHER_coalesced",
+     OpName::all_gather_v},
+    {TORCHCOMMS_PG_NAMES(
+         allGatherSingle, "all_gather_single", "all_gather", "_allgather_base", _ALLGATHER_BASE),
+     OpName::all_gather_single,
+     "_all_gather_base",
+     "all_gather_into_tensor_coalesced"},
+    {TORCHCOMMS_PG_NAMES(
+         reduceScatter, "reduce_scatter", "reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
+     OpName::reduce_scatter,
+     "reduce_scatter",
+     "REDUCE_SCATTER_coalesced",
+     OpName::reduce_scatter_v},
+    {TORCHCOMMS_PG_NAMES(
+         reduceScatterSingle,
+         "reduce_scatter_single",
+         "reduce_scatter_single",
+         "_reduce_scatter_base",
+         _REDUCE_SCATTER_BASE),
+     OpName::reduce_scatter_single,
+     "_reduce_scatter_base",
+     "reduce_scatter_tensor_coalesced"},
+    {TORCHCOMMS_PG_NAMES(allToAll, "all_to_all", "all_to_all", "all_to_all", ALLTOALL),
+     OpName::all_to_all,
+     "all_to_all"},
+    {TORCHCOMMS_PG_NAMES(
+         allToAllSingle, "all_to_all_single", "all_to_all", "all_to_all", ALLTOALL_BASE),
+     OpName::all_to_all_single,
+     "all_to_all",
+     kUnchecked,
+     OpName::all_to_all_v_single},
+    {TORCHCOMMS_PG_NAMES(gather, "gather", "gather", "gather", GATHER), OpName::gather, "gather"},
+    {TORCHCOMMS_PG_NAMES(gatherSingle, "gather_single", "gather", "gather", GATHER),
+     OpName::gather_single,
+     "gather"},
+    {TORCHCOMMS_PG_NAMES(scatter, "scatter", "scatter", "scatter", SCATTER),
+     OpName::scatter,
+     "scatter"},
+    {TORCHCOMMS_PG_NAMES(send, "send", "send", "send", SEND), OpName::send, "send"},
+    {TORCHCOMMS_PG_NAMES(recv, "recv", "recv", "recv", RECV), OpName::recv, "recv"},
+    {TORCHCOMMS_PG_NAMES(barrier, "barrier", "barrier", "barrier", BARRIER),
+     OpName::barrier,
+     "all_reduce_barrier"},
+    {TORCHCOMMS_PG_NAMES(monitoredBarrier, "monitored_barrier", "barrier", "barrier", BARRIER),
+     OpName::barrier,
+     "all_reduce_barrier"},
+    {TORCHCOMMS_PG_NAMES(coalesced, "coalesced", "coalesced", "coalesced", COALESCED),
+     OpName::batch_op_issue,
+     kUnchecked},
+    {TORCHCOMMS_PG_NAMES(newWindow, "new_window", "new_window", "new_window", UNKNOWN),
+     OpName::new_window,
+     kAnalyserKnowsSplits ? "new_window" : kUnchecked},
+    {TORCHCOMMS_PG_NAMES(
+         tensorRegister, "tensor_register", "tensor_register", "tensor_register", UNKNOWN),
+     OpName::tensor_register,
+     kUnchecked},
+    {TORCHCOMMS_PG_NAMES(
+         tensorDeregister, "tensor_deregister", "tensor_deregister", "tensor_deregister", UNKNOWN),
+     OpName::tensor_deregister,
+     kUnchecked},
+    {TORCHCOMMS_PG_NAMES(put, "put", "put", "put", UNKNOWN), OpName::put, "put"},
+    {TORCHCOMMS_PG_NAMES(signal, "signal", "signal", "signal", UNKNOWN), OpName::signal, "signal"},
+    {TORCHCOMMS_PG_NAMES(waitSignal, "wait_signal", "wait_signal", "wait_signal", UNKNOWN),
+     OpName::wait_signal,
+     "wait_signal"},
+    {TORCHCOMMS_PG_NAMES(split, "split", "split", "split", UNKNOWN),
+     OpName::split,
+     kAnalyserKnowsSplits ? "split" : kUnchecked},
+    {TORCHCOMMS_PG_NAMES(shrink, "shrink", "shrink", "shrink", UNKNOWN), OpName::shrink, nullptr},
+    {TORCHCOMMS_PG_NAMES(
+         registerMemory, "register_mem_pool", "register_mem_pool", "register_mem_pool", UNKNOWN),
+     std::nullopt,
+     nullptr},
+    {TORCHCOMMS_PG_NAMES(suspend, "suspend", "suspend", "suspend", UNKNOWN), std::nullopt, nullptr},
+    {TORCHCOMMS_PG_NAMES(resume, "resume", "resume", "resume", UNKNOWN), std::nullopt, nullptr},
+    {TORCHCOMMS_PG_NAMES(initialization, "init", "init", "init", UNKNOWN), std::nullopt, nullptr},
 };
 
-const Names& names(OpKind kind) {
-  using c10d::OpType;
-#define TORCHCOMMS_PG_NAMES(name, gloo, record, type)            \
-  {                                                              \
-    name, "torchcomms:" name, "gloo:" gloo, record, OpType::type \
-  }
-  static constexpr Names kNames[] = {
-      TORCHCOMMS_PG_NAMES("all_reduce", "all_reduce", "allreduce", ALLREDUCE),
-      TORCHCOMMS_PG_NAMES("broadcast", "broadcast", "broadcast", BROADCAST),
-      TORCHCOMMS_PG_NAMES("reduce", "reduce", "reduce", REDUCE),
-      TORCHCOMMS_PG_NAMES("all_gather", "all_gather", "all_gather", ALLGATHER),
-      TORCHCOMMS_PG_NAMES("all_gather_single", "all_gather", "_allgather_base", _ALLGATHER_BASE),
-      TORCHCOMMS_PG_NAMES("reduce_scatter", "reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
-      TORCHCOMMS_PG_NAMES(
-          "reduce_scatter_single",
-          "reduce_scatter_single",
-          "_reduce_scatter_base",
-          _REDUCE_SCATTER_BASE),
-      TORCHCOMMS_PG_NAMES("all_to_all", "all_to_all", "all_to_all", ALLTOALL),
-      TORCHCOMMS_PG_NAMES("all_to_all_single", "all_to_all", "all_to_all", ALLTOALL_BASE),
-      TORCHCOMMS_PG_NAMES("gather", "gather", "gather", GATHER),
-      TORCHCOMMS_PG_NAMES("gather_single", "gather", "gather", GATHER),
-      TORCHCOMMS_PG_NAMES("scatter", "scatter", "scatter", SCATTER),
-      TORCHCOMMS_PG_NAMES("send", "send", "send", SEND),
-      TORCHCOMMS_PG_NAMES("recv", "recv", "recv", RECV),
-      TORCHCOMMS_PG_NAMES("barrier", "barrier", "barrier", BARRIER),
-      TORCHCOMMS_PG_NAMES("monitored_barrier", "barrier", "barrier", BARRIER),
-      TORCHCOMMS_PG_NAMES("coalesced", "coalesced", "coalesced", COALESCED),
-      TORCHCOMMS_PG_NAMES("new_window", "new_window", "new_window", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("tensor_register", "tensor_register", "tensor_register", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("tensor_deregister", "tensor_deregister", "tensor_deregister", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("put", "put", "put", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("signal", "signal", "signal", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("wait_signal", "wait_signal", "wait_signal", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("split", "split", "split", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("shrink", "shrink", "shrink", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("register_mem_pool", "register_mem_pool", "register_mem_pool", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("suspend", "suspend", "suspend", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("resume", "resume", "resume", UNKNOWN),
-      TORCHCOMMS_PG_NAMES("init", "init", "init", UNKNOWN),
-  };
 #undef TORCHCOMMS_PG_NAMES
-  static_assert(std::size(kNames) == static_cast<size_t>(OpKind::initialization) + 1);
-  return kNames[static_cast<size_t>(kind)];
-}
+
+static_assert(std::size(kTraits) == static_cast<size_t>(OpKind::initialization) + 1);
+static_assert([] {
+  for (size_t i = 0; i < std::size(kTraits); ++i) {
+    if (static_cast<size_t>(kTraits[i].kind) != i) {
+      return false;
+    }
+  }
+  return true;
+}());
 
 // Whether the operation has tensors of its own to tell of.
 bool hasData(OpKind kind) {
@@ -70,26 +126,18 @@ bool hasData(OpKind kind) {
 
 }  // namespace
 
-const char* name(OpKind kind) {
-  return names(kind).name;
-}
-
-const char* recordName(OpKind kind) {
-  return names(kind).record;
+const OpTraits& traits(OpKind kind) {
+  return kTraits[static_cast<size_t>(kind)];
 }
 
 const char* profilingTitle(const Operation& op, const Group& group) {
   if (group.backend != "gloo") {
-    return names(op.kind).title;
+    return traits(op.kind).title;
   }
   if (op.kind == OpKind::recv && op.peer < 0) {
     return "gloo:recvAnySource";
   }
-  return names(op.kind == OpKind::coalesced ? op.parts : op.kind).titleOfGloo;
-}
-
-c10d::OpType opType(OpKind kind) {
-  return names(kind).type;
+  return traits(op.kind == OpKind::coalesced ? op.parts : op.kind).titleOfGloo;
 }
 
 std::string describe(const Operation& op) {

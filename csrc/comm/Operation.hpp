@@ -6,11 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/TorchCompat.hpp"
 #include "comm/Group.hpp"
+#include "comm/OpName.hpp"
 
 namespace torchcomms_pg {
 
@@ -49,14 +51,28 @@ enum class OpKind : uint8_t {
   initialization,
 };
 
-// The public name, e.g. "all_reduce".
-const char* name(OpKind kind);
+// What torch's analyser of flight recorders calls an operation of which it is to check only that
+// all ranks came, and no sizes. It knows, in every version, the names of ProcessGroupNCCL.
+inline constexpr char kUnchecked[] = "coalesced";
 
-// What ProcessGroupNCCL calls the operation in profiles, which tools look for.
-const char* recordName(OpKind kind);
+// What is known of each kind of operation.
+struct OpTraits {
+  OpKind kind;
+  const char* name;            // the public one, e.g. "all_reduce"
+  const char* title;           // of its range in a profile
+  const char* titleOfGloo;     // the same, of a group that is called gloo
+  const char* profile;         // what ProcessGroupNCCL calls it in profiles; tools look for it
+  c10d::OpType type;           // the nearest of c10d
+  std::optional<OpName> hook;  // what hooks know it by; none: no operation of a user
+  const char* recorded;        // in flight recorders; null: it is in none
+  const char* recordedBatch = kUnchecked;           // of a batch of such operations
+  std::optional<OpName> unevenHook = std::nullopt;  // where its parts differ in size
+};
+const OpTraits& traits(OpKind kind);
 
-// The nearest c10d type.
-c10d::OpType opType(OpKind kind);
+inline const char* name(OpKind kind) {
+  return traits(kind).name;
+}
 
 // Whether it cannot end without its `peer`.
 inline bool waitsForPeer(OpKind kind) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/Buffers.hpp"
 #include "comm/Operation.hpp"
 #include "nccl/NcclApi.hpp"
 
@@ -29,6 +30,16 @@ struct PreparedOp {
   std::shared_ptr<std::vector<PreparedOp>> members;  // of another batch
   std::vector<int64_t> ranks;                        // of a split, for hooks
   std::string newName;
+
+  // Whether the parts for or of the ranks differ in size, or may.
+  bool uneven() const {
+    switch (op.kind) {
+      case OpKind::allGather: return !sameNumel(outputs);
+      case OpKind::reduceScatter: return !sameNumel(inputs);
+      case OpKind::allToAllSingle: return !op.inputSplits.empty() || !op.outputSplits.empty();
+      default: return false;
+    }
+  }
 
   // Sets the tensors, and what `op` tells of them. At least one of the lists is not empty.
   void setTensors(

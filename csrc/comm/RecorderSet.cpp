@@ -4,8 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/TorchCompat.hpp"
-#include "comm/Buffers.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Inquiring.hpp"
 #include "nccl/Library.hpp"
@@ -15,66 +13,19 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Names that torch's analyser knows in every version, which are those of
-// ProcessGroupNCCL. "coalesced" is for what has none: the analyser then checks
-// that all ranks came, and no sizes.
-constexpr const char* kUnchecked = "coalesced";
-
-const char* batchName(OpKind member) {
-  switch (member) {
-    case OpKind::allReduce: return "allreduce_coalesced";
-    case OpKind::allGather: return "ALLGATHER_coalesced";
-    case OpKind::allGatherSingle: return "all_gather_into_tensor_coalesced";
-    case OpKind::reduceScatter: return "REDUCE_SCATTER_coalesced";
-    case OpKind::reduceScatterSingle: return "reduce_scatter_tensor_coalesced";
-    default: return kUnchecked;
-  }
-}
-
 const char* recordedName(const PreparedOp& call) {
-  switch (call.op.kind) {
-    case OpKind::allReduce: return "all_reduce";
-    case OpKind::broadcast: return "broadcast";
-    case OpKind::reduce: return "reduce";
-    // Uneven parts: the ranks' own sizes differ, which the analyser would call an error.
-    case OpKind::allGather: return sameNumel(call.outputs) ? "all_gather" : kUnchecked;
-    case OpKind::allGatherSingle: return "_all_gather_base";
-    case OpKind::reduceScatter: return sameNumel(call.inputs) ? "reduce_scatter" : kUnchecked;
-    case OpKind::reduceScatterSingle: return "_reduce_scatter_base";
-    case OpKind::allToAll:
-    case OpKind::allToAllSingle: return "all_to_all";
-    case OpKind::gather:
-    case OpKind::gatherSingle: return "gather";
-    case OpKind::scatter: return "scatter";
-    case OpKind::send: return "send";
-    case OpKind::recv: return "recv";
-    case OpKind::barrier:
-    case OpKind::monitoredBarrier: return "all_reduce_barrier";
-    case OpKind::split: return kAnalyserKnowsSplits ? "split" : kUnchecked;
-    case OpKind::coalesced: {
-      if (!call.members) {
-        return kUnchecked;
-      }
-      const auto& members = *call.members;
-      const auto kind = members.front().op.kind;
-      const bool alike = std::all_of(members.begin(), members.end(), [&](const PreparedOp& member) {
-        return member.op.kind == kind;
-      });
-      return alike ? batchName(kind) : kUnchecked;
-    }
-    case OpKind::newWindow: return kAnalyserKnowsSplits ? "new_window" : kUnchecked;
-    case OpKind::tensorRegister:
-    case OpKind::tensorDeregister: return kUnchecked;
-    case OpKind::put:
-    case OpKind::signal:
-    case OpKind::waitSignal: return name(call.op.kind);
-    case OpKind::shrink:
-    case OpKind::registerMemory:
-    case OpKind::suspend:
-    case OpKind::resume:
-    case OpKind::initialization: break;  // not launched through here
+  const auto& known = traits(call.op.kind);
+  TORCH_INTERNAL_ASSERT(known.recorded != nullptr, "the recorder does not know ", known.name);
+  if (call.members) {
+    const auto& members = *call.members;
+    const auto kind = members.front().op.kind;
+    const bool alike = std::all_of(members.begin(), members.end(), [&](const PreparedOp& member) {
+      return member.op.kind == kind;
+    });
+    return alike ? traits(kind).recordedBatch : kUnchecked;
   }
-  TORCH_INTERNAL_ASSERT(false, "the recorder does not know ", name(call.op.kind));
+  // Uneven lists: the ranks' own sizes differ, which the analyser would call an error.
+  return call.uneven() && call.op.kind != OpKind::allToAllSingle ? kUnchecked : known.recorded;
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ Work::Work(
     std::vector<at::Tensor> outputs)
     : c10d::Work(
           rank,
-          opType(op.kind),
+          traits(op.kind).type,
           C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,
           // What a profile shows the shapes of.
           C10_UNLIKELY(at::hasCallbacks())
@@ -195,7 +195,7 @@ void Work::setTimed(bool timed) {
 void Work::become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
   std::lock_guard lock(mutex_);
   op_ = std::move(op);
-  opType_ = opType(op_.kind);
+  opType_ = traits(op_.kind).type;
   inputs_ = std::move(inputs);
   outputs_ = std::move(outputs);
 }
