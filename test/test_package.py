@@ -207,6 +207,47 @@ def test_each_command_of_the_documents_is_in_the_package():
             assert importlib.util.find_spec(f"{module}.__main__"), module
 
 
+def anchors(text):
+    """What GitHub makes of the headings."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_page():
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    broken, linked = [], set()
+    for page in [ROOT / "README.md", ROOT / "csrc" / "README.md", *pages]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if page.parent.name == "docs" and page.name == "README.md":
+                linked.add(target)
+            known = target.exists() and (
+                not anchor or anchor in anchors(target.read_text(encoding="utf-8"))
+            )
+            if not known:
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+    assert {page for page in pages if page.name != "README.md"} <= linked
+
+
+def test_the_readme_is_short_and_lists_the_files_of_the_cpu_path_with_their_lines():
+    """Where a file of the list is split or renamed, README.md has the only copy of the list."""
+    text = document("README.md")
+    assert text.count("\n") <= 160
+    said = int(re.search(r"about ([\d,]+) lines", text).group(1).replace(",", ""))
+    command = re.search(r"^\$ cd csrc && (wc -l .*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+    run = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT / "csrc", capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr  # a name that no file has
+    counted = int(run.stdout.split()[-2])
+    assert abs(counted - said) <= 0.05 * counted, f"README.md says {said} lines, they are {counted}"
+
+
 def test_the_reference_has_each_hook_and_what_it_is_given():
     from torchcomms_pg import _comms
 
