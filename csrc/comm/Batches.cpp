@@ -105,7 +105,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
       }
     };
   }
-  merged.launch = [&api = comm_.library().api(), shared](ncclComm_t comm, cudaStream_t stream) {
+  merged.launch = [&api = comm_.api(), shared](ncclComm_t comm, cudaStream_t stream) {
     return grouped(api, [&] {
       for (auto& call : *shared) {
         const auto result = call.launch(comm, stream);

@@ -61,7 +61,7 @@ std::vector<int64_t> Communicator::globalRanks() const {
 
 int Communicator::libraryVersion() const {
   int version = 0;
-  library_.api().getVersion(&version);
+  api().getVersion(&version);
   return version;
 }
 

@@ -13,8 +13,8 @@ namespace torchcomms_pg {
 class AcceleratorDevice;
 class Communicator;
 
-// Thread-safe. There is one for host memory and one for the streams of an accelerator; what differs
-// between the two is here, and nothing else asks which one there is.
+// Thread-safe. There is one for host memory and one for the streams of an accelerator: what differs
+// between the two in how operations run is here.
 class Executor {
  public:
   virtual ~Executor() = default;

@@ -183,7 +183,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   auto report = comm_.library().report();
   if (report.text.empty()) {
     report.text = comm_.closed() ? "it had not ended when the group ended"
-                                 : comm_.library().api().getErrorString(result);
+                                 : comm_.api().getErrorString(result);
   }
   auto failure = describe(
       result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,

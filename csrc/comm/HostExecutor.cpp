@@ -77,8 +77,8 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
 
 // Whether nothing is before the operation, and nobody would learn of its end but by its Work.
 bool HostExecutor::mayBeDeferred(const Operation& op) const {
-  if (comm_.library().api().published == nullptr || comm_.timed() || op.hooked ||
-      comm_.groupHooks().end() || at::hasCallbacks()) {
+  if (comm_.api().published == nullptr || comm_.timed() || op.hooked || comm_.groupHooks().end() ||
+      at::hasCallbacks()) {
     return false;
   }
   return comm_.inFlight().single();
@@ -115,7 +115,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     if (result != ncclSuccess) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
     }
-    if (alone && comm_.library().api().published(comm)) {
+    if (alone && comm_.api().published(comm)) {
       // The rest is run by whoever waits, as late as that is.
       waker.wanted = false;
       work->setStarted({});
@@ -126,7 +126,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       std::exception_ptr error;
       try {
         ncclResult_t state = ncclSuccess;
-        comm_.library().api().commGetAsyncError(comm, &state);
+        comm_.api().commGetAsyncError(comm, &state);
         if (state != ncclSuccess) {
           if (shm::interrupted()) {
             // Whoever waits raises what the handler has raised.
@@ -251,7 +251,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     if (call.op.recording) {
       call.op.recording->start();
     }
-    const auto& api = comm_.library().api();
+    const auto& api = comm_.api();
     auto* const comm = comm_.usable();
     for (auto& part : calls) {
       auto message = *part.message;
@@ -261,8 +261,8 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)
                                                        : api.recvTagged(message, comm, nullptr);
       if (result != ncclSuccess) {
-        const auto raised =
-            comm_.failureState().interruption();  // the first message may wait for connections
+        // The first message may wait for connections.
+        const auto raised = comm_.failureState().interruption();
         std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
       }
       one.release();  // done() has it now

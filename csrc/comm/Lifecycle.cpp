@@ -79,9 +79,9 @@ std::shared_ptr<Communicator> Communicator::split(
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 
   auto chosen = config.value_or(config_);
-  chosen.check(library_.api());
+  chosen.check(api());
   if (named) {
-    chosen = chosen.named(library_.api(), group.name);
+    chosen = chosen.named(api(), group.name);
   }
   ncclComm_t child = nullptr;
   auto call = prepare(OpKind::split, {.async = false, .timeout = timeout});
@@ -89,7 +89,7 @@ std::shared_ptr<Communicator> Communicator::split(
   call.newName = group.name;
   call.launch = [&](ncclComm_t comm, cudaStream_t) {
     auto raw = chosen.raw(/*blocking=*/!device().is_cpu());
-    return library_.api().commSplit(comm, color, key, &child, &raw);
+    return api().commSplit(comm, color, key, &child, &raw);
   };
   launch(std::move(call));
   TORCH_CHECK_VALUE(wrong.empty(), wrong);
@@ -97,16 +97,15 @@ std::shared_ptr<Communicator> Communicator::split(
   if (child == nullptr) {
     return nullptr;
   }
-  const auto& own = library_.api();
-  const auto& api = own.libraryOf == nullptr ? own : own.libraryOf(child);
+  const auto& ofChild = api().libraryOf == nullptr ? api() : api().libraryOf(child);
   for (const int rank : ranks) {
-    if (!group_.hosts.empty() && api.probe != nullptr) {
+    if (!group_.hosts.empty() && ofChild.probe != nullptr) {
       group.hosts.push_back(group_.hosts[rank]);
     }
   }
-  const auto difference = splitDifference(api, child, ranks, key);
+  const auto difference = splitDifference(ofChild, child, ranks, key);
   auto made = std::make_shared<Communicator>(
-      api,
+      ofChild,
       CommHandle::Made{child},
       key,
       static_cast<int>(ranks.size()),
@@ -126,8 +125,7 @@ std::shared_ptr<Communicator> Communicator::split(
 std::shared_ptr<Communicator> Communicator::shrink(
     const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout) {
   TORCH_CHECK(
-      library_.api().commShrink != nullptr,
-      "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3");
+      api().commShrink != nullptr, "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3");
   auto gone = excluded;
   std::sort(gone.begin(), gone.end());
   TORCH_CHECK_VALUE(
@@ -213,7 +211,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   }
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
   auto made = std::make_shared<Communicator>(
-      library_.api(),
+      api(),
       CommHandle::Made{child},
       rank_ - static_cast<int>(before),
       size_ - static_cast<int>(gone.size()),

@@ -1,7 +1,6 @@
 #include "comm/RecorderSet.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "comm/Communicator.hpp"

@@ -120,7 +120,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // The ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
 
-  // Setup the connections. What was sent still arrives. Without connections it is told in the store
+  // Ends the connections. What was sent still arrives. Without connections it is told in the store
   // that this rank has left.
   void close();
 

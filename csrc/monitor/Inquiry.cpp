@@ -49,6 +49,12 @@ Verdict unknown(const std::string& why) {
   return verdict;
 }
 
+Verdict printUnknown(int rank, const std::string& why) {
+  auto verdict = unknown(why);
+  print(rank, verdict.text);
+  return verdict;
+}
+
 std::string sinceLongAgo() {
   return "the store has not answered for " + std::to_string(Inquiry::kPatience.count() / 1000) +
          " s";
@@ -110,16 +116,12 @@ std::optional<Verdict> Inquiry::ask(const Question& question) {
     return verdict;
   }
   if (!broken_.empty()) {
-    const auto verdict = unknown(broken_);
-    print(options_.rank, verdict.text);
-    return verdict;
+    return printUnknown(options_.rank, broken_);
   }
   if (!asked_) {
     put(question);
   } else if (Clock::now() - askedAt_ >= kPatience) {
-    const auto verdict = unknown(sinceLongAgo());
-    print(options_.rank, verdict.text);
-    return verdict;
+    return printUnknown(options_.rank, sinceLongAgo());
   }
   return std::nullopt;
 }
@@ -155,12 +157,11 @@ Verdict Inquiry::await(const Question& question) {
     }
     return verdict;
   }
-  const auto verdict = unknown(
+  return printUnknown(
+      options_.rank,
       closed_            ? "the group was closed meanwhile"
       : !broken_.empty() ? broken_
                          : sinceLongAgo());
-  print(options_.rank, verdict.text);
-  return verdict;
 }
 
 std::optional<Verdict> Inquiry::awaitOthers() {
