@@ -41,7 +41,7 @@ PACKAGE = "torchcomms_pg"
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "dist_info", "editable_wheel", "install"}
 GIB_PER_JOB = 2.0
 # Folders of csrc/ that must not need torch: without its headers they cannot.
-WITHOUT_TORCH = {"monitor", "nccl", "shm"}
+WITHOUT_TORCH = {"host", "monitor", "nccl", "shm"}
 
 
 def package_folder(name: str) -> Path | None:
@@ -239,7 +239,7 @@ class Build:
         def place(source: Path) -> tuple[str, str]:
             path = source.relative_to(ROOT)
             folder = path.parts[1].removesuffix(".cpp")  # bindings.cpp goes with bindings/
-            if folder == "shm" and path.name.startswith("Reduce"):
+            if folder == "host" and path.name.startswith("Reduce"):
                 return f"{folder}-{path.stem}", "reduce"  # alone: compiled for other processors
             return folder, "plain" if folder in WITHOUT_TORCH else "torch"
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "backend/Backend.hpp"
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "bindings/Bindings.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/DumpPipe.hpp"
@@ -51,16 +51,16 @@ NoGilDestructor<Backend> makeBackend(Args&&... args) {
 }
 
 // Runs at the end of the interpreter, while threads can still take the GIL;
-// see Unfinished.
+// see OutstandingTask.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
   constexpr std::chrono::seconds kGrace{2};     // for peers that are on their way
   constexpr std::chrono::seconds kPatience{5};  // for hooks
-  if (!Unfinished::awaitNone(kGrace)) {
+  if (!OutstandingTask::awaitNone(kGrace)) {
     Monitor::get().giveUp("the end of its Python interpreter");
   }
-  Unfinished::close();
-  Unfinished::awaitNone(kPatience);
+  OutstandingTask::close();
+  OutstandingTask::awaitNone(kPatience);
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindRecorder(module);
   bindCreation(module);
   bindNccl(module);
-  bindWhereabouts(module);
+  bindPythonStackDump(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

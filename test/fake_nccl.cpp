@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "shm/HostStream.hpp"
+#include "host/HostStream.hpp"
 
 struct ncclComm {
   int rank;
@@ -273,7 +273,8 @@ EXPORTED(ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void** pointer) {
 ncclResult_t ncclAllGather(
     const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t, cudaStream_t stream) {
   const size_t bytes = type == ncclInt32 ? 4 * count : count;
-  torchcomms_pg::shm::HostStream::fromHandle(stream)->enqueue([=] { std::memcpy(out, in, bytes); });
+  torchcomms_pg::host::HostStream::fromHandle(stream)->enqueue(
+      [=] { std::memcpy(out, in, bytes); });
   return ncclSuccess;
 }
 

@@ -231,9 +231,9 @@ def test_a_time_that_is_none_is_refused(given):
 
 SCRIPT = """
 import sys, torch, torchcomms_pg
-from torchcomms_pg import _C, compiling
-compiling.configure()
-compiling.configure()
+from torchcomms_pg import _C, compile_watch
+compile_watch.configure()
+compile_watch.configure()
 assert "torch._dynamo" not in sys.modules, "torchcomms_pg imports torch._dynamo"
 assert "compiling" not in _C.Recorder(1, False).json(True)
 from torch._dynamo.callback import CallbackTrigger, callback_handler
@@ -244,10 +244,10 @@ with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
 assert '"trigger": "DYNAMO"' in _C.Recorder(1, False).json(True)
 """
 RESET = """
-compiling.configure()
+compile_watch.configure()
 callback_handler.register_start_callback(print)
 torch._dynamo.reset()
-compiling.configure()
+compile_watch.configure()
 torch._dynamo.reset()
 assert [len(callbacks) for callbacks in both] == [1, 1]  # print is not called any more
 before = _C.Recorder(1, False).json(True).count("time_end_ns")

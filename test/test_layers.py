@@ -10,14 +10,15 @@ SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", "
 ROOMS = {
     "base": "",
     "nccl": "base",
-    "shm": "base nccl",
+    "host": "base nccl",
+    "shm": "base host nccl",
     "monitor": "base",
-    "device": "base monitor shm",
-    "gloo": "base device monitor nccl shm",
+    "device": "base host monitor",
+    "gloo": "base device host monitor nccl shm",
     "recorder": "base monitor",
-    "comm": "base device gloo monitor nccl recorder shm",
+    "comm": "base device gloo host monitor nccl recorder shm",
     "backend": "base comm device recorder",
-    "bindings": "base backend comm device gloo monitor nccl recorder shm",
+    "bindings": "base backend comm device gloo host monitor nccl recorder shm",
 }
 
 # How often other files than base/TorchCompat.hpp still ask for torch's version. Only to shrink.

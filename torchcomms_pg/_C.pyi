@@ -20,7 +20,7 @@ nccl_config_names: dict[str, str]
 def set_comm_error(type: type[Exception]) -> None:
     """Names the class that failures on the wire are raised as."""
 
-def set_whereabouts(
+def set_python_stack_source(
     describe: Callable[[list[tuple[str, int, str]]], tuple[str, str]],
 ) -> None:
     """Names the function that tells where this process's Python threads are, and a stack was."""

@@ -11,7 +11,7 @@ from torchcomms_pg._compat import load_extension
 load_extension(torch.__version__)
 
 # These use the extension.
-from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, whereabouts  # noqa: E402
+from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks  # noqa: E402
 from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle  # noqa: E402
 from torchcomms_pg._version import __version__  # noqa: E402
 from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _C.set_comm_error(CommError)
-_C.set_whereabouts(whereabouts.describe)
+_C.set_python_stack_source(python_stacks.describe)
 register()
 if env.as_gloo():
     as_gloo.install()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from torchcomms_pg.compiled import trace_batch
+from torchcomms_pg.compile_ops import trace_batch
 from torchcomms_pg.options import Hints
 from torchcomms_pg.work import TorchWork
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compiled, objcol
+from torchcomms_pg import _C, compile_ops, objcol
 from torchcomms_pg._version import __version__
 from torchcomms_pg.operations import Operations
 from torchcomms_pg.options import (
@@ -208,7 +208,7 @@ class TorchComm(Operations):
         try:
             self._comm.close()
         finally:
-            compiled.forget(self._key)
+            compile_ops.forget(self._key)
             self._finalized = True
             if self._forgotten is not None:
                 self._forgotten.detach()

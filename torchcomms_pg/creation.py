@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compiling, env, nccl, whereabouts
+from torchcomms_pg import _C, compile_watch, env, nccl, python_stacks
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
@@ -97,7 +97,7 @@ def new_comm(
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
-    compiling.configure()
+    compile_watch.configure()
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend == "shm":
         comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
@@ -120,7 +120,7 @@ def new_comm(
             named,
             env.ranks_per_root(),
         )
-    whereabouts.watch_over_monitor()
+    python_stacks.watch_over_monitor()
     return wrap(comm, backend, chosen, meeting)
 
 

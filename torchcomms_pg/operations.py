@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
-from torchcomms_pg import _C, compiled
+from torchcomms_pg import _C, compile_ops
 from torchcomms_pg.batch import BatchSendRecv, GroupLaunch
 from torchcomms_pg.options import (
     MESSAGE_HINTS,
@@ -39,7 +39,7 @@ class Operations:
         self._comm = comm
         self._rank, self._size = comm.rank, comm.size
         self._finalized = False
-        self._key = compiled.register(self)
+        self._key = compile_ops.register(self)
         self._token = torch.zeros(())
 
     # Messages
@@ -59,7 +59,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (tensor, dst)
-            return compiled.trace(self, "send", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "send", args, async_op, hints, timeout)
         tag = self._tag("send", hints)
         return TorchWork(self._native("send", timeout).send(tensor, dst, tag, async_op, timeout))
 
@@ -74,7 +74,7 @@ class Operations:
         """Receives into `tensor` what rank `src` sends. Hints: see `send`."""
         if is_dynamo_compiling():
             args = (tensor, src)
-            return compiled.trace(self, "recv", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "recv", args, async_op, hints, timeout)
         tag = self._tag("recv", hints)
         self._check_rank("recv", "src", src)
         work = self._native("recv", timeout).recv(tensor, src, tag, async_op, timeout)
@@ -105,7 +105,7 @@ class Operations:
         """Sets `tensor`, of equal size on all ranks, to that of rank `root`."""
         if is_dynamo_compiling():
             args = (tensor, root)
-            return compiled.trace(self, "broadcast", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "broadcast", args, async_op, hints, timeout)
         comm = self._native("broadcast", timeout, hints)
         return TorchWork(comm.broadcast(tensor, root, async_op, timeout), (tensor,))
 
@@ -128,7 +128,7 @@ class Operations:
             if output is not None:
                 tensor = output.copy_(tensor)
             args = (tensor, op)
-            return compiled.trace(self, "all_reduce", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_reduce", args, async_op, hints, timeout)
         comm = self._native("all_reduce", timeout, hints)
         target = tensor if output is None else output
         work = comm.all_reduce(target, tensor, native_op("all_reduce", op), async_op, timeout)
@@ -146,7 +146,7 @@ class Operations:
         """As `all_reduce`, on `root` only; elsewhere `tensor` is unchanged."""
         if is_dynamo_compiling():
             args = (tensor, root, op)
-            return compiled.trace(self, "reduce", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "reduce", args, async_op, hints, timeout)
         comm = self._native("reduce", timeout, hints)
         work = comm.reduce(tensor, root, native_op("reduce", op), async_op, timeout)
         return TorchWork(work, (tensor,))
@@ -162,7 +162,7 @@ class Operations:
         """Sets ``tensor_list[r]`` to the `tensor` of rank r; all have equal size."""
         if is_dynamo_compiling():
             args = (tensor_list, tensor)
-            return compiled.trace(self, "all_gather", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_gather", args, async_op, hints, timeout)
         self._check_equal("all_gather", "tensor_list", tensor_list, "all_gather_v")
         comm = self._native("all_gather", timeout, hints)
         return TorchWork(comm.all_gather(tensor_list, tensor, async_op, timeout), tensor_list)
@@ -178,7 +178,7 @@ class Operations:
         """As `all_gather`; sizes may differ from rank to rank, and every rank knows them all."""
         if is_dynamo_compiling():
             args = (tensor_list, tensor)
-            return compiled.trace(self, "all_gather_v", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_gather_v", args, async_op, hints, timeout)
         comm = self._native("all_gather_v", timeout, hints)
         return TorchWork(comm.all_gather(tensor_list, tensor, async_op, timeout), tensor_list)
 
@@ -193,7 +193,7 @@ class Operations:
         """Sets `output`, of size x input.numel() elements, to the ranks' inputs in rank order."""
         if is_dynamo_compiling():
             args = (output, input)
-            return compiled.trace(self, "all_gather_single", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_gather_single", args, async_op, hints, timeout)
         comm = self._native("all_gather_single", timeout, hints)
         return TorchWork(comm.all_gather_single(output, input, async_op, timeout), (output,))
 
@@ -209,7 +209,7 @@ class Operations:
         """Sets `output` to the reduction of all ranks' ``input_list[rank]``; of equal sizes."""
         if is_dynamo_compiling():
             args = (output, input_list, op)
-            return compiled.trace(self, "reduce_scatter", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "reduce_scatter", args, async_op, hints, timeout)
         self._check_equal("reduce_scatter", "input_list", input_list, "reduce_scatter_v")
         return self._reduce_scatter(
             "reduce_scatter", output, input_list, op, async_op, hints, timeout
@@ -227,7 +227,7 @@ class Operations:
         """As `reduce_scatter`; the entries of `input_list` may differ in size."""
         if is_dynamo_compiling():
             args = (output, input_list, op)
-            return compiled.trace(self, "reduce_scatter_v", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "reduce_scatter_v", args, async_op, hints, timeout)
         return self._reduce_scatter(
             "reduce_scatter_v", output, input_list, op, async_op, hints, timeout
         )
@@ -261,7 +261,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (output, input, op)
-            return compiled.trace(self, "reduce_scatter_single", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "reduce_scatter_single", args, async_op, hints, timeout)
         what = "reduce_scatter_single"
         comm = self._native(what, timeout, hints)
         work = comm.reduce_scatter_single(output, input, native_op(what, op), async_op, timeout)
@@ -281,7 +281,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (output, input)
-            return compiled.trace(self, "all_to_all_single", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_to_all_single", args, async_op, hints, timeout)
         comm = self._native("all_to_all_single", timeout, hints)
         work = comm.all_to_all_single(output, input, [], [], async_op, timeout)
         return TorchWork(work, (output,))
@@ -302,7 +302,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (output, input, output_split_sizes, input_split_sizes)
-            return compiled.trace(self, "all_to_all_v_single", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_to_all_v_single", args, async_op, hints, timeout)
         comm = self._native("all_to_all_v_single", timeout, hints)
         for argument, splits in (("output", output_split_sizes), ("input", input_split_sizes)):
             if len(splits) != self._size:
@@ -329,7 +329,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (output_tensor_list, input_tensor_list)
-            return compiled.trace(self, "all_to_all", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "all_to_all", args, async_op, hints, timeout)
         comm = self._native("all_to_all", timeout, hints)
         work = comm.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
         return TorchWork(work, output_tensor_list)
@@ -343,7 +343,7 @@ class Operations:
         """Ends when all ranks have come to it."""
         if is_dynamo_compiling():
             args = ()
-            return compiled.trace(self, "barrier", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "barrier", args, async_op, hints, timeout)
         return TorchWork(self._native("barrier", timeout, hints).barrier(async_op, timeout))
 
     def scatter(
@@ -358,7 +358,7 @@ class Operations:
         """Sets `output_tensor` to this rank's entry of the root's list; others pass ``[]``."""
         if is_dynamo_compiling():
             args = (output_tensor, input_tensor_list, root)
-            return compiled.trace(self, "scatter", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "scatter", args, async_op, hints, timeout)
         comm = self._native("scatter", timeout, hints)
         work = comm.scatter(output_tensor, input_tensor_list, root, async_op, timeout)
         return TorchWork(work, (output_tensor,))
@@ -375,7 +375,7 @@ class Operations:
         """Sets the entries of the root's list to the ranks' inputs; others pass ``[]``."""
         if is_dynamo_compiling():
             args = (output_tensor_list, input_tensor, root)
-            return compiled.trace(self, "gather", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "gather", args, async_op, hints, timeout)
         comm = self._native("gather", timeout, hints)
         work = comm.gather(output_tensor_list, input_tensor, root, async_op, timeout)
         return TorchWork(work, output_tensor_list)
@@ -395,7 +395,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             args = (output, input, root)
-            return compiled.trace(self, "gather_single", args, async_op, hints, timeout)
+            return compile_ops.trace(self, "gather_single", args, async_op, hints, timeout)
         comm = self._native("gather_single", timeout, hints)
         work = comm.gather_single(output, input, root, async_op, timeout)
         return TorchWork(work, () if output is None or root != self._rank else (output,))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, compiling, env, nccl, whereabouts
+from torchcomms_pg import _C, _patches, compile_watch, env, nccl, python_stacks
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg._version import __version__
@@ -91,13 +91,13 @@ def create_backend(
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
         own.enable_reconfigure = True
     flight_recorder.configure()
-    compiling.configure()
+    compile_watch.configure()
     nccl.stay_deterministic()
     if isinstance(group_options, SharedOptions):
         backend = Backend(group_options.communicator, own)
     else:
         backend = Backend(options.store, options.group_rank, options.group_size, own)
-        whereabouts.watch_over_monitor()
+        python_stacks.watch_over_monitor()
     if timing:
         backend._enable_collectives_timing()
     _log(options, own)
@@ -130,7 +130,7 @@ def serve_host_device(device_type: str, library: str = "") -> None:
 
     Args:
         device_type: the name of a device whose memory is the host's, and the native handles of
-            whose streams point to `torchcomms_pg::shm::HostStream` (csrc/shm/HostStream.hpp).
+            whose streams point to `torchcomms_pg::host::HostStream` (csrc/host/HostStream.hpp).
             Anything else crashes.
         library: the path of one that has NCCL's API for such memory and streams, in place of shared
             memory.

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/Bootstrap.hpp"
 #include "comm/NanCheck.hpp"
+#include "comm/Rendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -263,9 +263,9 @@ Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
 
 Backend::CommPtr Backend::newCommunicator(at::Device device) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
-  const Meeting meeting{
+  const RendezvousInfo info{
       store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
-  auto comm = connect(meeting, device, options_->accelerator);
+  auto comm = connect(info, device, options_->accelerator);
   comm->executor().setBlockingWait(options_->blockingWait);
   comm->failureState().setEndsProcess(options_->ends(comm->device()));
   {
@@ -352,10 +352,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   // It calls split on them once for each device type of the group, but on members
   // once for each backend, and says of two calls neither that they are one split
   // nor that they are not. new_group leaves them out with use_local_synchronization.
-  auto meeting =
-      c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
+  auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
   return c10::make_intrusive<Backend>(
-      meeting,
+      info,
       static_cast<int>(position - ranks.begin()),
       static_cast<int>(ranks.size()),
       std::move(options));

@@ -54,7 +54,7 @@ void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
-void bindWhereabouts(py::module_& module);
+void bindPythonStackDump(py::module_& module);
 void usePythonStacks();
 void bindCreation(py::module_& module);
 void bindNccl(py::module_& module);

@@ -16,19 +16,19 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-Meeting meetingOf(
+RendezvousInfo rendezvousInfo(
     const StorePtr& store,
     int rank,
     int size,
     const std::string& name,
     const char* backend,
     Milliseconds timeout) {
-  Meeting meeting{store, rank, size, {}, name + "/" + std::to_string(size), timeout};
-  meeting.group.name = name;
-  meeting.group.description = backend;
-  meeting.group.globalRanks.resize(size);
-  std::iota(meeting.group.globalRanks.begin(), meeting.group.globalRanks.end(), 0);
-  return meeting;
+  RendezvousInfo info{store, rank, size, {}, name + "/" + std::to_string(size), timeout};
+  info.group.name = name;
+  info.group.description = backend;
+  info.group.globalRanks.resize(size);
+  std::iota(info.group.globalRanks.begin(), info.group.globalRanks.end(), 0);
+  return info;
 }
 
 std::unique_ptr<Comm> own(std::shared_ptr<Communicator> comm, bool endsProcess) {
@@ -43,8 +43,8 @@ std::unique_ptr<Comm> newShm(
     const std::string& name,
     Milliseconds timeout,
     bool endsProcess) {
-  const auto meeting = meetingOf(store, rank, size, name, "shm", timeout);
-  return own(connectHosts(meeting, nullptr), endsProcess);
+  const auto info = rendezvousInfo(store, rank, size, name, "shm", timeout);
+  return own(connectHosts(info, nullptr), endsProcess);
 }
 
 std::unique_ptr<Comm> newGloo(
@@ -54,8 +54,8 @@ std::unique_ptr<Comm> newGloo(
     const std::string& name,
     Milliseconds timeout,
     bool endsProcess) {
-  const auto meeting = meetingOf(store, rank, size, name, "gloo", timeout);
-  return own(connectThroughGloo(meeting, glooConnector(name, timeout)), endsProcess);
+  const auto info = rendezvousInfo(store, rank, size, name, "gloo", timeout);
+  return own(connectThroughGloo(info, glooConnector(name, timeout)), endsProcess);
 }
 
 std::unique_ptr<Comm> newAccelerator(
@@ -72,14 +72,14 @@ std::unique_ptr<Comm> newAccelerator(
     const NcclConfig& config,
     bool named,
     int ranksPerRoot) {
-  const auto meeting = meetingOf(store, rank, size, name, "nccl", timeout);
+  const auto info = rendezvousInfo(store, rank, size, name, "nccl", timeout);
   const AcceleratorOptions options{
       .library = {.path = path, .folder = folder},
       .highPriority = highPriority,
       .config = config,
       .named = named,
       .ranksPerRoot = ranksPerRoot};
-  return own(connect(meeting, device, options), endsProcess);
+  return own(connect(info, device, options), endsProcess);
 }
 
 }  // namespace

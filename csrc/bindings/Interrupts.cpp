@@ -2,8 +2,8 @@
 #include <unistd.h>
 
 #include "bindings/Bindings.hpp"
-#include "shm/Interrupt.hpp"
-#include "shm/Process.hpp"
+#include "host/Interrupt.hpp"
+#include "host/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -14,7 +14,7 @@ thread_local std::exception_ptr raised;
 
 // Python runs handlers in the main thread alone.
 bool here() noexcept {
-  return static_cast<uint32_t>(gettid()) == shm::processId() && Py_IsInitialized() != 0;
+  return static_cast<uint32_t>(gettid()) == host::processId() && Py_IsInitialized() != 0;
 }
 
 bool pending() noexcept {
@@ -39,12 +39,12 @@ std::exception_ptr take() noexcept {
   return std::exchange(raised, nullptr);
 }
 
-constexpr shm::InterruptSource kSource{here, pending, take};
+constexpr host::InterruptSource kSource{here, pending, take};
 
 }  // namespace
 
 void bindInterrupts() {
-  shm::interruptSource.store(&kSource, std::memory_order_release);
+  host::interruptSource.store(&kSource, std::memory_order_release);
 }
 
 }  // namespace torchcomms_pg

@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/Bindings.hpp"
-#include "comm/Bootstrap.hpp"
+#include "comm/Rendezvous.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 
@@ -86,12 +86,12 @@ void bindNccl(py::module_& module) {
          const std::string& name,
          Milliseconds timeout,
          int ranksPerRoot) {
-        Meeting meeting{store, rank, size, {}, name, timeout};
-        meeting.group.name = name;
-        MetOverNccl met;
+        RendezvousInfo info{store, rank, size, {}, name, timeout};
+        info.group.name = name;
+        NcclRendezvous met;
         {
           py::gil_scoped_release release;
-          met = meetOverNccl(library, meeting, ranksPerRoot);
+          met = rendezvousOverNccl(library, info, ranksPerRoot);
         }
         std::vector<py::bytes> ids;
         for (const auto& id : met.ids) {

@@ -13,8 +13,8 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-Recorder::What entries(bool completed) {
-  Recorder::What what;
+FlightRecorder::What entries(bool completed) {
+  FlightRecorder::What what;
   what.completed = completed;
   return what;
 }
@@ -23,20 +23,20 @@ Recorder::What entries(bool completed) {
 
 void bindRecorder(py::module_& module) {
   usePythonStacks();
-  py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder")
+  py::class_<FlightRecorder, std::shared_ptr<FlightRecorder>>(module, "Recorder")
       .def(py::init<size_t, bool>(), py::arg("max_entries"), py::arg("cpp_stacks"))
-      .def_property_readonly("enabled", &Recorder::enabled)
-      .def_property_readonly("size", &Recorder::size)
-      .def_property_readonly("rank", &Recorder::rank)
-      .def("reset", &Recorder::reset, NoGil())
+      .def_property_readonly("enabled", &FlightRecorder::enabled)
+      .def_property_readonly("size", &FlightRecorder::size)
+      .def_property_readonly("rank", &FlightRecorder::rank)
+      .def("reset", &FlightRecorder::reset, NoGil())
       .def(
           "json",
-          [](const Recorder& self, bool completed) { return self.json(entries(completed)); },
+          [](const FlightRecorder& self, bool completed) { return self.json(entries(completed)); },
           py::arg("completed"),
           NoGil())
       .def(
           "write",
-          [](const Recorder& self, const std::string& path, bool completed) {
+          [](const FlightRecorder& self, const std::string& path, bool completed) {
             writeDump(path, self.pickle(entries(completed)));
           },
           py::arg("path"),
@@ -53,7 +53,7 @@ void bindRecorder(py::module_& module) {
          bool stacks,
          bool completed,
          std::string pipe) {
-        Recorder::What what;
+        FlightRecorder::What what;
         what.stacks = stacks;
         what.completed = completed;
         process_recorder::configure(
@@ -73,14 +73,14 @@ void bindRecorder(py::module_& module) {
   py::class_<Comm> comm(module.attr("Communicator"));
   comm.def(
           "record",
-          [](Comm& self, std::shared_ptr<Recorder> recorder) {
+          [](Comm& self, std::shared_ptr<FlightRecorder> recorder) {
             return self->recorders().add(std::move(recorder));
           },
           py::arg("recorder"),
           NoGil())
       .def(
           "stop_recording",
-          [](Comm& self, const Recorder& recorder) { self->recorders().remove(&recorder); },
+          [](Comm& self, const FlightRecorder& recorder) { self->recorders().remove(&recorder); },
           py::arg("recorder"),
           NoGil());
 }

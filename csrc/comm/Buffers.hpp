@@ -11,10 +11,10 @@ namespace torchcomms_pg {
 
 // A tensor the library writes to: the caller's own memory where that is
 // contiguous, else a buffer that copyBack() writes to it.
-class Target {
+class OutputBuffer {
  public:
   // `readFirst`: the operation also reads the tensor.
-  Target(const at::Tensor& tensor, bool readFirst)
+  OutputBuffer(const at::Tensor& tensor, bool readFirst)
       : tensor_(tensor),
         buffer_(
             tensor.is_contiguous()
@@ -59,9 +59,9 @@ inline int64_t totalNumel(const std::vector<at::Tensor>& tensors) {
 }
 
 // Several tensors of equal size the library writes to one after another.
-class TargetList {
+class OutputBuffers {
  public:
-  explicit TargetList(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+  explicit OutputBuffers(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
     if (adjacent(tensors_)) {
       data_ = tensors_.front().data_ptr();
       return;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 
 namespace torchcomms_pg {
 
@@ -14,7 +14,7 @@ struct CallbackThread::State {
   std::mutex mutex;
   std::condition_variable changed;
   struct Callback {
-    Unfinished unfinished;
+    OutstandingTask unfinished;
     std::function<void()> run;
   };
   std::deque<Callback> due;

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Ending.hpp"
 
@@ -108,7 +108,7 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
   }
   // NCCL may block until its kernels have let go, whoever asks must not.
   Monitor::get().runApart(
-      [unfinished = Unfinished(), owner = std::move(owner), this] { failNow(); });
+      [unfinished = OutstandingTask(), owner = std::move(owner), this] { failNow(); });
 }
 
 void CommHandle::failNow() {

@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "comm/Inquiring.hpp"
+#include "comm/DiagnosisClient.hpp"
 #include "comm/ParamComms.hpp"
-#include "shm/Process.hpp"
+#include "host/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -38,12 +38,12 @@ Communicator::Communicator(
       library_(api, std::move(made), place.device),
       executor_(makeExecutor(*this, place.device, place.highPriority)),
       signalSlots_(api.signals),
-      inquiring_(std::make_unique<Inquiring>(*this)) {
+      diagnosis_(std::make_unique<DiagnosisClient>(*this)) {
   Monitor::get().add(this);
 }
 
 Communicator::~Communicator() {
-  inquiring_->close();
+  diagnosis_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
   if (pid_ == getpid()) {
     Monitor::get().remove(this);
@@ -70,11 +70,11 @@ void Communicator::setDescription(std::string description) {
 }
 
 bool Communicator::ofThisProcess() const {
-  return pid_ == static_cast<pid_t>(shm::processId());  // getpid() is a system call
+  return pid_ == static_cast<pid_t>(host::processId());  // getpid() is a system call
 }
 
 void Communicator::relax(Milliseconds time) {
-  inquiring_->relax(time);
+  diagnosis_->relax(time);
 }
 
 ncclComm_t Communicator::usable() const {
@@ -149,7 +149,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
   call.op.async = options.async;
   call.op.extra = inFlight_.lengthened();
   call.op.timeout =
-      std::max(options.timeout.value_or(timeout()) + call.op.extra, inquiring_->relaxed());
+      std::max(options.timeout.value_or(timeout()) + call.op.extra, diagnosis_->relaxed());
   return call;
 }
 
@@ -203,7 +203,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   if (!work && (op.async || timed())) {
     work = newWork(call);
   } else if (work) {
-    work->become(op, call.inputs, call.outputs);
+    work->assign(op, call.inputs, call.outputs);
   }
   const auto name = traits(op.kind).profile;
   withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
@@ -247,7 +247,7 @@ std::string Communicator::failureMessage() const {
 }
 
 void Communicator::check(Clock::time_point now) noexcept {
-  inquiring_->check(now);
+  diagnosis_->check(now);
 }
 
 }  // namespace torchcomms_pg

@@ -28,7 +28,7 @@
 
 namespace torchcomms_pg {
 
-class Inquiring;
+class DiagnosisClient;
 
 // Thread-safe. Operations are functions: Collectives.hpp, Window.hpp, Memory.hpp. Each prepares one
 // and has it issued here. An operation with `async` false on CPU tensors runs in the calling
@@ -176,7 +176,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   GroupHooks& groupHooks() { return groupHooks_; }
   RecorderSet& recorders() { return recorders_; }
   SignalSlots& signalSlots() { return signalSlots_; }
-  Inquiring& inquiring() const { return *inquiring_; }
+  DiagnosisClient& diagnosis() const { return *diagnosis_; }
 
   void check(Clock::time_point now) noexcept override;
   void giveUp(const char* why) noexcept override { failureState_.giveUp(why); }
@@ -205,7 +205,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   RecorderSet recorders_{*this};
   Batches batches_{*this};
   SignalSlots signalSlots_;
-  const std::unique_ptr<Inquiring> inquiring_;
+  const std::unique_ptr<DiagnosisClient> diagnosis_;
 };
 
 }  // namespace torchcomms_pg

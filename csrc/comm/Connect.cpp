@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "comm/Inquiring.hpp"
+#include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "gloo/Api.hpp"
-#include "shm/Api.hpp"
+#include "shm/api/Api.hpp"
 
 namespace torchcomms_pg {
 
@@ -48,7 +48,7 @@ const NcclApi& plainApi() {
 
 // `prefix`: of the store's keys that are these ranks' alone.
 std::shared_ptr<Communicator> own(
-    const Meeting& meeting,
+    const RendezvousInfo& info,
     const NcclApi& api,
     CommHandle::Made made,
     const std::string& prefix,
@@ -58,29 +58,19 @@ std::shared_ptr<Communicator> own(
   auto* const handle = made.comm;
   try {
     comm = std::make_shared<Communicator>(
-        api,
-        std::move(made),
-        meeting.rank,
-        meeting.size,
-        meeting.group,
-        meeting.timeout,
-        place,
-        config);
+        api, std::move(made), info.rank, info.size, info.group, info.timeout, place, config);
   } catch (const std::exception& error) {
     if (api.fail != nullptr) {
-      const auto rank = std::to_string(meeting.rank);
+      const auto rank = std::to_string(info.rank);
       api.fail(
-          handle,
-          ncclRemoteError,
-          "rank " + rank + " cannot join: " + error.what(),
-          {meeting.rank});
+          handle, ncclRemoteError, "rank " + rank + " cannot join: " + error.what(), {info.rank});
     }
     if (handle != nullptr) {
       api.commAbort(handle);
     }
     throw;
   }
-  comm->inquiring().open(meeting.store, prefix);
+  comm->diagnosis().open(info.store, prefix);
   return comm;
 }
 
@@ -106,11 +96,11 @@ void logOnce(const Library& library) {
 }
 
 // The ranks of one place, which are to share memory.
-ncclComm_t joinInside(const Meeting& meeting, const gloo::Topology& topology) {
-  auto inside = meeting;
+ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology) {
+  auto inside = info;
   inside.rank = topology.local();
   inside.size = static_cast<int>(topology.inside().size());
-  inside.around = meeting.size;
+  inside.around = info.size;
   inside.members += "/host " + std::to_string(topology.host());
   inside.known.clear();
   ncclComm_t made = nullptr;
@@ -133,28 +123,28 @@ ncclComm_t joinInside(const Meeting& meeting, const gloo::Topology& topology) {
 
 // `placeOf`: of ranks that are to share memory; null: none are.
 std::shared_ptr<Communicator> connectThroughGloo(
-    const Meeting& meeting,
+    const RendezvousInfo& info,
     const gloo::Connect& connectGloo,
     gloo::Connected connected,
     std::string (*placeOf)(const Peer& peer)) {
-  auto overGloo = meeting;
+  auto overGloo = info;
   overGloo.members += "/gloo";
-  return meet(overGloo, [&](const Met& met) {
+  return rendezvous(overGloo, [&](const Rendezvoused& met) {
     std::vector<std::string> places;
-    places.reserve(meeting.size);
-    for (int rank = 0; rank < meeting.size; ++rank) {
+    places.reserve(info.size);
+    for (int rank = 0; rank < info.size; ++rank) {
       places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
       if (placeOf != nullptr) {
         overGloo.group.hosts.push_back(met.peers[rank].host);
       }
     }
-    const auto topology = gloo::Topology::of(places, overGloo.group.hosts, meeting.rank);
+    const auto topology = gloo::Topology::of(places, overGloo.group.hosts, info.rank);
     auto* const comm = gloo::newComm(
-        {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", meeting.store),
+        {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
          .topology = topology,
          .inside = joinInside(overGloo, *topology),
          .connect = connectGloo,
-         .timeout = meeting.timeout},
+         .timeout = info.timeout},
         connected,
         met.look);
     return own(overGloo, gloo::api(), {comm}, met.prefix, {});
@@ -181,9 +171,9 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 }
 
 std::shared_ptr<Communicator> connectHosts(
-    const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
-  auto joined = joinOnHost(shm::api(), meeting, [&](ncclComm_t comm, const std::string& prefix) {
-    return own(meeting, shm::api(), {comm}, prefix, {});
+    const RendezvousInfo& info, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
+  auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const std::string& prefix) {
+    return own(info, shm::api(), {comm}, prefix, {});
   });
   if (peers != nullptr) {
     *peers = std::move(joined.peers);
@@ -194,31 +184,31 @@ std::shared_ptr<Communicator> connectHosts(
   TORCH_CHECK(
       connectGloo != nullptr,
       "'",
-      meeting.group.name,
+      info.group.name,
       "' goes through shared memory, and its ranks are on different hosts: ",
       joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
   return connectThroughGloo(
-      meeting,
+      info,
       connectGloo,
       presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
       [](const Peer& peer) { return peer.place(); });
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(
-    const Meeting& meeting, const gloo::Connect& connectGloo) {
-  return connectThroughGloo(meeting, connectGloo, gloo::Connected::now, nullptr);
+    const RendezvousInfo& info, const gloo::Connect& connectGloo) {
+  return connectThroughGloo(info, connectGloo, gloo::Connected::now, nullptr);
 }
 
 std::shared_ptr<Communicator> connect(
-    const Meeting& meeting, c10::Device device, const AcceleratorOptions& options) {
+    const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options) {
   const auto make = [&](const NcclApi& api,
                         CommHandle::Made made,
                         const std::string& prefix,
                         const NcclConfig& config) {
-    return own(meeting, api, std::move(made), prefix, {device, options.highPriority}, config);
+    return own(info, api, std::move(made), prefix, {device, options.highPriority}, config);
   };
-  const auto& name = meeting.group.name;
+  const auto& name = info.group.name;
   checkCarried("connect", name, device);
   checkDevice(name, device);
   TORCH_CHECK(
@@ -234,7 +224,7 @@ std::shared_ptr<Communicator> connect(
     options.config.check(plainApi());
     auto joined = joinOnHost(
         plainApi(),
-        meeting,
+        info,
         [&](ncclComm_t comm, const std::string& prefix) {
           return make(plainApi(), {comm}, prefix, options.config);
         },
@@ -255,9 +245,8 @@ std::shared_ptr<Communicator> connect(
   const auto& api = library.api();
   options.config.check(api);
   const auto config = options.named ? options.config.named(api, name) : options.config;
-  const auto met = meetOverNccl(library, meeting, options.ranksPerRoot);
-  return make(
-      api, {nullptr, joinOverNccl(api, met.ids, meeting, device, config)}, met.prefix, config);
+  const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
+  return make(api, {nullptr, joinOverNccl(api, met.ids, info, device, config)}, met.prefix, config);
 }
 
 }  // namespace torchcomms_pg

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/Bootstrap.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/Rendezvous.hpp"
 #include "gloo/Comm.hpp"
 #include "nccl/Library.hpp"
 
@@ -17,7 +17,7 @@ struct AcceleratorOptions {
   bool highPriority = false;  // of the communicator's stream
   NcclConfig config;
   bool named = false;      // whether NCCL is told the group's name, see NcclConfig::named()
-  int ranksPerRoot = 128;  // see meetOverNccl()
+  int ranksPerRoot = 128;  // see rendezvousOverNccl()
 };
 
 // Joins the ranks for CPU tensors: through shared memory, or, where they are on
@@ -27,24 +27,26 @@ struct AcceleratorOptions {
 // rank, in each group. Collective; returns when every rank has joined. Raises CommError, or what
 // `connectGloo` does. `peers`: gets who they are, by rank; empty where this rank is alone.
 std::shared_ptr<Communicator> connectHosts(
-    const Meeting& meeting, const gloo::Connect& connectGloo, std::vector<Peer>* peers = nullptr);
+    const RendezvousInfo& info,
+    const gloo::Connect& connectGloo,
+    std::vector<Peer>* peers = nullptr);
 
 // The same through Gloo wherever the ranks are, as if each had a host of its own.
 std::shared_ptr<Communicator> connectThroughGloo(
-    const Meeting& meeting, const gloo::Connect& connectGloo);
+    const RendezvousInfo& info, const gloo::Connect& connectGloo);
 
 // Joins the ranks through the library for tensors of `device`: libnccl for
 // CUDA; what useHostStreams() says. Collective; returns when every rank has come.
 // Raises CommError, LibraryError, std::invalid_argument for a configuration that no
 // library takes, or what torch raises where there is no such device.
 std::shared_ptr<Communicator> connect(
-    const Meeting& meeting, c10::Device device, const AcceleratorOptions& options);
+    const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options);
 
 // Whether tensors of the device can be carried at all; else raises ValueError, saying so of `what`.
 void checkCarried(const char* what, const std::string& group, c10::Device device);
 
 // Devices of this type have their memory on the host, and the native handles
-// of their streams point to shm::HostStream: a simulated accelerator. `library`:
+// of their streams point to host::HostStream: a simulated accelerator. `library`:
 // the path of one with NCCL's API for such, in place of shared memory; may be empty.
 void useHostStreams(c10::DeviceType type, const std::string& library);
 

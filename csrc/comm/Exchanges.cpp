@@ -114,7 +114,7 @@ WorkPtr allToAllSingle(
   call.op.outputSplits = outputSplits;
 
   const auto wire = wireType(input.scalar_type());
-  Target target(output, /*readFirst=*/false);
+  OutputBuffer target(output, /*readFirst=*/false);
   const auto source = input.contiguous();
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel(what, "output", output, input.numel());
@@ -167,7 +167,7 @@ WorkPtr allToAll(
 
   const auto wire = wireType(inputs.front().scalar_type());
   std::vector<at::Tensor> sources;
-  std::vector<Target> targets;
+  std::vector<OutputBuffer> targets;
   std::vector<Part> sends;
   std::vector<Part> receives;
   for (int peer = 0; peer < comm.size(); ++peer) {

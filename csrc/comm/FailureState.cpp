@@ -7,12 +7,12 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/Inquiring.hpp"
+#include "comm/DiagnosisClient.hpp"
+#include "host/Interrupt.hpp"
 #include "monitor/Printable.hpp"
 #include "recorder/DumpPipe.hpp"
-#include "shm/Interrupt.hpp"
 
 namespace torchcomms_pg {
 
@@ -67,7 +67,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     return none;  // the first one, which stands
   }
   std::lock_guard lock(mutex_);
-  const auto unfinished = Unfinished::begin();
+  const auto unfinished = OutstandingTask::begin();
   if (!unfinished) {  // the interpreter ends, which hooks and dumps need
     if (end) {
       endProcess(ours->message);
@@ -101,7 +101,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
         callAbortHook(*hook);
       }
       if (dump && endsProcess()) {
-        comm->inquiring().awaitDumps(end ? kDumpPatience : Milliseconds(0));
+        comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0));
       }
       if (end) {
         endProcess(text);
@@ -195,7 +195,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   if (report.state == ncclSuccess || report.state == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
   }
-  if (auto verdict = comm_.inquiring().onFailure(op, result, report.text)) {
+  if (auto verdict = comm_.diagnosis().onFailure(op, result, report.text)) {
     failure.verdict = std::move(verdict->text);
     if (!verdict->ranks.empty()) {
       failure.ranks = std::move(verdict->ranks);
@@ -335,11 +335,11 @@ void FailureState::shrink() {
 }
 
 std::exception_ptr FailureState::interruption() {
-  if (!shm::interrupted()) {
+  if (!host::interrupted()) {
     return nullptr;
   }
   failBy(kInterrupt);
-  return shm::takeInterrupt();
+  return host::takeInterrupt();
 }
 
 }  // namespace torchcomms_pg

@@ -93,7 +93,7 @@ bool Flight::ask() noexcept {
 }
 
 void Flight::ended(std::shared_ptr<Awaited> self) noexcept {
-  executor_.conclude(std::static_pointer_cast<Flight>(std::move(self)));
+  executor_.finishFromEvent(std::static_pointer_cast<Flight>(std::move(self)));
 }
 
 std::exception_ptr Flight::error() const {

@@ -22,7 +22,7 @@ WorkPtr broadcast(
   call.op.peer = root;
 
   const auto wire = wireType(tensor.scalar_type());
-  Target target(tensor, /*readFirst=*/root == comm.rank());
+  OutputBuffer target(tensor, /*readFirst=*/root == comm.rank());
   call.launch = [&comm, target, wire, root, count = tensor.numel() * wire.factor](
                     ncclComm_t handle, cudaStream_t stream) {
     return comm.api().broadcast(
@@ -49,7 +49,7 @@ WorkPtr allGatherSingle(
   call.setTensors({input}, {output});
 
   const auto wire = wireType(input.scalar_type());
-  Target target(output, /*readFirst=*/false);
+  OutputBuffer target(output, /*readFirst=*/false);
   call.launch = [&comm, target, wire, source = input.contiguous()](
                     ncclComm_t handle, cudaStream_t stream) {
     return comm.api().allGather(
@@ -82,7 +82,7 @@ WorkPtr allGather(
   const auto wire = wireType(input.scalar_type());
   const auto source = input.contiguous();
   if (sameNumel(outputs)) {
-    TargetList targets(outputs);
+    OutputBuffers targets(outputs);
     call.launch = [&comm, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
       return comm.api().allGather(
           source.data_ptr(),
@@ -98,7 +98,7 @@ WorkPtr allGather(
     return comm.issue(std::move(call));
   }
   // Different sizes: one broadcast from each rank, in one group.
-  std::vector<Target> targets;
+  std::vector<OutputBuffer> targets;
   for (const auto& output : outputs) {
     targets.emplace_back(output, /*readFirst=*/false);
   }
@@ -146,7 +146,7 @@ WorkPtr gather(
 
   const auto wire = wireType(input.scalar_type());
   const auto source = input.contiguous();
-  std::optional<TargetList> targets;
+  std::optional<OutputBuffers> targets;
   if (root == comm.rank()) {
     targets.emplace(outputs);
   }
@@ -178,7 +178,7 @@ WorkPtr gatherSingle(
   checkTensor(what, "input", input, comm.device());
   checkRank(what, "root", root, comm.size());
   std::vector<at::Tensor> outputs;
-  std::optional<Target> target;
+  std::optional<OutputBuffer> target;
   if (root == comm.rank()) {
     TORCH_CHECK_VALUE(
         output.has_value(),
@@ -232,7 +232,7 @@ WorkPtr scatter(
   call.op.peer = root;
 
   const auto wire = wireType(output.scalar_type());
-  Target target(output, /*readFirst=*/false);
+  OutputBuffer target(output, /*readFirst=*/false);
   const auto flat = root == comm.rank() ? flatten(inputs) : at::Tensor();
   call.launch = [&comm, target, wire, flat, root](ncclComm_t handle, cudaStream_t stream) {
     return scatter(

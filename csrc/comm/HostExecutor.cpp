@@ -8,11 +8,11 @@
 #include <span>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/Inquiring.hpp"
-#include "comm/Recording.hpp"
-#include "shm/Interrupt.hpp"
+#include "comm/DiagnosisClient.hpp"
+#include "comm/RecordedOp.hpp"
+#include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
 
@@ -66,7 +66,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   if (work) {
     work->setStarted(call.op.issued);
     work->finish(error);
-    work->announce();
+    work->completeFutures();
   }
   comm_.tellEnd(call.op, work, error, call.op.issued, ended);
   if (error) {
@@ -109,7 +109,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
           recording->start();
         }
       };
-      alone ? start() : shm::HostStream::fromHandle(stream)->enqueue(start);
+      alone ? start() : host::HostStream::fromHandle(stream)->enqueue(start);
     }
     const auto result = call.launch(comm, stream);
     if (result != ncclSuccess) {
@@ -122,13 +122,13 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     }
     // Holds the whole call: its launch owns the buffers that are in use.
     const auto held = std::make_shared<const PreparedOp>(std::move(call));
-    shm::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
+    host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
       std::exception_ptr error;
       try {
         ncclResult_t state = ncclSuccess;
         comm_.api().commGetAsyncError(comm, &state);
         if (state != ncclSuccess) {
-          if (shm::interrupted()) {
+          if (host::interrupted()) {
             // Whoever waits raises what the handler has raised.
             comm_.failureState().failBy(FailureState::kInterrupt);
           }
@@ -164,9 +164,9 @@ void HostExecutor::finish(
   // Callbacks of a future may wait for operations that come after this one.
   if (held->operation().ordered) {
     worker_.handOver();
-    held->announce();
+    held->completeFutures();
   } else {
-    runApart([held] { held->announce(); });
+    runApart([held] { held->completeFutures(); });
   }
 }
 
@@ -212,7 +212,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     }
   };
   struct One {
-    Unfinished unfinished;
+    OutstandingTask unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> epilogue;
 
@@ -294,14 +294,14 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
   const Work::Waiting waiting(work);
   if (timeout <= kNoTimeout) {
     // Not with a timeout: what is queued may take longer.
-    worker_.help([&] { return work.done(); });
+    worker_.runQueued([&] { return work.done(); });
     awaitUninterrupted(work, std::nullopt);
     return;
   }
   wake();
   const auto deadline = Clock::now() + timeout;
   if (!awaitUninterrupted(work, deadline)) {
-    while (const auto more = comm_.inquiring().judge(work.operation(), timeout, deadline)) {
+    while (const auto more = comm_.diagnosis().judge(work.operation(), timeout, deadline)) {
       if (awaitUninterrupted(work, Clock::now() + *more)) {
         break;
       }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "comm/Inquiring.hpp"
+#include "comm/DiagnosisClient.hpp"
 
 namespace torchcomms_pg {
 
@@ -117,8 +117,8 @@ std::shared_ptr<Communicator> Communicator::split(
     library_.keepUntilEnd(std::move(made));  // other ranks may be connecting to it still
     TORCH_CHECK_VALUE(false, difference);
   }
-  made->inquiring_->openLike(
-      *inquiring_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
+  made->diagnosis_->openLike(
+      *diagnosis_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
   return made;
 }
 
@@ -219,7 +219,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       timeout,
       place_,
       config_);
-  made->inquiring_->openLike(*inquiring_, "without/" + joinRanks(gone));
+  made->diagnosis_->openLike(*diagnosis_, "without/" + joinRanks(gone));
   return made;
 }
 
@@ -271,7 +271,7 @@ void Communicator::closeNow() {
     interrupted = std::current_exception();
   }
   // Nothing is in flight any more: gives everything back.
-  inquiring_->close();
+  diagnosis_->close();
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();

@@ -1,7 +1,7 @@
 // Send and receive.
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "comm/Buffers.hpp"
 #include "comm/Checks.hpp"
 #include "comm/Collectives.hpp"
@@ -70,7 +70,7 @@ WorkPtr recv(
   call.op.ordered = !options.async || comm.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
-  Target target(tensor, /*readFirst=*/false);
+  OutputBuffer target(tensor, /*readFirst=*/false);
   call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, source, tag};
   call.launch = [&comm, target, received = *call.message](ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);

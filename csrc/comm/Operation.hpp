@@ -88,7 +88,7 @@ inline bool isPointToPoint(OpKind kind) {
   return waitsForPeer(kind) || kind == OpKind::put || kind == OpKind::signal;
 }
 
-class Recording;
+class RecordedOp;
 struct HookedOperation;
 
 struct Operation {
@@ -109,8 +109,8 @@ struct Operation {
   Clock::time_point issued;
   std::vector<int64_t> inputSplits;  // of an uneven all-to-all
   std::vector<int64_t> outputSplits;
-  std::shared_ptr<HookedOperation> hooked;     // null: no hook wants to be told of its end
-  std::shared_ptr<const Recording> recording;  // null: nobody records it
+  std::shared_ptr<HookedOperation> hooked;      // null: no hook wants to be told of its end
+  std::shared_ptr<const RecordedOp> recording;  // null: nobody records it
 
   // Takes over what describe() tells, without allocating.
   void noteFrom(const Operation& other) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "shm/Process.hpp"
+#include "host/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -21,10 +21,10 @@ std::string spaceOf(const Peer& peer) {
 }  // namespace
 
 Peer Peer::self() {
-  const auto pid = shm::processId();
-  auto host = shm::hostName();
+  const auto pid = host::processId();
+  auto host = host::hostName();
   std::replace_if(host.begin(), host.end(), [](char c) { return c <= ' '; }, '_');
-  return {std::move(host), shm::bootHash(), shm::pidSpace(), pid, shm::processStartTime(pid)};
+  return {std::move(host), host::bootHash(), host::pidSpace(), pid, host::processStartTime(pid)};
 }
 
 Peer Peer::parse(const std::string& text, const Peer* previous) {
@@ -52,7 +52,7 @@ std::string Peer::place() const {
 }
 
 bool Peer::dead() const {
-  if (pid == 0 || startTime == 0 || shm::processAlive(pid, startTime)) {
+  if (pid == 0 || startTime == 0 || host::processAlive(pid, startTime)) {
     return false;
   }
   return sameHost(self());

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "comm/Inquiring.hpp"
+#include "comm/DiagnosisClient.hpp"
 #include "nccl/Library.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -34,16 +34,16 @@ void RecorderSet::describe(Group& group, std::string description) {
   group.description = std::move(description);
 }
 
-bool RecorderSet::add(std::shared_ptr<Recorder> recorder) {
+bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
   if (!recorder->enabled()) {
     return false;
   }
   std::lock_guard lock(mutex_);
-  auto all = std::make_shared<std::vector<Recorded>>();
+  auto all = std::make_shared<std::vector<RecorderGroup>>();
   if (const auto now = std::atomic_load(&recorders_)) {
     *all = *now;
   }
-  const auto same = [&](const Recorded& recorded) { return recorded.recorder == recorder; };
+  const auto same = [&](const RecorderGroup& recorded) { return recorded.recorder == recorder; };
   if (std::any_of(all->begin(), all->end(), same)) {
     return false;
   }
@@ -52,22 +52,23 @@ bool RecorderSet::add(std::shared_ptr<Recorder> recorder) {
       recorder->addGroup(known.name, known.description, comm_.globalRanks(), comm_.rank());
   recorder->setLibraryVersion(versionText(comm_.libraryVersion()));
   all->push_back({std::move(recorder), group});
-  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(all)));
+  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<RecorderGroup>>(std::move(all)));
   any_.store(true, std::memory_order_release);
   return true;
 }
 
-void RecorderSet::remove(const Recorder* recorder) {
+void RecorderSet::remove(const FlightRecorder* recorder) {
   std::lock_guard lock(mutex_);
   const auto now = std::atomic_load(&recorders_);
   if (!now) {
     return;
   }
-  auto rest = std::make_shared<std::vector<Recorded>>(*now);
+  auto rest = std::make_shared<std::vector<RecorderGroup>>(*now);
   std::erase_if(
-      *rest, [&](const Recorded& recorded) { return recorded.recorder.get() == recorder; });
+      *rest, [&](const RecorderGroup& recorded) { return recorded.recorder.get() == recorder; });
   any_.store(!rest->empty(), std::memory_order_release);
-  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<Recorded>>(std::move(rest)));
+  std::atomic_store(
+      &recorders_, std::shared_ptr<const std::vector<RecorderGroup>>(std::move(rest)));
 }
 
 void RecorderSet::record(PreparedOp& call) {
@@ -78,7 +79,7 @@ void RecorderSet::record(PreparedOp& call) {
   }
   const auto* const what = recordedName(call);
   auto* const source = StackSource::get();
-  auto recording = std::make_shared<Recording>(
+  auto recording = std::make_shared<RecordedOp>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
   // Whether what is in an accelerator's stream has started is not known.
   const bool started = !op.async && comm_.device().is_cpu() && comm_.library().ready();
@@ -89,7 +90,7 @@ void RecorderSet::record(PreparedOp& call) {
          .inputs = message.inputs,
          .outputs = message.outputs,
          .timeout = op.timeout,
-         .direction = sends ? Record::Direction::send : Record::Direction::receive,
+         .direction = sends ? OpRecord::Direction::send : OpRecord::Direction::receive,
          .peer = message.op.peer,
          .started = started});
   };
@@ -109,7 +110,7 @@ void RecorderSet::record(PreparedOp& call) {
          // The analyser looks at the first tensor alone, where it looks at sizes.
          .join = op.kind != OpKind::coalesced && what != kUnchecked,
          .timeout = op.timeout,
-         .direction = oneSided ? Record::Direction::one : Record::Direction::none,
+         .direction = oneSided ? OpRecord::Direction::one : OpRecord::Direction::none,
          .peer = oneSided ? op.peer : -1,
          .started = started});
   }
@@ -128,14 +129,14 @@ void RecorderSet::dump() {
   const auto recorder = process_recorder::get();
   const auto recorders = std::atomic_load(&recorders_);
   if (!recorder || !recorders ||
-      std::none_of(recorders->begin(), recorders->end(), [&](const Recorded& recorded) {
+      std::none_of(recorders->begin(), recorders->end(), [&](const RecorderGroup& recorded) {
         return recorded.recorder == recorder;
       })) {
     return;
   }
   // A second caller waits for the first dump, which has a time limit.
   std::call_once(dumped_, [this] {
-    comm_.inquiring().askForDumps();
+    comm_.diagnosis().askForDumps();
     process_recorder::dumpAfterFailure();
   });
 }

@@ -9,7 +9,7 @@
 
 #include "comm/Group.hpp"
 #include "comm/PreparedOp.hpp"
-#include "comm/Recording.hpp"
+#include "comm/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 
@@ -25,8 +25,8 @@ class RecorderSet {
 
   // From the next operation on, `recorder` has an entry for each. Where it is the process's, a
   // failure has it written to its file. False: it has been there already, or is to record nothing.
-  bool add(std::shared_ptr<Recorder> recorder);
-  void remove(const Recorder* recorder);
+  bool add(std::shared_ptr<FlightRecorder> recorder);
+  void remove(const FlightRecorder* recorder);
   // Adds those of another communicator, which this one replaces.
   void inherit(const RecorderSet& former);
 
@@ -44,7 +44,7 @@ class RecorderSet {
   Communicator& comm_;
   std::mutex mutex_;  // of changes, and of the group's description
   std::atomic<bool> any_{false};
-  std::shared_ptr<const std::vector<Recorded>> recorders_;  // by std::atomic_load
+  std::shared_ptr<const std::vector<RecorderGroup>> recorders_;  // by std::atomic_load
   std::once_flag dumped_;
 };
 

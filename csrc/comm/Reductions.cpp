@@ -18,7 +18,7 @@ void setReduceScatter(
     const at::Tensor& output,
     const at::Tensor& input,
     const Reduction& reduction) {
-  Target target(output, /*readFirst=*/false);
+  OutputBuffer target(output, /*readFirst=*/false);
   const size_t count = output.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
     auto parts = at::empty({comm.size(), output.numel()}, output.options());
@@ -64,7 +64,7 @@ WorkPtr allReduce(
   Reduction reduction(what, reduceOp, input.scalar_type());
   call.setTensors({input}, {output}, reduction.name());
 
-  Target target(output, /*readFirst=*/inPlace);
+  OutputBuffer target(output, /*readFirst=*/inPlace);
   const auto source = inPlace ? target.buffer() : input.contiguous();
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
@@ -107,7 +107,7 @@ WorkPtr reduce(
   call.op.peer = root;
 
   const bool isRoot = root == comm.rank();
-  Target target(tensor, /*readFirst=*/true);
+  OutputBuffer target(tensor, /*readFirst=*/true);
   const size_t count = tensor.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
     auto all = at::empty({isRoot ? comm.size() : 0, tensor.numel()}, tensor.options());
@@ -192,7 +192,7 @@ WorkPtr reduceScatter(
   for (const auto& input : inputs) {
     counts.push_back(input.numel() * reduction.wire().factor);
   }
-  Target target(output, /*readFirst=*/false);
+  OutputBuffer target(output, /*readFirst=*/false);
   const auto step = flat.element_size() / reduction.wire().factor;
   call.launch = [&comm, target, flat, counts, step, reduction](
                     ncclComm_t handle, cudaStream_t stream) {

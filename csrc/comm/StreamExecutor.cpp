@@ -9,9 +9,9 @@
 
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/DiagnosisClient.hpp"
 #include "comm/HostExecutor.hpp"
-#include "comm/Inquiring.hpp"
-#include "comm/Recording.hpp"
+#include "comm/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 
@@ -62,7 +62,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     const bool timed = comm_.timed();
     const auto order = comm_.library().holdOrder();
     const auto issuer = device_.currentStream();
-    const auto stream = call.op.async ? device_.follow(issuer) : issuer;
+    const auto stream = call.op.async ? device_.streamAfter(issuer) : issuer;
     auto start = timed ? device_.record(stream, timed) : nullptr;
     {
       c10::OptionalStreamGuard inStream;
@@ -92,7 +92,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     awaitStarted(*flight, work.get(), kNoTimeout, /*onHost=*/true);
   }
   if (work && work->hasFuture()) {
-    work->announce();  // of a batch: asked for before it was launched
+    work->completeFutures();  // of a batch: asked for before it was launched
   }
 }
 
@@ -118,7 +118,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   }
   if (work) {
     work->finish(error);
-    work->announce();
+    work->completeFutures();
   }
   comm_.hooks()->tellEnd(call.op, work, error, call.op.issued, call.op.issued);
   if (error) {
@@ -138,7 +138,7 @@ void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
   }
 }
 
-void StreamExecutor::conclude(std::shared_ptr<Flight> flight) {
+void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
   // Elsewhere: tensors may need the GIL to go, and hooks take their time.
   device_.runApart([this, flight = std::move(flight)] {
     auto error = flight->error();
@@ -170,7 +170,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
   comm_.tellEnd(op, work, error, started, finished);
   if (work && work->hasFuture()) {
     device_.handOver();  // callbacks may wait for operations that come after this one
-    work->announce();
+    work->completeFutures();
   }
   flight.release();  // of what a future has kept meanwhile
 }
@@ -197,7 +197,7 @@ void StreamExecutor::awaitStarted(
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
     while (!awaitEnd(flight, until)) {
-      const auto more = comm_.inquiring().judge(op, timeout, *deadline);
+      const auto more = comm_.diagnosis().judge(op, timeout, *deadline);
       if (!more) {
         break;
       }

@@ -30,7 +30,7 @@ class StreamExecutor final : public Executor {
   AcceleratorDevice* accelerator() const override { return &device_; }
 
   // Finishes, in a thread of its own, an operation whose stream is past it.
-  void conclude(std::shared_ptr<Flight> flight);
+  void finishFromEvent(std::shared_ptr<Flight> flight);
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);

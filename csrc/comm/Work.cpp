@@ -131,7 +131,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     }
   }
   comm_->executor().wake();
-  announce();
+  completeFutures();
   return future_;
 }
 
@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
     }
   }
   comm_->executor().wake();
-  announce();
+  completeFutures();
   return futureResult_;
 }
 
@@ -192,7 +192,7 @@ void Work::setTimed(bool timed) {
   timed_ = timed;
 }
 
-void Work::become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
+void Work::assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
   std::lock_guard lock(mutex_);
   op_ = std::move(op);
   opType_ = traits(op_.kind).type;
@@ -279,7 +279,7 @@ void Work::endRange() {
   }
 }
 
-void Work::announce() {
+void Work::completeFutures() {
   std::unique_lock lock(mutex_);
   if (!completed_ && !flight_) {
     return;

@@ -83,7 +83,7 @@ class Work final : public c10d::Work {
   int source() const;  // -1: not known
   void setTimed(bool timed);
   // Of a batch: what it turned out to be, when it is launched.
-  void become(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
+  void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
   // Of an accelerator: the operation is in a stream, or in a graph.
   void depart(std::shared_ptr<Flight> flight);
   // Null: it has not departed.
@@ -94,7 +94,7 @@ class Work final : public c10d::Work {
   // False when `deadline` passed first.
   bool waitUntil(std::optional<Clock::time_point> deadline);
   bool finish(std::exception_ptr error);
-  void announce();
+  void completeFutures();
   bool hasFuture() const;
   bool launched() const { return op_.seq != 0; }
   // Whether a thread waits for it now, on the host.

@@ -41,7 +41,7 @@ c10::Stream AcceleratorDevice::currentStream() const {
   return implementation(device()).getStream(device());
 }
 
-c10::Stream AcceleratorDevice::follow(const c10::Stream& issuer) {
+c10::Stream AcceleratorDevice::streamAfter(const c10::Stream& issuer) {
   await(*record(issuer, /*timed=*/false), own_);
   return own_;
 }

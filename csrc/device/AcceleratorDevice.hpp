@@ -51,7 +51,7 @@ class AcceleratorDevice final {
   void handOver() { finisher_.handOver(); }
 
   // The communicator's stream; what comes next in it waits for what is in `issuer` so far.
-  c10::Stream follow(const c10::Stream& issuer);
+  c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
 

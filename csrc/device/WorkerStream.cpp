@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
-#include "base/Unfinished.hpp"
 
 namespace torchcomms_pg {
 
@@ -17,7 +17,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   explicit State(std::string threadName) : name(std::move(threadName)) {}
 
   struct Task {
-    Unfinished unfinished;
+    OutstandingTask unfinished;
     std::function<void()> run;
   };
 
@@ -183,7 +183,7 @@ void WorkerStream::handOver() {
   }
 }
 
-void WorkerStream::help(const std::function<bool()>& done) {
+void WorkerStream::runQueued(const std::function<bool()>& done) {
   const auto state = state_;  // a task may drop the last reference to this stream
   std::unique_lock lock(state->mutex);
   if (!state->led && !state->tasks.empty() && !done()) {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "shm/HostStream.hpp"
+#include "host/HostStream.hpp"
 
 namespace torchcomms_pg {
 
@@ -19,7 +19,7 @@ namespace torchcomms_pg {
 // usually one. One thread at a time leads, that is runs tasks in order. A
 // leader that is about to run code which may wait for later tasks (a user's
 // callback) hands the lead over, and another thread is started if none is idle.
-class WorkerStream final : public shm::HostStream {
+class WorkerStream final : public host::HostStream {
  public:
   explicit WorkerStream(std::string threadName);
 
@@ -49,7 +49,7 @@ class WorkerStream final : public shm::HostStream {
 
   // Runs queued tasks in the calling thread until `done`, as long as no other
   // thread leads: a caller that would only wait saves the wake-up of a thread.
-  void help(const std::function<bool()>& done);
+  void runQueued(const std::function<bool()>& done);
 
  private:
   static constexpr std::chrono::seconds kPatience{5};

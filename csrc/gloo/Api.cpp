@@ -2,13 +2,13 @@
 
 #include <utility>
 
+#include "host/HostStream.hpp"
+#include "host/NcclCalls.hpp"
 #include "nccl/ElementSize.hpp"
-#include "shm/Api.hpp"
-#include "shm/Boundary.hpp"
-#include "shm/Group.hpp"
-#include "shm/Handles.hpp"
-#include "shm/HostStream.hpp"
-#include "shm/NcclCalls.hpp"
+#include "shm/api/Api.hpp"
+#include "shm/api/Group.hpp"
+#include "shm/api/Handles.hpp"
+#include "shm/api/ResultCodes.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -20,7 +20,7 @@ using CommPtr = std::shared_ptr<Comm>;
 struct Task {
   CommPtr comm;
   cudaStream_t stream = nullptr;
-  shm::Collective collective;
+  host::Collective collective;
   bool isMessage = false;
   bool sending = false;
   Message message;
@@ -29,7 +29,7 @@ struct Task {
 // What one launch consists of: messages, which are under way together, also while the collectives
 // run one after another; and the parts of an exchange.
 struct Batch {
-  std::vector<std::pair<shm::Collective, Comm::Place>> collectives;
+  std::vector<std::pair<host::Collective, Comm::Place>> collectives;
   std::vector<Messages::Issued> messages;
   std::vector<Part> sends;
   std::vector<Part> receives;
@@ -80,7 +80,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
   Batch now;
   for (auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
-      throw shm::Failure(
+      throw host::Failure(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
     // Places are given out here, in the order in which all ranks issue.
@@ -119,10 +119,10 @@ ncclResult_t launch(std::vector<Task> tasks) {
     run(*comm, now);
     return ncclSuccess;
   }
-  shm::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
+  host::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
     try {
       run(*comm, now);
-    } catch (const shm::Failure&) {
+    } catch (const host::Failure&) {
       // The communicator has failed, which commGetAsyncError tells.
     } catch (const std::exception& error) {
       comm->fault().fail({ncclInternalError, error.what()});
@@ -141,7 +141,8 @@ ncclResult_t add(Task task) {
   return launch(std::move(tasks));
 }
 
-ncclResult_t collective(shm::Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
+ncclResult_t collective(
+    host::Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
   return guarded([&] {
     const auto& comm = from(handle);
     c.op = comm->operators().resolve(op, c.type);
@@ -245,7 +246,7 @@ NcclApi fill() {
       return ncclSuccess;
     });
   };
-  shm::addCalls<collective, message>(t);
+  host::addCalls<collective, message>(t);
   t.groupStart = [] {
     ++group.depth;
     return ncclSuccess;

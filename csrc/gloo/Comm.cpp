@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include "shm/Api.hpp"
-#include "shm/Handles.hpp"
+#include "shm/api/Api.hpp"
+#include "shm/api/Handles.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -106,7 +106,7 @@ Comm::Place Comm::nextPlace() {
 void Comm::execute(const Place& place, const std::function<void()>& body) {
   // In its turn, which passes in any case.
   struct Turn {
-    shm::Turnstile& turnstile;
+    shm::TicketLock& turnstile;
     const uint64_t ticket;
     ~Turn() { turnstile.pass(ticket); }
   };
@@ -115,7 +115,7 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
     const Turn turn{turns_, place.ticket};
     awaitLane();
     body();
-  } catch (const shm::Failure& failure) {
+  } catch (const host::Failure& failure) {
     fault_->raiseFor(failure, topology().inside());
   }
 }
@@ -132,7 +132,7 @@ void Comm::completeLater(std::shared_ptr<Request> request) {
     ncclResult_t result = ncclSuccess;
     try {
       self->messages_->complete({request});
-    } catch (const shm::Failure& failure) {
+    } catch (const host::Failure& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
       self->fault_->fail({ncclInternalError, error.what(), {}});
@@ -151,8 +151,8 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   const auto& t = topology();
   std::vector<Choice> choices(t.size);
   const Choice mine{color, key, t.rank};
-  const shm::Collective c{
-      shm::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8, {}, 0};
+  const host::Collective c{
+      host::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8, {}, 0};
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);
@@ -163,7 +163,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
       const auto& segment = inside_->segment();
       throw segment.failed()
           ? segment.failure()
-          : shm::Failure(ncclSystemError, shm::api().getLastError(members_.inside));
+          : host::Failure(ncclSystemError, shm::api().getLastError(members_.inside));
     }
   });
   if (color == NCCL_SPLIT_NOCOLOR) {

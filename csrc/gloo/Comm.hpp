@@ -14,8 +14,8 @@
 #include "gloo/Messages.hpp"
 #include "gloo/Scratch.hpp"
 #include "gloo/Topology.hpp"
+#include "host/Collective.hpp"
 #include "nccl/NcclApi.hpp"
-#include "shm/Collective.hpp"
 #include "shm/Comm.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -43,7 +43,7 @@ struct Part {
 // reduction of NCCL, reduced host by host in rank order, to the same bits on every rank. What a
 // collective consists of is in Execution.hpp.
 //
-// Thread-safe. Operations raise shm::Failure, with the group's ranks.
+// Thread-safe. Operations raise host::Failure, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   // `look`: see Link::connect().
@@ -63,7 +63,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Place nextPlace();
 
   // Blocks until this rank's part is done.
-  void run(const shm::Collective& collective, const Place& place);
+  void run(const host::Collective& collective, const Place& place);
   // An all-to-all with parts of any size, by rank.
   void exchange(
       const std::vector<Part>& sends,
@@ -110,7 +110,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   explicit Comm(Members members);
   void connectLane(Connected connected, const std::function<void()>& look);
   void awaitLane();
-  void runHere(const shm::Collective& collective, const Place& place);
+  void runHere(const host::Collective& collective, const Place& place);
   // Executes `body` in its turn, and turns failures of either library into the group's.
   void execute(const Place& place, const std::function<void()>& body);
 
@@ -119,7 +119,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const std::shared_ptr<Fault> fault_;
   std::shared_ptr<Link> lane_;  // to this rank's counterparts; null: it is on no lane
   std::shared_ptr<Messages> messages_;
-  shm::Turnstile turns_;
+  shm::TicketLock turns_;
   shm::Operators operators_;
   Scratch scratch_;  // of the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};

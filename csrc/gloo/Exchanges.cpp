@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "gloo/Execution.hpp"
-#include "shm/Reduce.hpp"
+#include "host/Reduce.hpp"
 
 namespace torchcomms_pg::gloo {
 
 // Where every rank has a host of its own. The envelopes tell the sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
-  std::vector<std::shared_ptr<Parcel>> parcels;
+  std::vector<std::shared_ptr<PendingMessage>> pending;
   for (int peer = 0; peer < t_.size; ++peer) {
     for (const bool sending : {false, true}) {
       const auto& part = (sending ? sends : receives)[peer];
@@ -19,7 +19,7 @@ void Execution::exchangeStraight(
       signature.countLow = static_cast<uint32_t>(part.bytes);
       signature.countHigh = static_cast<uint32_t>(part.bytes >> 32);
       if (peer != t_.rank) {
-        parcels.push_back(comm_.lane_->post(
+        pending.push_back(comm_.lane_->post(
             {.signature = signature,
              .sending = sending,
              .peer = peer,
@@ -29,12 +29,12 @@ void Execution::exchangeStraight(
       }
     }
   }
-  finish(parcels);
+  finish(pending);
 }
 
 void Execution::checkOwn(const Part& send, const Part& receive) const {
   if (send.bytes != receive.bytes) {
-    throw shm::Failure(
+    throw host::Failure(
         ncclInvalidUsage,
         comm_.inside_->segment().nameOf(local()) + " sends itself " + std::to_string(send.bytes) +
             " bytes and receives " + std::to_string(receive.bytes));
@@ -77,7 +77,7 @@ Execution::Sizes Execution::tellSizes(
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
-  shm::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
+  host::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
   if (t_.size == hosts_ && !sameSizes) {
     return exchangeStraight(sends, receives);
   }
@@ -143,7 +143,7 @@ std::map<int, Execution::Block> Execution::handToLanes(
     char* to = data.data();
     forOtherHosts([&](int host) {
       for (const int rank : t_.hosts[host]) {
-        shm::copy(to, sends[rank].data, sends[rank].bytes);
+        host::copy(to, sends[rank].data, sends[rank].bytes);
         to += sends[rank].bytes;
       }
     });
@@ -174,7 +174,7 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
     for (const int source : onLane(host, local())) {
       for (int to = 0; to < localSize(); ++to, ++sent) {
         if (*sent != sizes.awaited(to, source)) {
-          throw shm::Failure(
+          throw host::Failure(
               ncclInvalidUsage,
               "the ranks disagree: " + t_.nameOf(t_.inside()[to]) + " expects " +
                   std::to_string(sizes.awaited(to, source)) + " bytes of " + t_.nameOf(source) +
@@ -221,7 +221,7 @@ std::pair<const void*, size_t> Execution::pack(
   }
   char* to = packed.emplace_back(block(all)).data();
   for (const auto& part : parts) {
-    shm::copy(to, part.data, part.bytes);
+    host::copy(to, part.data, part.bytes);
     to += part.bytes;
   }
   return {packed.back().data(), all};
@@ -248,7 +248,7 @@ void Execution::spread(
     for (const int source : onLane(host, local())) {
       for (int to = 0; to < localSize(); ++to, from += theirs[host][part], ++part) {
         if (to == local()) {
-          shm::copy(receives[source].data, from, receives[source].bytes);
+          host::copy(receives[source].data, from, receives[source].bytes);
         } else {
           hops.push_back({true, to, from, theirs[host][part]});
         }

@@ -1,6 +1,6 @@
 #include "gloo/Execution.hpp"
 
-#include "shm/Api.hpp"
+#include "shm/api/Api.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -12,7 +12,7 @@ constexpr int kInsideTag = -2;
 // Where the data of a collective goes on a link. Ranks that call different ones wait at different
 // tags, so that none is given data of a size that it does not expect, which Gloo answers by ending
 // the process; the envelopes tell them. A tag may come again: messages of one keep their order.
-int dataTagOf(const shm::Signature& signature, int tag) {
+int dataTagOf(const host::Signature& signature, int tag) {
   uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countHigh;
@@ -27,7 +27,7 @@ void Comm::run(const Collective& collective, const Place& place) {
 }
 
 void Comm::runHere(const Collective& collective, const Place& place) {
-  Execution(*this, shm::signatureOf(collective), place.tag).run(collective);
+  Execution(*this, host::signatureOf(collective), place.tag).run(collective);
 }
 
 void Comm::exchange(
@@ -37,11 +37,11 @@ void Comm::exchange(
     const Place& place) {
   const Collective c{CollectiveKind::allToAll, nullptr, nullptr, 0, type, {}, 0};
   execute(place, [&] {
-    Execution(*this, shm::signatureOf(c), place.tag).exchange(sends, receives, false);
+    Execution(*this, host::signatureOf(c), place.tag).exchange(sends, receives, false);
   });
 }
 
-Execution::Execution(Comm& comm, const shm::Signature& signature, int tag)
+Execution::Execution(Comm& comm, const host::Signature& signature, int tag)
     : comm_(comm),
       t_(comm.topology()),
       signature_(signature),
@@ -79,9 +79,9 @@ void Execution::run(const Collective& c) {
   }
 }
 
-void Execution::finish(const std::vector<std::shared_ptr<Parcel>>& parcels) {
-  for (const auto& parcel : parcels) {
-    comm_.lane_->complete(*parcel, /*late=*/true);
+void Execution::finish(const std::vector<std::shared_ptr<PendingMessage>>& pending) {
+  for (const auto& pending : pending) {
+    comm_.lane_->complete(*pending, /*late=*/true);
   }
 }
 
@@ -100,7 +100,7 @@ void Execution::inside(const std::vector<Hop>& hops) {
   if (result != ncclSuccess) {
     const auto& segment = comm_.inside_->segment();
     throw segment.failed() ? segment.failure()
-                           : shm::Failure(result, api.getLastError(comm_.members_.inside));
+                           : host::Failure(result, api.getLastError(comm_.members_.inside));
   }
 }
 

@@ -12,8 +12,8 @@
 
 namespace torchcomms_pg::gloo {
 
-using shm::Collective;
-using shm::CollectiveKind;
+using host::Collective;
+using host::CollectiveKind;
 
 inline char* at(void* base, size_t offset) {
   return static_cast<char*>(base) + offset;
@@ -38,7 +38,7 @@ inline constexpr size_t kPiece = 4 << 20;
 // Execution.cpp.
 class Execution {
  public:
-  Execution(Comm& comm, const shm::Signature& signature, int tag);
+  Execution(Comm& comm, const host::Signature& signature, int tag);
 
   void run(const Collective& c);
   void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
@@ -56,13 +56,13 @@ class Execution {
       add(false, host, data, bytes, execution_.announcedBy_);
     }
     void finish() {
-      execution_.finish(parcels_);
-      parcels_.clear();
+      execution_.finish(pending_);
+      pending_.clear();
     }
 
    private:
     void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
-      parcels_.push_back(execution_.comm_.lane_->post(
+      pending_.push_back(execution_.comm_.lane_->post(
           {.signature = execution_.signature_,
            .sending = sending,
            .peer = host,
@@ -75,7 +75,7 @@ class Execution {
     }
 
     Execution& execution_;
-    std::vector<std::shared_ptr<Parcel>> parcels_;
+    std::vector<std::shared_ptr<PendingMessage>> pending_;
   };
 
   using Block = Scratch::Block;
@@ -108,7 +108,7 @@ class Execution {
     comm_.inside_->run(part);
   }
   void inside(const std::vector<Hop>& hops);
-  void finish(const std::vector<std::shared_ptr<Parcel>>& parcels);
+  void finish(const std::vector<std::shared_ptr<PendingMessage>>& pending);
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
@@ -168,7 +168,7 @@ class Execution {
 
   Comm& comm_;
   const Topology& t_;
-  const shm::Signature signature_;
+  const host::Signature signature_;
   const int tag_;
   const int dataTag_;
   const int hosts_;

@@ -4,9 +4,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
+#include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
-#include "shm/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kReasonLook{50};
 
 }  // namespace
 
-std::string encode(const shm::Failure& failure) {
+std::string encode(const host::Failure& failure) {
   std::string text;
   for (const int rank : failure.ranks) {
     text += std::to_string(rank) + " ";
@@ -28,7 +28,7 @@ std::string encode(const shm::Failure& failure) {
   return text + "\n" + failure.what();
 }
 
-std::optional<shm::Failure> decode(const std::string& text) {
+std::optional<host::Failure> decode(const std::string& text) {
   const auto end = text.find('\n');
   if (end == std::string::npos) {
     return std::nullopt;
@@ -38,10 +38,10 @@ std::optional<shm::Failure> decode(const std::string& text) {
   for (int rank = 0; in >> rank;) {
     ranks.push_back(rank);
   }
-  return shm::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
+  return host::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
 }
 
-std::optional<shm::Failure> Fault::known() const {
+std::optional<host::Failure> Fault::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -50,7 +50,7 @@ void Fault::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void Fault::fail(const shm::Failure& failure) {
+void Fault::fail(const host::Failure& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -61,20 +61,20 @@ void Fault::fail(const shm::Failure& failure) {
   call(&Actions::release);
   // Talks to the store, which may block.
   Monitor::get().runApart(
-      [unfinished = Unfinished(), self = shared_from_this()] { self->tellOthers(); });
+      [unfinished = OutstandingTask(), self = shared_from_this()] { self->tellOthers(); });
 }
 
 void Fault::lookForSignals() {
-  if (shm::interrupted()) {
+  if (host::interrupted()) {
     failInterrupted();
   }
 }
 
 void Fault::failInterrupted() {
-  fail(shm::interruption(rank_));
+  fail(host::interruption(rank_));
 }
 
-void Fault::raiseFor(const shm::Failure& inside, const std::vector<int>& members) {
+void Fault::raiseFor(const host::Failure& inside, const std::vector<int>& members) {
   check();
   // What fails inside a host after the group has failed has the group's failure as its text.
   if (const auto told = decode(inside.what())) {

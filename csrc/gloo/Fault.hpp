@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "gloo/SignalWatch.hpp"
-#include "shm/Failure.hpp"
+#include "host/Failure.hpp"
 
 namespace torchcomms_pg::gloo {
 
 // "1 2 \nreason": a failure as text, and back. None: it is not such a text.
-std::string encode(const shm::Failure& failure);
-std::optional<shm::Failure> decode(const std::string& text);
+std::string encode(const host::Failure& failure);
+std::optional<host::Failure> decode(const std::string& text);
 
 // Thread-safe. Set once: the first failure stands. Ranks are the group's own.
 class Fault : public std::enable_shared_from_this<Fault> {
@@ -27,12 +27,12 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // `rank`: this one's.
   Fault(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
 
-  std::optional<shm::Failure> known() const;
+  std::optional<host::Failure> known() const;
   // Throws it, where there is one.
   void check() const;
 
   // From any thread, without blocking.
-  void fail(const shm::Failure& failure);
+  void fail(const host::Failure& failure);
 
   // Fails where the handler of a signal, which runs in the calling thread, raises.
   void lookForSignals();
@@ -50,7 +50,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   // Raises it, where there is one, or else what has failed among ranks of this host: `members`, of
   // which that one tells the numbers.
-  [[noreturn]] void raiseFor(const shm::Failure& inside, const std::vector<int>& members);
+  [[noreturn]] void raiseFor(const host::Failure& inside, const std::vector<int>& members);
 
   // Fails with the reason that another rank has written; false: nobody has within `patience`, or
   // the store is gone.
@@ -94,7 +94,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<shm::Failure> failure_;
+  std::optional<host::Failure> failure_;
   std::vector<Watcher> watchers_;
   bool told_ = false;  // or given up
 };

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "gloo/Execution.hpp"
-#include "shm/Reduce.hpp"
+#include "host/Reduce.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -44,7 +44,7 @@ void Execution::allGather(const Collective& c) {
     const auto gathered = block(localSize() * bytes);
     inside({CollectiveKind::allGather, c.input, gathered.data(), c.count, c.type, {}, 0});
     for (int i = 0; i < localSize(); ++i) {
-      shm::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
+      host::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
     }
   }
   if (onLane() && !alone) {
@@ -257,7 +257,7 @@ void Execution::gather(const Collective& c) {
   if (isRoot) {
     of[host_] = std::move(own);
     for (int rank = 0; rank < t_.size; ++rank) {
-      shm::copy(
+      host::copy(
           at(c.output, rank * bytes),
           at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
           bytes);
@@ -279,7 +279,7 @@ void Execution::scatter(const Collective& c) {
       resize(host);
     }
     for (int rank = 0; rank < t_.size; ++rank) {
-      shm::copy(
+      host::copy(
           at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
           at(c.input, rank * bytes),
           bytes);

@@ -9,9 +9,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
+#include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
-#include "shm/Names.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -29,7 +29,7 @@ constexpr int64_t kReasonBytes = 1024;
 
 constexpr size_t kInline = 464;
 struct Envelope {
-  shm::Signature signature;
+  host::Signature signature;
   int32_t dataTag;
   int32_t userTag;
   uint32_t apart;  // the data follows under its own tag
@@ -38,25 +38,25 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 496 && std::is_trivially_copyable_v<Envelope>);
 
-Envelope& envelopeOf(const Parcel& parcel) {
-  return *static_cast<Envelope*>(parcel.envelope.data_ptr());
+Envelope& envelopeOf(const PendingMessage& pending) {
+  return *static_cast<Envelope*>(pending.envelope.data_ptr());
 }
 
 // What follows an envelope; of a message without data, whose sender waits until it is received, one
 // byte.
-at::Tensor dataOf(const Parcel& parcel) {
-  return parcel.bytes == 0
+at::Tensor dataOf(const PendingMessage& pending) {
+  return pending.bytes == 0
              ? at::zeros({1}, at::kByte)
-             : at::from_blob(parcel.data, {static_cast<int64_t>(parcel.bytes)}, at::kByte);
+             : at::from_blob(pending.data, {static_cast<int64_t>(pending.bytes)}, at::kByte);
 }
 
-std::string told(const shm::Signature& signature) {
+std::string told(const host::Signature& signature) {
   if (signature.kind != 0) {
-    return shm::describe(signature);
+    return host::describe(signature);
   }
   const auto count = uint64_t{signature.countHigh} << 32 | signature.countLow;
   return "a message of " + std::to_string(count) + " x " +
-         shm::typeName(static_cast<ncclDataType_t>(signature.types));
+         host::typeName(static_cast<ncclDataType_t>(signature.types));
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
     lock.unlock();
     try {
       look ? look() : setup_.fault->lookForSignals();
-    } catch (const shm::Failure& failure) {
+    } catch (const host::Failure& failure) {
       setup_.fault->fail(failure);
       throw;
     } catch (const std::exception&) {
@@ -118,7 +118,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
 }
 
 // `why`: of Gloo, or of this link.
-shm::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
+host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   std::string others;
   for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
     if (static_cast<int>(peer) != setup_.rank) {
@@ -179,7 +179,7 @@ void Link::startConnecting(bool tells) {
     connecting_ = true;
   }
   try {
-    std::thread([unfinished = Unfinished(), self = shared_from_this(), tells] {
+    std::thread([unfinished = OutstandingTask(), self = shared_from_this(), tells] {
       pthread_setname_np(pthread_self(), "tcpg_gloo");
       self->connectApart([&](c10d::Store& group) {
         if (tells) {
@@ -190,7 +190,7 @@ void Link::startConnecting(bool tells) {
     }).detach();
   } catch (const std::system_error& error) {
     setup_.fault->fail(
-        shm::Failure(
+        host::Failure(
             ncclSystemError,
             setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
                 error.what() + ")",
@@ -198,35 +198,35 @@ void Link::startConnecting(bool tells) {
   }
 }
 
-std::shared_ptr<Parcel> Link::post(Parcel posted) {
-  auto parcel = std::make_shared<Parcel>(std::move(posted));
-  if (const auto broken = hand(*parcel); !broken.empty()) {
-    raiseBroken(parcel->peer, broken);
+std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
+  auto pending = std::make_shared<PendingMessage>(std::move(posted));
+  if (const auto broken = hand(*pending); !broken.empty()) {
+    raiseBroken(pending->peer, broken);
   }
-  return parcel;
+  return pending;
 }
 
-// Hands the parcel to Gloo. What is wrong with the connection; empty: nothing.
-std::string Link::hand(Parcel& parcel) {
+// Hands the message to Gloo. What is wrong with the connection; empty: nothing.
+std::string Link::hand(PendingMessage& pending) {
   const auto connections = this->connections();
   const bool apart =
-      parcel.bytes > kInline || parcel.confirmed || (!parcel.announced && parcel.bytes > 0);
+      pending.bytes > kInline || pending.confirmed || (!pending.announced && pending.bytes > 0);
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
-    if (parcel.announced) {
-      parcel.envelope = at::empty({sizeof(Envelope)}, at::kByte);
-      std::vector<at::Tensor> tensors{parcel.envelope};
-      if (parcel.sending) {
-        seal(parcel);
-        parcel.head = connections->send(tensors, parcel.peer, parcel.tag);
+    if (pending.announced) {
+      pending.envelope = at::empty({sizeof(Envelope)}, at::kByte);
+      std::vector<at::Tensor> tensors{pending.envelope};
+      if (pending.sending) {
+        seal(pending);
+        pending.head = connections->send(tensors, pending.peer, pending.tag);
       } else {
-        parcel.head = connections->recv(tensors, parcel.peer, parcel.tag);
+        pending.head = connections->recv(tensors, pending.peer, pending.tag);
       }
     }
-    if (apart && (parcel.sending || parcel.dataTag != 0)) {
-      std::vector<at::Tensor> data{dataOf(parcel)};
-      parcel.body = parcel.sending ? connections->send(data, parcel.peer, parcel.dataTag)
-                                   : connections->recv(data, parcel.peer, parcel.dataTag);
+    if (apart && (pending.sending || pending.dataTag != 0)) {
+      std::vector<at::Tensor> data{dataOf(pending)};
+      pending.body = pending.sending ? connections->send(data, pending.peer, pending.dataTag)
+                                     : connections->recv(data, pending.peer, pending.dataTag);
     }
     return {};
   } catch (const std::exception& error) {
@@ -235,27 +235,27 @@ std::string Link::hand(Parcel& parcel) {
 }
 
 // With mutex_ held.
-void Link::seal(Parcel& parcel) {
-  if (parcel.dataTag == 0) {
+void Link::seal(PendingMessage& pending) {
+  if (pending.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
-    parcel.dataTag = kDataTags + data_;
+    pending.dataTag = kDataTags + data_;
   }
-  auto& envelope = envelopeOf(parcel);
-  envelope.signature = parcel.signature;
-  envelope.dataTag = parcel.dataTag;
-  envelope.userTag = parcel.userTag;
-  envelope.apart = parcel.bytes > kInline || parcel.confirmed;
-  envelope.bytes = parcel.bytes;
-  if (parcel.bytes > 0) {
-    std::memcpy(envelope.data, parcel.data, std::min(parcel.bytes, kInline));
+  auto& envelope = envelopeOf(pending);
+  envelope.signature = pending.signature;
+  envelope.dataTag = pending.dataTag;
+  envelope.userTag = pending.userTag;
+  envelope.apart = pending.bytes > kInline || pending.confirmed;
+  envelope.bytes = pending.bytes;
+  if (pending.bytes > 0) {
+    std::memcpy(envelope.data, pending.data, std::min(pending.bytes, kInline));
   }
 }
 
-void Link::complete(Parcel& parcel, bool late) {
+void Link::complete(PendingMessage& pending, bool late) {
   std::optional<std::list<int>::iterator> entry;
   if (late) {
     std::lock_guard lock(mutex_);
-    entry = late_.insert(late_.end(), parcel.peer);
+    entry = late_.insert(late_.end(), pending.peer);
   }
   const auto leave = [&] {
     if (entry) {
@@ -264,14 +264,14 @@ void Link::complete(Parcel& parcel, bool late) {
     }
   };
   try {
-    if (parcel.head != nullptr) {
-      await(parcel.head, parcel.peer);
-      if (!parcel.sending) {
-        open(parcel);
+    if (pending.head != nullptr) {
+      await(pending.head, pending.peer);
+      if (!pending.sending) {
+        open(pending);
       }
     }
-    if (parcel.body != nullptr) {
-      await(parcel.body, parcel.peer);
+    if (pending.body != nullptr) {
+      await(pending.body, pending.peer);
     }
   } catch (...) {
     leave();
@@ -280,61 +280,61 @@ void Link::complete(Parcel& parcel, bool late) {
   leave();
 }
 
-// Takes what the envelope of a parcel holds; data that follows it is received from now on.
-void Link::open(Parcel& parcel) {
-  const auto& envelope = envelopeOf(parcel);
-  compare(parcel, envelope.signature);
+// Takes what the envelope of a message holds; data that follows it is received from now on.
+void Link::open(PendingMessage& pending) {
+  const auto& envelope = envelopeOf(pending);
+  compare(pending, envelope.signature);
   if (!envelope.apart) {
     if (envelope.bytes > 0) {
-      std::memcpy(parcel.data, envelope.data, envelope.bytes);
+      std::memcpy(pending.data, envelope.data, envelope.bytes);
     }
     return;
   }
-  if (parcel.body != nullptr) {
+  if (pending.body != nullptr) {
     return;
   }
   const auto connections = this->connections();
   try {
-    std::vector<at::Tensor> data{dataOf(parcel)};
+    std::vector<at::Tensor> data{dataOf(pending)};
     std::lock_guard lock(mutex_);
-    parcel.body = connections->recv(data, parcel.peer, envelope.dataTag);
+    pending.body = connections->recv(data, pending.peer, envelope.dataTag);
   } catch (const std::exception& error) {
-    raiseBroken(parcel.peer, error.what());
+    raiseBroken(pending.peer, error.what());
   }
 }
 
-std::string Link::receiveEnvelope(Parcel& parcel) {
-  auto broken = hand(parcel);
+std::string Link::receiveEnvelope(PendingMessage& pending) {
+  auto broken = hand(pending);
   if (broken.empty()) {
-    broken = wait(std::exchange(parcel.head, nullptr));
+    broken = wait(std::exchange(pending.head, nullptr));
   }
   if (broken.empty()) {
-    parcel.userTag = envelopeOf(parcel).userTag;
-  } else if (failAsHeard(parcel.peer)) {
+    pending.userTag = envelopeOf(pending).userTag;
+  } else if (failAsHeard(pending.peer)) {
     setup_.fault->check();
   }
   return broken;
 }
 
-void Link::accept(Parcel& parcel, const Parcel& receive) {
-  parcel.signature = receive.signature;
-  parcel.data = receive.data;
-  parcel.bytes = receive.bytes;
-  open(parcel);
+void Link::accept(PendingMessage& pending, const PendingMessage& receive) {
+  pending.signature = receive.signature;
+  pending.data = receive.data;
+  pending.bytes = receive.bytes;
+  open(pending);
 }
 
-void Link::compare(const Parcel& parcel, const shm::Signature& theirs) {
-  if (theirs == parcel.signature) {
+void Link::compare(const PendingMessage& pending, const host::Signature& theirs) {
+  if (theirs == pending.signature) {
     return;
   }
   const auto text = "the ranks disagree: " + setup_.names[setup_.rank] + " called " +
-                    (parcel.signature.kind == 0 ? "recv for " : "") + told(parcel.signature) +
-                    ", " + setup_.names[parcel.peer] + " " +
+                    (pending.signature.kind == 0 ? "recv for " : "") + told(pending.signature) +
+                    ", " + setup_.names[pending.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
   setup_.fault->fail(
-      shm::Failure(
-          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[parcel.peer]}));
-  throw shm::Failure(ncclInvalidUsage, text);
+      host::Failure(
+          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[pending.peer]}));
+  throw host::Failure(ncclInvalidUsage, text);
 }
 
 // What is wrong; empty: it has ended. Raises the group's failure, or that the link is closed.
@@ -376,7 +376,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
 
 // With mutex_ held.
 void Link::checkOpen() const {
-  if (closed_) throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
+  if (closed_) throw host::Failure(ncclInvalidUsage, "the communicator has been finalized");
 }
 
 void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
@@ -393,7 +393,7 @@ void Link::lookForOthers(c10d::Store& group) {
     const auto text = group.get(key(kLeftKey));
     const int rank = std::stoi(std::string(text.begin(), text.end()));
     setup_.fault->fail(
-        shm::Failure(
+        host::Failure(
             ncclRemoteError,
             "rank " + std::to_string(rank) +
                 " has left before the ranks were connected for tensors of the CPU, which the first "
@@ -407,7 +407,7 @@ void Link::raiseBroken(int peer, const std::string& what) {
   setup_.fault->check();
   if (!failAsHeard(peer) && !setup_.fault->failAsTold(kWrittenPatience)) {
     setup_.fault->fail(
-        shm::Failure(
+        host::Failure(
             ncclRemoteError,
             setup_.names[peer] + " died or left: its connection is broken (" +
                 what.substr(0, what.find(". ")) + ")",
@@ -524,7 +524,7 @@ void Link::close() {
 
 void Link::tellLeft() {
   try {
-    Monitor::get().runApart([unfinished = Unfinished(),
+    Monitor::get().runApart([unfinished = OutstandingTask(),
                              store = setup_.store,
                              name = key(kLeftKey),
                              rank = setup_.members[setup_.rank]] {

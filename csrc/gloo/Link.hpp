@@ -20,7 +20,7 @@
 #include "base/TorchCompat.hpp"
 #include "gloo/Fault.hpp"
 #include "gloo/SignalWatch.hpp"
-#include "shm/Collective.hpp"
+#include "host/Collective.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -33,8 +33,8 @@ using Connect =
     std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
 
 // One side of a message under way.
-struct Parcel {
-  shm::Signature signature;  // what the other side has to call as well
+struct PendingMessage {
+  host::Signature signature;  // what the other side has to call as well
   bool sending = false;
   int peer = 0;  // by its number on the link
   int tag = 0;
@@ -43,7 +43,7 @@ struct Parcel {
   // Of a collective, whose sizes both sides know: the tag of its data, so that it can be received
   // before the envelope has come. It differs between different collectives.
   int dataTag = 0;
-  bool announced = true;   // has an envelope; not what follows another parcel of one collective
+  bool announced = true;   // has an envelope; not what follows another message of one collective
   int userTag = 0;         // of a message, and of an envelope that has come
   bool confirmed = false;  // of a message: see Message
 
@@ -52,13 +52,13 @@ struct Parcel {
   c10::intrusive_ptr<c10d::Work> body = {};  // of large data
 };
 
-// A parcel is an envelope of fixed size, which says what it belongs to and holds small data, and
+// A message is an envelope of fixed size, which says what it belongs to and holds small data, and
 // behind it large data under a tag of their own. So the receiver knows of ranks that call
 // different operations before it takes a byte to the wrong place; Gloo itself would end the
 // process at a length it does not expect.
 //
 // Thread-safe. Once the group has failed, whoever waits is released, and every call raises the
-// failure as shm::Failure; the connections are dropped, so that the other ranks notice, and find
+// failure as host::Failure; the connections are dropped, so that the other ranks notice, and find
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
@@ -99,18 +99,18 @@ class Link : public std::enable_shared_from_this<Link> {
   void awaitConnections() { connections(); }
   bool connected() const;
 
-  // Hands the parcel to Gloo; blocks only as awaitConnections() does.
-  std::shared_ptr<Parcel> post(Parcel parcel);
+  // Hands the message to Gloo; blocks only as awaitConnections() does.
+  std::shared_ptr<PendingMessage> post(PendingMessage pending);
 
-  // Returns when the parcel has been sent or received. `late`: the rank is missed meanwhile, see
+  // Returns when the message has been sent or received. `late`: the rank is missed meanwhile, see
   // absentRanks().
-  void complete(Parcel& parcel, bool late);
+  void complete(PendingMessage& pending, bool late);
 
   // Of a message: the next one that `peer` sends, without its data. What is wrong with the
   // connection; empty: it has come. Raises the group's failure, also where the peer has told one.
-  std::string receiveEnvelope(Parcel& parcel);
+  std::string receiveEnvelope(PendingMessage& pending);
   // Has the data of a message, whose envelope has come, received for `receive`.
-  void accept(Parcel& parcel, const Parcel& receive);
+  void accept(PendingMessage& pending, const PendingMessage& receive);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
   // Looks in the group's store, a connection to it of the calling thread's own, whether other ranks
@@ -143,17 +143,17 @@ class Link : public std::enable_shared_from_this<Link> {
   bool failAsHeard(int peer);
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
-  shm::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
+  host::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
   // `tells`: the other ranks may not know that they are to do so, too.
   void startConnecting(bool tells);
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
-  std::string hand(Parcel& parcel);
-  void seal(Parcel& parcel);
-  void open(Parcel& parcel);
-  void compare(const Parcel& parcel, const shm::Signature& theirs);
+  std::string hand(PendingMessage& pending);
+  void seal(PendingMessage& pending);
+  void open(PendingMessage& pending);
+  void compare(const PendingMessage& pending, const host::Signature& theirs);
   void tellLeft();
   void disconnect();
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -31,7 +31,7 @@ struct Context {
   std::shared_ptr<Request> request;
 };
 
-Parcel parcelOf(const Request& request, int number) {
+PendingMessage pendingOf(const Request& request, int number) {
   const auto& message = request.message;
   return {
       .signature =
@@ -49,7 +49,7 @@ Parcel parcelOf(const Request& request, int number) {
       .confirmed = message.confirmed};
 }
 
-bool fits(const Request& receive, int source, const Parcel& envelope) {
+bool fits(const Request& receive, int source, const PendingMessage& envelope) {
   return receive.message.tag == envelope.userTag &&
          (receive.message.peer == kAnyPeer || receive.message.peer == source);
 }
@@ -116,7 +116,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
     };
     ways_.inside->pointToPoint().runIndependently(transfer);
     context.release();
-  } catch (const shm::Failure& failure) {
+  } catch (const host::Failure& failure) {
     ways_.fault->raiseFor(failure, ways_.topology->inside());
   }
 }
@@ -130,7 +130,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (result != ncclSuccess && segment.failed()) {
     try {
       ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
-    } catch (const shm::Failure&) {
+    } catch (const host::Failure&) {
       // Which the others are told.
     }
   }
@@ -179,14 +179,14 @@ void Messages::converse(int peer, Pair& pair) {
   try {
     connect(peer, pair);
     for (;;) {
-      Parcel envelope{.signature = {}, .peer = pair.number, .tag = Link::kMessageTag};
+      PendingMessage envelope{.signature = {}, .peer = pair.number, .tag = Link::kMessageTag};
       const auto broken = pair.link->receiveEnvelope(envelope);
       if (!broken.empty()) {
         return noteBroken(peer, pair, broken);
       }
       take(peer, pair, envelope);
     }
-  } catch (const shm::Failure&) {
+  } catch (const host::Failure&) {
     // The group's, or it has ended.
   } catch (const std::exception& error) {
     ways_.fault->fail({ncclInternalError, error.what(), {}});
@@ -195,7 +195,7 @@ void Messages::converse(int peer, Pair& pair) {
 
 void Messages::connect(int peer, Pair& pair) {
   {
-    const Unfinished unfinished;
+    const OutstandingTask unfinished;
     if (pair.shared) {
       pair.link->awaitConnections();
     } else {
@@ -218,9 +218,9 @@ void Messages::connect(int peer, Pair& pair) {
       request = std::move(pair.unsent.front());
       pair.unsent.pop_front();
     }
-    auto parcel = pair.link->post(parcelOf(*request, pair.number));
+    auto pending = pair.link->post(pendingOf(*request, pair.number));
     std::lock_guard lock(mutex_);
-    request->parcel = std::move(parcel);
+    request->pending = std::move(pending);
     changed_.notify_all();
   }
 }
@@ -234,7 +234,7 @@ void Messages::sendOutside(const std::shared_ptr<Request>& request) {
     return;
   }
   lock.unlock();
-  request->parcel = pair.link->post(parcelOf(*request, pair.number));
+  request->pending = pair.link->post(pendingOf(*request, pair.number));
 }
 
 void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
@@ -254,15 +254,16 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
     }
   }
   for (auto& [source, pair] : pairs_) {
-    const auto found = std::ranges::find_if(
-        pair.held, [&](const Parcel& envelope) { return fits(*request, source, envelope); });
+    const auto found = std::ranges::find_if(pair.held, [&](const PendingMessage& envelope) {
+      return fits(*request, source, envelope);
+    });
     if (found == pair.held.end()) {
       continue;
     }
     if (!claim(*request)) {
       return;
     }
-    Parcel envelope = std::move(*found);
+    PendingMessage envelope = std::move(*found);
     pair.held.erase(found);
     lock.unlock();
     return accept(*request, source, pair, std::move(envelope));
@@ -294,7 +295,7 @@ bool Messages::claim(const Request& receive) {
   return true;
 }
 
-void Messages::take(int peer, Pair& pair, const Parcel& envelope) {
+void Messages::take(int peer, Pair& pair, const PendingMessage& envelope) {
   std::shared_ptr<Request> receive;
   {
     std::lock_guard lock(mutex_);
@@ -316,13 +317,13 @@ void Messages::take(int peer, Pair& pair, const Parcel& envelope) {
   accept(*receive, peer, pair, envelope);
 }
 
-void Messages::accept(Request& receive, int peer, const Pair& pair, Parcel envelope) {
-  auto parcel = std::make_shared<Parcel>(std::move(envelope));
-  pair.link->accept(*parcel, parcelOf(receive, pair.number));
+void Messages::accept(Request& receive, int peer, const Pair& pair, PendingMessage envelope) {
+  auto pending = std::make_shared<PendingMessage>(std::move(envelope));
+  pair.link->accept(*pending, pendingOf(receive, pair.number));
   std::lock_guard lock(mutex_);
   receive.peer = peer;
   receive.link = pair.link;
-  receive.parcel = std::move(parcel);
+  receive.pending = std::move(pending);
   changed_.notify_all();
 }
 
@@ -350,7 +351,7 @@ void Messages::complete(const Requests& requests) {
   if (!together.empty()) {
     try {
       ways_.inside->pointToPoint().run(together);
-    } catch (const shm::Failure& failure) {
+    } catch (const host::Failure& failure) {
       ways_.fault->raiseFor(failure, ways_.topology->inside());
     }
     return;
@@ -363,16 +364,16 @@ void Messages::complete(const Requests& requests) {
 void Messages::completeOutside(Request& request) {
   std::unique_lock lock(mutex_);
   ways_.fault->wait(
-      changed_, lock, [&] { return request.insideEnded || request.parcel != nullptr || closed_; });
+      changed_, lock, [&] { return request.insideEnded || request.pending != nullptr || closed_; });
   ways_.fault->check();
   if (request.insideEnded && request.insideResult == ncclSuccess) {
     return;
   }
-  if (request.parcel == nullptr) {
-    throw shm::Failure(ncclInvalidUsage, "the communicator has been finalized");
+  if (request.pending == nullptr) {
+    throw host::Failure(ncclInvalidUsage, "the communicator has been finalized");
   }
   lock.unlock();
-  request.link->complete(*request.parcel, /*late=*/false);
+  request.link->complete(*request.pending, /*late=*/false);
 }
 
 void Messages::lookForOthers(c10d::Store& group) {
@@ -431,7 +432,7 @@ void Messages::close() {
     return;
   }
   try {
-    Monitor::get().runApart([unfinished = Unfinished(), store = ways_.store, rank = rank_] {
+    Monitor::get().runApart([unfinished = OutstandingTask(), store = ways_.store, rank = rank_] {
       try {
         store->set(departureOf(rank), std::vector<uint8_t>{});
         Fault::announce(*store);

@@ -30,9 +30,9 @@ struct Request {
   bool insideEnded = false;
   ncclResult_t insideResult = ncclSuccess;
 
-  // Over a link; `parcel` is null until its data is under way.
+  // Over a link; `message` is null until its data is under way.
   std::shared_ptr<Link> link;
-  std::shared_ptr<Parcel> parcel;
+  std::shared_ptr<PendingMessage> pending;
 };
 
 // Between ranks of one host they go through memory. To a rank of another host they go over the lane
@@ -92,7 +92,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
     bool connected = false;
     std::string broken;                           // how the connection has ended
     std::deque<std::shared_ptr<Request>> unsent;  // until it is connected
-    std::deque<Parcel> held;                      // envelopes that no receive has asked for
+    std::deque<PendingMessage> held;              // envelopes that no receive has asked for
   };
 
   void failWithoutThread(const std::system_error& error);
@@ -103,8 +103,8 @@ class Messages : public std::enable_shared_from_this<Messages> {
   Pair& pairWith(int peer);
   void converse(int peer, Pair& pair);
   void connect(int peer, Pair& pair);
-  void take(int peer, Pair& pair, const Parcel& envelope);
-  void accept(Request& receive, int peer, const Pair& pair, Parcel envelope);
+  void take(int peer, Pair& pair, const PendingMessage& envelope);
+  void accept(Request& receive, int peer, const Pair& pair, PendingMessage envelope);
   void noteBroken(int peer, Pair& pair, const std::string& how);
   bool claim(const Request& receive);
   void completeOutside(Request& request);

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "gloo/Execution.hpp"
-#include "shm/Reduce.hpp"
+#include "host/Reduce.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -62,8 +62,8 @@ void Execution::combine(
     bool whole) const {
   const bool adds = c.op.scaled || (!whole && c.op.reduction == ncclAvg);
   // ncclRedOp_t and Reduction list the same operations in the same order.
-  const auto reduction = adds ? shm::Reduction::sum : static_cast<shm::Reduction>(c.op.reduction);
-  shm::reduce(
+  const auto reduction = adds ? host::Reduction::sum : static_cast<host::Reduction>(c.op.reduction);
+  host::reduce(
       c.type,
       reduction,
       output,

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <thread>
 
-#include "shm/Interrupt.hpp"
+#include "host/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -97,7 +97,7 @@ SignalWatch::~SignalWatch() {
 }
 
 bool SignalWatch::wait(c10d::Work& work) {
-  if (!shm::runsHandlers()) {
+  if (!host::runsHandlers()) {
     return work.wait(kNever);
   }
   struct Entered {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "monitor/Monitor.hpp"
-#include "monitor/Whereabouts.hpp"
+#include "monitor/PythonStackDump.hpp"
 
 namespace torchcomms_pg {
 
@@ -90,7 +90,7 @@ class Watch {
   bool toldOfMonitor_ = false;
   bool toldOfGil_ = false;
   Clock::time_point asked_ = Clock::now();
-  std::optional<Whereabouts> question_;
+  std::optional<PythonStackDump> question_;
 };
 
 void run() {

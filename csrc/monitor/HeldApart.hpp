@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
@@ -24,7 +24,7 @@ class HeldApart {
     }
     const auto kept = std::make_shared<std::vector<std::shared_ptr<T>>>(std::move(all_));
     try {
-      Monitor::get().runApart([unfinished = Unfinished(), kept] { kept->clear(); });
+      Monitor::get().runApart([unfinished = OutstandingTask(), kept] { kept->clear(); });
     } catch (const std::exception&) {
       new auto(kept);  // no thread can be had: leaked rather than waited for forever
     }

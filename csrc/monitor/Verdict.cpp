@@ -102,15 +102,15 @@ std::string indented(const std::string& lines) {
 class Report {
  public:
   Report(
-      const Question& question,
-      const std::map<int, Answer>& answers,
+      const DiagnosisRequest& request,
+      const std::map<int, RankStatus>& answers,
       const std::map<int, std::string>& silent)
-      : question_(question), answers_(answers), silent_(silent) {}
+      : request_(request), answers_(answers), silent_(silent) {}
 
   Verdict judge() {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
-    disagree_ = !question_.disagreement.empty() || !others().empty();
+    disagree_ = !request_.disagreement.empty() || !others().empty();
     verdict.disagree = disagree_;
     if (!disagree_) {
       verdict.ranks = missing();
@@ -120,15 +120,13 @@ class Report {
         return verdict;
       }
     } else {
-      verdict.ranks = question_.disagreement.empty() ? others() : question_.absent;
+      verdict.ranks = request_.disagreement.empty() ? others() : request_.absent;
     }
     std::copy_if(
         verdict.ranks.begin(),
         verdict.ranks.end(),
         std::back_inserter(verdict.silent),
-        [this](int rank) {
-          return !contains(question_.absent, rank) && answers_.count(rank) == 0;
-        });
+        [this](int rank) { return !contains(request_.absent, rank) && answers_.count(rank) == 0; });
     verdict.text = printable(headline(verdict) + cycles(verdict.ranks) + details(verdict.ranks));
     return verdict;
   }
@@ -138,7 +136,7 @@ class Report {
   // where the one who asks is further than they are.
   std::vector<int> others() const {
     std::vector<int> ranks;
-    if (question_.pointToPoint) {
+    if (request_.pointToPoint) {
       return ranks;
     }
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by kind
@@ -147,10 +145,10 @@ class Report {
         called[answer.currentSeq][kind].push_back(rank);
       }
     }
-    const auto asked = kindOf(question_.op);
+    const auto asked = kindOf(request_.op);
     for (const auto& [number, kinds] : called) {
       for (const auto& [kind, who] : kinds) {
-        if (number == question_.seq && !asked.empty() ? kind != asked : kinds.size() > 1) {
+        if (number == request_.seq && !asked.empty() ? kind != asked : kinds.size() > 1) {
           ranks.insert(ranks.end(), who.begin(), who.end());
         }
       }
@@ -161,18 +159,18 @@ class Report {
   // Who has not come. A rank's own word counts more than the library's, which
   // may know only whom it waits for first.
   std::vector<int> missing() const {
-    if (question_.pointToPoint && question_.peer >= 0) {
-      return {question_.peer};
+    if (request_.pointToPoint && request_.peer >= 0) {
+      return {request_.peer};
     }
     std::vector<int> ranks;
-    for (int rank = 0; rank < question_.size; ++rank) {
+    for (int rank = 0; rank < request_.size; ++rank) {
       const auto found = answers_.find(rank);
       const bool silent = found == answers_.end();
-      if (silent || (!question_.pointToPoint && found->second.issued < question_.seq)) {
+      if (silent || (!request_.pointToPoint && found->second.issued < request_.seq)) {
         ranks.push_back(rank);
       }
     }
-    return ranks.empty() ? question_.absent : ranks;
+    return ranks.empty() ? request_.absent : ranks;
   }
 
   // For a rank that compiles, or has just ended: a timeout's length from then
@@ -187,17 +185,17 @@ class Report {
       }
       const auto& answer = found->second;
       // Not all of it at once: the rank may be done sooner, and then be lost.
-      int64_t wanted = std::min(answer.relaxedMs, std::max<int64_t>(question_.timeoutMs, 1000));
+      int64_t wanted = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
       std::string reason = "has asked its peers to wait";
       int64_t compile = 0;
       if (answer.compilingMs >= 0) {
-        compile = question_.timeoutMs;
+        compile = request_.timeoutMs;
         reason = wanted > 0 ? reason : "has been compiling for " + seconds(answer.compilingMs);
-      } else if (answer.compiledMs >= 0 && answer.compiledMs < question_.timeoutMs) {
-        compile = question_.timeoutMs - answer.compiledMs;
+      } else if (answer.compiledMs >= 0 && answer.compiledMs < request_.timeoutMs) {
+        compile = request_.timeoutMs - answer.compiledMs;
         reason = wanted > 0 ? reason : "has just compiled";
       }
-      wanted = std::max(wanted, std::min(compile, question_.compileLeftMs));
+      wanted = std::max(wanted, std::min(compile, request_.compileLeftMs));
       if (wanted <= 0) {
         return {0, ""};
       }
@@ -222,14 +220,14 @@ class Report {
 
   std::string headline(const Verdict& verdict) const {
     const auto group =
-        "group '" + question_.group + "', " + std::to_string(question_.size) + " ranks: ";
+        "group '" + request_.group + "', " + std::to_string(request_.size) + " ranks: ";
     if (disagree_) {
       return "verdict on " + group + "its ranks call different operations";
     }
-    const auto what = question_.op + ", issued " + seconds(question_.waitedMs) + " ago";
+    const auto what = request_.op + ", issued " + seconds(request_.waitedMs) + " ago";
     if (verdict.ranks.empty()) {
       return "verdict on " + group +
-             (question_.queued
+             (request_.queued
                   ? "all ranks have queued " + what +
                         ", and it has not finished, nor perhaps what is queued before it"
                   : "all ranks have arrived at " + what + ", and it has not finished");
@@ -239,7 +237,7 @@ class Report {
       return "verdict on " + group + named(silent) +
              " did not answer, so that nobody knows whether " +
              (silent.size() == 1 ? "it has " : "they have ") +
-             (question_.queued ? "queued " : "arrived at ") + what;
+             (request_.queued ? "queued " : "arrived at ") + what;
     }
     std::vector<int> late;
     for (const int rank : verdict.ranks) {
@@ -259,7 +257,7 @@ class Report {
     }
     // The others, those together that wait at one place.
     std::map<std::string, std::vector<int>> places;
-    for (int rank = 0; rank < question_.size; ++rank) {
+    for (int rank = 0; rank < request_.size; ++rank) {
       if (!contains(guilty, rank)) {
         places[about(rank, false)].push_back(rank);
       }
@@ -290,12 +288,12 @@ class Report {
     return text;
   }
 
-  bool waitsHere(const Answer& answer) const {
-    return !answer.current.empty() && answer.issued >= question_.seq;
+  bool waitsHere(const RankStatus& answer) const {
+    return !answer.current.empty() && answer.issued >= request_.seq;
   }
 
   int64_t global(int rank) const {
-    const auto& all = question_.globalRanks;
+    const auto& all = request_.globalRanks;
     return static_cast<size_t>(rank) < all.size() ? all[rank] : rank;
   }
 
@@ -333,8 +331,8 @@ class Report {
     return text + indented(answer.threads);
   }
 
-  const Question& question_;
-  const std::map<int, Answer>& answers_;
+  const DiagnosisRequest& request_;
+  const std::map<int, RankStatus>& answers_;
   const std::map<int, std::string>& silent_;
   bool disagree_ = false;
 };
@@ -342,13 +340,13 @@ class Report {
 }  // namespace
 
 Verdict judge(
-    const Question& question,
-    const std::map<int, Answer>& answers,
+    const DiagnosisRequest& request,
+    const std::map<int, RankStatus>& answers,
     const std::map<int, std::string>& silent) {
-  return Report(question, answers, silent).judge();
+  return Report(request, answers, silent).judge();
 }
 
-std::string encode(const Answer& a) {
+std::string encode(const RankStatus& a) {
   Writer out;
   out << a.rank << static_cast<int64_t>(a.issued) << a.current << static_cast<int64_t>(a.currentSeq)
       << a.waitedMs << a.calledAt << a.enqueued << a.completed << a.failure << a.threads
@@ -359,9 +357,9 @@ std::string encode(const Answer& a) {
   return out.take();
 }
 
-std::optional<Answer> decodeAnswer(const std::string& text) {
+std::optional<RankStatus> decodeStatus(const std::string& text) {
   Reader in(text);
-  Answer a;
+  RankStatus a;
   in >> a.rank >> a.issued >> a.current >> a.currentSeq >> a.waitedMs >> a.calledAt >> a.enqueued >>
       a.completed >> a.failure >> a.threads >> a.compilingMs >> a.compiledMs >> a.relaxedMs >>
       a.elsewhere;

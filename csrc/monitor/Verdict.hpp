@@ -12,7 +12,7 @@
 namespace torchcomms_pg {
 
 // What one rank says about itself and one group.
-struct Answer {
+struct RankStatus {
   int rank = 0;
   uint64_t issued = 0;  // collectives of the group so far
   std::string current;  // the oldest operation in flight; empty: none
@@ -35,7 +35,7 @@ struct Answer {
 };
 
 // What is asked about.
-struct Question {
+struct DiagnosisRequest {
   std::string group;
   std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
   int size = 0;
@@ -63,14 +63,14 @@ struct Verdict {
 
 // `silent`: of ranks without an answer, what else is known of them.
 Verdict judge(
-    const Question& question,
-    const std::map<int, Answer>& answers,
+    const DiagnosisRequest& request,
+    const std::map<int, RankStatus>& answers,
     const std::map<int, std::string>& silent);
 
-std::string encode(const Answer& answer);
+std::string encode(const RankStatus& answer);
 std::string encode(const Verdict& verdict);
 // None: `text` is damaged, or another version's.
-std::optional<Answer> decodeAnswer(const std::string& text);
+std::optional<RankStatus> decodeStatus(const std::string& text);
 std::optional<Verdict> decodeVerdict(const std::string& text);
 
 }  // namespace torchcomms_pg

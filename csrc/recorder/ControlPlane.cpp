@@ -22,15 +22,16 @@ void answer(Response& response, std::string content, const char* type) {
   response.setStatus(200);
 }
 
-std::shared_ptr<Recorder> recorder() {
+std::shared_ptr<FlightRecorder> recorder() {
   auto found = process_recorder::get();
   // A process without a group answers too: the page shows the others.
-  static auto* const nothing = new std::shared_ptr<Recorder>(std::make_shared<Recorder>(0, false));
+  static auto* const nothing =
+      new std::shared_ptr<FlightRecorder>(std::make_shared<FlightRecorder>(0, false));
   return found ? found : *nothing;
 }
 
 void trace(const Request& request, Response& response) {
-  Recorder::What what;
+  FlightRecorder::What what;
   what.entries = request.getParam("includecollectives") != "false";
   what.completed = request.getParam("onlyactive") != "true";
   answer(response, recorder()->json(what), "application/json");

@@ -16,7 +16,7 @@
 #include <system_error>
 #include <thread>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -64,7 +64,7 @@ struct DumpPipe::Reader {
         return;
       }
       if (ready > 0 && drain()) {
-        if (const auto unfinished = Unfinished::begin()) {
+        if (const auto unfinished = OutstandingTask::begin()) {
           dump();
         }
       }

@@ -15,14 +15,14 @@
 #include <thread>
 #include <utility>
 
-#include "base/Unfinished.hpp"
+#include "base/OutstandingTask.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
 struct Instance {
-  std::shared_ptr<Recorder> recorder;
+  std::shared_ptr<FlightRecorder> recorder;
   DumpOptions options;
   pid_t pid = 0;  // a forked child has groups, and so a record, of its own
 };
@@ -49,15 +49,15 @@ Instance current() {
 }
 
 std::string pickleInTime(
-    const std::shared_ptr<Recorder>& recorder,
-    Recorder::What what,
+    const std::shared_ptr<FlightRecorder>& recorder,
+    FlightRecorder::What what,
     std::chrono::milliseconds patience) {
   if (what.stacks) {
     // Whoever has the GIL may keep it: this thread must not ask for it.
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {
-      std::thread([unfinished = Unfinished(), task = std::move(task)]() mutable {
+      std::thread([unfinished = OutstandingTask(), task = std::move(task)]() mutable {
         std::exchange(task, {})();
       }).detach();
       if (pickle.wait_for(patience) == std::future_status::ready) {
@@ -126,13 +126,13 @@ void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
   if (instance.pid != getpid()) {
     instance.pid = getpid();
     // A parent's is leaked: the fork may have come while it was in use.
-    new std::shared_ptr<Recorder>(std::move(instance.recorder));
+    new std::shared_ptr<FlightRecorder>(std::move(instance.recorder));
     instance.recorder =
-        maxEntries > 0 ? std::make_shared<Recorder>(maxEntries, cppStacks) : nullptr;
+        maxEntries > 0 ? std::make_shared<FlightRecorder>(maxEntries, cppStacks) : nullptr;
   }
 }
 
-std::shared_ptr<Recorder> get() {
+std::shared_ptr<FlightRecorder> get() {
   return current().recorder;
 }
 

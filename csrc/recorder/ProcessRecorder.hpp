@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "recorder/Recorder.hpp"
+#include "recorder/FlightRecorder.hpp"
 
 namespace torchcomms_pg {
 
@@ -13,7 +13,7 @@ struct DumpOptions {
   std::string prefix;                         // the file is <prefix><rank>
   bool onFailure = true;                      // of a group that is recorded
   std::chrono::milliseconds patience{15000};  // for stacks, which take the GIL
-  Recorder::What what;
+  FlightRecorder::What what;
   std::string pipe;  // what the path of the pipe begins with, "": none; see DumpPipe
 };
 
@@ -24,7 +24,7 @@ namespace process_recorder {
 void configure(size_t maxEntries, bool cppStacks, DumpOptions options);
 
 // Null where it was not made, or is to record nothing.
-std::shared_ptr<Recorder> get();
+std::shared_ptr<FlightRecorder> get();
 
 // Writes the record to its file and returns the file's path; "" where there is
 // no recorder. Where the GIL is not to be had in time, without stacks. `rank`

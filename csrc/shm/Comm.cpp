@@ -3,10 +3,8 @@
 #include <chrono>
 #include <thread>
 
-#include "shm/Algorithms.hpp"
-#include "shm/Names.hpp"
-#include "shm/Process.hpp"
-#include "shm/Reduce.hpp"
+#include "shm/Host.hpp"
+#include "shm/collective/Algorithms.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -29,7 +27,7 @@ Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
     : segment_(std::move(segment)),
       rank_(rank),
       blocking_(blocking),
-      forkGeneration_(shm::forkGeneration()),
+      forkGeneration_(host::forkGeneration()),
       waiter_(*segment_, rank),
       exchange_(*segment_, waiter_, rank),
       pointToPoint_(*this),
@@ -70,7 +68,7 @@ void Comm::awaitJoined() {
 }
 
 void Comm::checkProcess() const {
-  if (forkGeneration_ != shm::forkGeneration()) {
+  if (forkGeneration_ != host::forkGeneration()) {
     throw Failure(
         ncclInvalidUsage,
         "this communicator belongs to the process that this one was forked from; create "

@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "shm/Collective.hpp"
-#include "shm/Exchange.hpp"
-#include "shm/Operators.hpp"
-#include "shm/PointToPoint.hpp"
-#include "shm/Segment.hpp"
-#include "shm/Turnstile.hpp"
-#include "shm/Wait.hpp"
+#include "shm/Host.hpp"
 #include "shm/Window.hpp"
+#include "shm/collective/Exchange.hpp"
+#include "shm/collective/Operators.hpp"
+#include "shm/collective/TicketLock.hpp"
+#include "shm/message/PointToPoint.hpp"
+#include "shm/segment/Segment.hpp"
+#include "shm/segment/Wait.hpp"
 
 namespace torchcomms_pg::shm {
 
@@ -39,7 +39,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   PointToPoint& pointToPoint() { return pointToPoint_; }
   Exchange& exchange() { return exchange_; }
   Windows& windows() { return windows_; }
-  Turnstile& turnstile() { return turnstile_; }
+  TicketLock& turnstile() { return turnstile_; }
   Operators& operators() { return operators_; }
 
   bool allJoined() const;
@@ -110,7 +110,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const bool blocking_;
   const uint32_t forkGeneration_;
   const Waiter waiter_;
-  Turnstile turnstile_;
+  TicketLock turnstile_;
   Exchange exchange_;
   PointToPoint pointToPoint_;
   Windows windows_;

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <string>
 
-#include "shm/Boundary.hpp"
 #include "shm/Comm.hpp"
-#include "shm/Group.hpp"
-#include "shm/Reduce.hpp"
-#include "shm/Validate.hpp"
+#include "shm/Host.hpp"
+#include "shm/api/Group.hpp"
+#include "shm/api/ResultCodes.hpp"
+#include "shm/api/Validate.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -162,7 +162,7 @@ void Windows::run(const Put& put) {
     } else {
       for (size_t done = 0; done < put.bytes; done += kPiece) {
         if (segment.failed()) throw segment.failure();
-        copy(target + done, source + done, std::min(kPiece, put.bytes - done));
+        host::copy(target + done, source + done, std::min(kPiece, put.bytes - done));
       }
     }
   }

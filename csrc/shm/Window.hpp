@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "nccl/NcclApi.hpp"
-#include "shm/Memory.hpp"
 #include "shm/OneSided.hpp"
+#include "shm/segment/Memory.hpp"
 
 namespace torchcomms_pg::shm {
 

@@ -1,7 +1,7 @@
 """Builds the emulated CUDA for this Python's torch, with ninja as setup.py builds the package.
 
 It stays in setup.py's build folder, which is each torch's own. CUDA's headers are those of the
-packages beside torch; csrc/shm is the extension's own objects.
+packages beside torch; csrc/host and csrc/shm are the extension's own objects.
 
 python test/emulated/build.py
 """
@@ -91,7 +91,7 @@ class Build(setup.Build):
         self.extension = setup.Build(sources=list((ROOT / "csrc").rglob("*.cpp")))
 
     def shm_objects(self):
-        """Compiles the extension's csrc/shm, if it is not yet, and returns the objects."""
+        """Compiles the extension's csrc/host and csrc/shm, unless that is done: the objects."""
         build = self.extension
         build.folder.mkdir(parents=True, exist_ok=True)
         with setup.locked(build.folder / "lock"):
@@ -99,7 +99,7 @@ class Build(setup.Build):
             objects = [
                 f"{setup.relative(build.folder)}/{name}.o"
                 for name, _, files in build.units()
-                if files[0].relative_to(ROOT).parts[1] == "shm"
+                if files[0].relative_to(ROOT).parts[1] in ("host", "shm")
             ]
             self.ninja_run(build.folder, *objects)
         return objects

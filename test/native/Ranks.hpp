@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "Check.hpp"
-#include "shm/Api.hpp"
+#include "shm/api/Api.hpp"
 
 namespace test {
 

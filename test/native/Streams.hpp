@@ -6,12 +6,12 @@
 #include <mutex>
 #include <thread>
 
-#include "shm/HostStream.hpp"
+#include "host/HostStream.hpp"
 
 namespace test {
 
 // With one worker thread.
-class Stream : public torchcomms_pg::shm::HostStream {
+class Stream : public torchcomms_pg::host::HostStream {
  public:
   Stream() : worker_([this] { work(); }) {}
   ~Stream() override {
@@ -58,7 +58,7 @@ class Stream : public torchcomms_pg::shm::HostStream {
 };
 
 // Whose tasks run when it is said, in the thread that says so.
-class LaterStream : public torchcomms_pg::shm::HostStream {
+class LaterStream : public torchcomms_pg::host::HostStream {
  public:
   void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
   bool idle() override { return tasks_.empty(); }

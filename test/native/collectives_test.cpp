@@ -7,8 +7,8 @@
 #include "Ranks.hpp"
 #include "Streams.hpp"
 #include "Values.hpp"
-#include "shm/Algorithms.hpp"
-#include "shm/Layout.hpp"
+#include "shm/collective/Algorithms.hpp"
+#include "shm/segment/Layout.hpp"
 
 using namespace test;
 namespace shm = torchcomms_pg::shm;

@@ -7,9 +7,9 @@
 #include <fstream>
 
 #include "Ranks.hpp"
+#include "host/Process.hpp"
 #include "shm/Comm.hpp"
-#include "shm/Handles.hpp"
-#include "shm/Process.hpp"
+#include "shm/api/Handles.hpp"
 
 using namespace test;
 using Clock = std::chrono::steady_clock;

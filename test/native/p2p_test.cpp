@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "Messages.hpp"
-#include "shm/Channel.hpp"
-#include "shm/HostStream.hpp"
+#include "host/HostStream.hpp"
+#include "shm/message/Channel.hpp"
 
 using namespace test;
 
@@ -136,7 +136,7 @@ void confirmedBackwards(ncclComm_t comm, int rank) {
 }
 
 // A stream whose tasks run when the test says so.
-class HeldStream : public torchcomms_pg::shm::HostStream {
+class HeldStream : public torchcomms_pg::host::HostStream {
  public:
   void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
   void release() {

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "Check.hpp"
-#include "shm/ReduceKernels.hpp"
+#include "host/ReduceKernels.hpp"
 
-using namespace torchcomms_pg::shm;
+using namespace torchcomms_pg::host;
 using torchcomms_pg::elementSize;
 
 namespace {

@@ -71,7 +71,7 @@ TEST(helpRunsTasksInTheCallingThreadUnlessAWorkerLeads) {
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> done{false};
     stream.enqueue([&] { done.store(true); });
-    while (!done.load()) stream.help([&] { return done.load(); });
+    while (!done.load()) stream.runQueued([&] { return done.load(); });
   }
 }
 
@@ -85,7 +85,7 @@ TEST(whatIsDeferredRunsOnceItIsWantedAndNotBefore) {
     CHECK(!stream.idle());
     auto runner = ran.get_future();
     if (helped) {
-      stream.help([] { return false; });
+      stream.runQueued([] { return false; });
     } else {
       CHECK(runner.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
       stream.wake();

@@ -43,7 +43,7 @@ class Graph {
   std::vector<Step> steps_;
 };
 
-class Stream final : public torchcomms_pg::shm::HostStream {
+class Stream final : public torchcomms_pg::host::HostStream {
  public:
   Stream(c10::DeviceIndex device, c10::StreamId id);
 

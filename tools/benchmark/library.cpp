@@ -8,7 +8,7 @@
 #include <string>
 
 #include "processes.hpp"
-#include "shm/Api.hpp"
+#include "shm/api/Api.hpp"
 
 using namespace bench;
 
@@ -30,7 +30,7 @@ struct Case {
 };
 
 struct Shared {
-  Meeting meeting;
+  RendezvousInfo meeting;
   std::atomic<int> calls;
 };
 

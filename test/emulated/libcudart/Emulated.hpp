@@ -8,7 +8,7 @@
 
 #define EMULATED_SHARED __attribute__((visibility("default")))
 
-namespace torchcomms_pg::shm {
+namespace torchcomms_pg::host {
 class HostStream;
 }
 
@@ -19,7 +19,7 @@ namespace emulated {
 EMULATED_SHARED cudaError_t queueKernel(cudaStream_t stream, std::function<void()> kernel);
 
 // What is behind a handle, also that of the default stream; null for none.
-EMULATED_SHARED torchcomms_pg::shm::HostStream* hostStream(cudaStream_t stream);
+EMULATED_SHARED torchcomms_pg::host::HostStream* hostStream(cudaStream_t stream);
 
 EMULATED_SHARED cudaStreamCaptureStatus captureStatus(cudaStream_t stream);
 

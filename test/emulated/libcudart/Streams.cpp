@@ -175,7 +175,7 @@ cudaError_t queueKernel(cudaStream_t stream, std::function<void()> kernel) {
   return self->queue(std::move(kernel));
 }
 
-torchcomms_pg::shm::HostStream* hostStream(cudaStream_t stream) {
+torchcomms_pg::host::HostStream* hostStream(cudaStream_t stream) {
   return findStream(stream);
 }
 

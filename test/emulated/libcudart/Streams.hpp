@@ -21,7 +21,7 @@ namespace emulated {
 class Capture;
 using MarkPtr = std::shared_ptr<simulated::Mark>;
 
-class Stream final : public torchcomms_pg::shm::HostStream {
+class Stream final : public torchcomms_pg::host::HostStream {
  public:
   // `flags`: as cudaStreamCreateWithFlags takes them.
   Stream(int device, unsigned flags, int priority, bool legacy = false);

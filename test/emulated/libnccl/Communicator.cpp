@@ -6,7 +6,7 @@
 #include "libnccl/Groups.hpp"
 #include "libnccl/Misuse.hpp"
 #include "libnccl/Version.hpp"
-#include "shm/Api.hpp"
+#include "shm/api/Api.hpp"
 
 namespace emulated {
 

@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "host/HostStream.hpp"
 #include "libcudart/Emulated.hpp"
 #include "libnccl/Communicator.hpp"
 #include "libnccl/Groups.hpp"
 #include "libnccl/Misuse.hpp"
 #include "libnccl/Version.hpp"
-#include "shm/HostStream.hpp"
 
 #define EMULATED_API extern "C" __attribute__((visibility("default")))
 

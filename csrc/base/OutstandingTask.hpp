@@ -1,0 +1,58 @@
+// What threads of the extension still have to do, for the end of the interpreter.
+//
+// Tensors that Python knows take the GIL when C++ drops them. A thread that
+// asks for the GIL once the interpreter ends is ended by it, in the middle of a
+// destructor, and that ends the process (std::terminate). So the interpreter
+// must not end while a thread of ours may hold a tensor or call a hook; and when
+// it has, libtorch's static objects go, which a dump of the recorder uses.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <thread>
+
+namespace torchcomms_pg {
+
+// One thing to do, from the moment it is handed to a thread until that thread
+// has done it and dropped all it held: a member that is declared before, and
+// so destroyed after, what it stands for.
+class OutstandingTask {
+ public:
+  OutstandingTask() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  OutstandingTask(const OutstandingTask&) noexcept : OutstandingTask() {}
+  OutstandingTask& operator=(const OutstandingTask&) noexcept { return *this; }
+  ~OutstandingTask() { count_.fetch_sub(1, std::memory_order_release); }
+
+  // For what other processes ask for at any time, such as a dump, and for hooks: nothing once the
+  // interpreter ends.
+  static std::optional<OutstandingTask> begin() noexcept {
+    std::optional<OutstandingTask> begun(std::in_place);
+    if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
+      begun.reset();
+    }
+    return begun;
+  }
+
+  // Begins nothing from here on. What has begun may be waited for afterwards.
+  static void close() noexcept { count_.fetch_or(kClosed, std::memory_order_seq_cst); }
+
+  // Whether nothing is left to do, after at most `patience`.
+  static bool awaitNone(std::chrono::milliseconds patience) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while ((count_.load(std::memory_order_acquire) & ~kClosed) > 0) {
+      if (std::chrono::steady_clock::now() >= until) {
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kClosed = int64_t{1} << 62;
+  static inline std::atomic<int64_t> count_{0};
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,69 @@
+// One collective operation as issued by one rank.
+#pragma once
+
+#include <nccl.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace torchcomms_pg::host {
+
+enum class CollectiveKind : uint8_t {
+  allReduce = 1,
+  reduceScatter,
+  allGather,
+  broadcast,
+  reduce,
+  allToAll,
+  gather,
+  scatter,
+  split,
+  window,
+  barrier,
+};
+
+// A reduction operator, resolved from an ncclRedOp_t when the operation is
+// issued, so that the operator may be destroyed at once.
+struct Operator {
+  ncclRedOp_t reduction = ncclSum;
+  bool scaled = false;                  // every rank multiplies its input first
+  const void* scalarAddress = nullptr;  // read when the operation executes; null: use `scalar`
+  std::array<std::byte, 8> scalar{};
+};
+
+// The identity of a collective: ranks whose signatures of one step differ have
+// called different collectives. 12 bytes, so that a rank's counters and its
+// history share one cache line.
+struct Signature {
+  uint8_t kind;   // CollectiveKind
+  uint8_t types;  // data type | reduction << 4
+  uint16_t root;
+  uint32_t countLow;
+  uint32_t countHigh;
+
+  bool operator==(const Signature&) const = default;
+};
+static_assert(sizeof(Signature) == 12);
+
+struct Collective {
+  CollectiveKind kind = CollectiveKind::allReduce;
+  const void* input = nullptr;
+  void* output = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  Operator op{};
+  int root = 0;
+  // Of a larger collective that this one is a part of: what peers compare. Null: this one's own.
+  const Signature* whole = nullptr;
+};
+
+bool hasRoot(CollectiveKind kind);
+
+Signature signatureOf(const Collective& collective);
+
+// Such as "all_reduce(count=4, float32, sum)".
+std::string describe(const Signature& signature);
+
+}  // namespace torchcomms_pg::host

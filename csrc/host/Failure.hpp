@@ -1,0 +1,24 @@
+// How an error travels inside the library: thrown, and turned into NCCL's
+// result code and "last error" text at the C boundary.
+#pragma once
+
+#include <nccl.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torchcomms_pg::host {
+
+class Failure : public std::runtime_error {
+ public:
+  // `ranks` are at fault, where that is known: they died, left, aborted or did
+  // not come.
+  Failure(ncclResult_t result, const std::string& text, std::vector<int> ranks = {})
+      : std::runtime_error(text), result(result), ranks(std::move(ranks)) {}
+  const ncclResult_t result;
+  const std::vector<int> ranks;
+};
+
+}  // namespace torchcomms_pg::host

@@ -1,0 +1,35 @@
+// What a `cudaStream_t` points to when the communication happens in host
+// memory: an ordered queue of tasks.
+#pragma once
+
+#include <nccl.h>
+
+#include <functional>
+
+namespace torchcomms_pg::host {
+
+class HostStream {
+ public:
+  virtual ~HostStream() = default;
+
+  // Runs `task` after all tasks enqueued before it. Tasks may block; they do
+  // not throw.
+  virtual void enqueue(std::function<void()> task) = 0;
+
+  // Whether all its tasks have ended, and nobody but the caller can enqueue one.
+  virtual bool idle() { return false; }
+
+  // While the stream records a graph instead of running: keeps `issue`, which
+  // each replay calls, from the thread that replays, and returns true.
+  virtual bool capture(const std::function<void()>& issue) {
+    static_cast<void>(issue);
+    return false;
+  }
+
+  cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
+  static HostStream* fromHandle(cudaStream_t handle) {
+    return reinterpret_cast<HostStream*>(handle);
+  }
+};
+
+}  // namespace torchcomms_pg::host

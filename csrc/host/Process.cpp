@@ -1,0 +1,122 @@
+#include "host/Process.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace torchcomms_pg::host {
+namespace {
+
+std::atomic<uint32_t> generation{0};
+std::atomic<uint32_t> cachedPid{0};
+
+void afterForkInChild() {
+  generation.fetch_add(1, std::memory_order_relaxed);
+  cachedPid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+}
+
+struct ForkHandler {
+  ForkHandler() {
+    cachedPid.store(static_cast<uint32_t>(getpid()));
+    pthread_atfork(nullptr, nullptr, afterForkInChild);
+  }
+};
+const ForkHandler forkHandler;
+
+// Reads at most `capacity` - 1 characters of a file under /proc.
+size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
+  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  const ssize_t bytes = ::read(file, buffer, capacity - 1);
+  ::close(file);
+  buffer[bytes > 0 ? bytes : 0] = '\0';
+  return bytes > 0 ? static_cast<size_t>(bytes) : 0;
+}
+
+struct ProcessStatus {
+  char state = '\0';  // as in proc(5); '\0': unknown
+  uint64_t startTime = 0;
+};
+
+ProcessStatus readStatus(uint32_t pid) {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  char text[1024];
+  if (readSmallFile(path, text, sizeof text) == 0) return {};
+  // proc(5): pid (name) state ppid ... starttime is field 22; the name may
+  // itself contain blanks and parentheses.
+  const char* field = std::strrchr(text, ')');
+  if (field == nullptr || field[1] != ' ') return {};
+  field += 2;
+  const char state = *field;
+  for (int number = 3; number < 22; ++number) {
+    field = std::strchr(field, ' ');
+    if (field == nullptr) return {};
+    ++field;
+  }
+  return {state, std::strtoull(field, nullptr, 10)};
+}
+
+}  // namespace
+
+uint32_t processId() {
+  return cachedPid.load(std::memory_order_relaxed);
+}
+
+uint32_t forkGeneration() {
+  return generation.load(std::memory_order_relaxed);
+}
+
+uint64_t processStartTime(uint32_t pid) {
+  return readStatus(pid).startTime;
+}
+
+char processState(uint32_t pid) {
+  return readStatus(pid).state;
+}
+
+bool processAlive(uint32_t pid, uint64_t startTime) {
+  if (pid == processId()) return true;
+  if (kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) return false;
+  const ProcessStatus now = readStatus(pid);
+  if (now.state == 'Z' || now.state == 'X' || now.state == 'x') return false;
+  return startTime == 0 || now.startTime == 0 || now.startTime == startTime;
+}
+
+std::string hostName() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+uint64_t bootHash() {
+  char text[64];
+  const size_t bytes = readSmallFile("/proc/sys/kernel/random/boot_id", text, sizeof text);
+  if (bytes != 0) return hashBytes(text, bytes);
+  const std::string host = hostName();
+  return hashBytes(host.data(), host.size());
+}
+
+uint32_t pidSpace() {
+  struct stat status{};
+  if (stat("/proc/self/ns/pid", &status) != 0) return 0;
+  return static_cast<uint32_t>(status.st_ino);
+}
+
+uint64_t hashBytes(const void* data, size_t bytes) {
+  // FNV-1a with its standard 64-bit constants.
+  uint64_t hash = 14695981039346656037u;
+  const auto* byte = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace torchcomms_pg::host

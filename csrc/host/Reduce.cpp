@@ -1,0 +1,52 @@
+#include "host/Reduce.hpp"
+
+#include <cstring>
+
+#include "host/ReduceKernels.hpp"
+
+namespace torchcomms_pg::host {
+
+namespace {
+
+const ReduceKernels& choose() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    return kAvx2Kernels;
+  }
+#endif
+  return kBaselineKernels;
+}
+
+const ReduceKernels& kernels() {
+  static const ReduceKernels& chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+void reduce(
+    ncclDataType_t type,
+    Reduction reduction,
+    void* out,
+    const void* const* in,
+    int n,
+    size_t count,
+    double divisor) {
+  if (n == 1) {
+    copy(out, in[0], count * elementSize(type));
+  } else if (n > 1) {
+    kernels().reduce(type, reduction, out, in, n, count, divisor == 0 ? n : divisor);
+  }
+}
+
+void scale(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {
+  kernels().scale(type, out, in, scalar, count);
+}
+
+void copy(void* out, const void* in, size_t bytes) {
+  if (bytes > 0 && out != in) {
+    std::memcpy(out, in, bytes);
+  }
+}
+
+}  // namespace torchcomms_pg::host

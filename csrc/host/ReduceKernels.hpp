@@ -1,0 +1,22 @@
+// The variants of the arithmetic, one per instruction set.
+#pragma once
+
+#include "host/Reduce.hpp"
+
+namespace torchcomms_pg::host {
+
+// Contracts as in Reduce.hpp, for n >= 2 in reduce.
+struct ReduceKernels {
+  void (*reduce)(ncclDataType_t, Reduction, void*, const void* const*, int, size_t, double) =
+      nullptr;
+  void (*scale)(ncclDataType_t, void*, const void*, const void*, size_t) = nullptr;
+};
+
+// What every processor of the architecture runs.
+extern const ReduceKernels kBaselineKernels;
+
+// AVX2 and F16C; null pointers where the architecture has none. Callable only
+// on a processor that has both.
+extern const ReduceKernels kAvx2Kernels;
+
+}  // namespace torchcomms_pg::host

@@ -1,0 +1,415 @@
+#include "monitor/HangDiagnosis.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/Thread.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often a rank looks at the board while a diagnosis goes on, and when not. Of many ranks each
+// looks more seldom: all of them ask one store.
+constexpr milliseconds kTick{20};
+constexpr std::chrono::microseconds kTickOfRank{100};
+constexpr milliseconds kTurn{1000};
+
+// From its begin: for answers, and for somebody else's verdict. A rank needs
+// up to a second to answer, and one more to notice where no library rings.
+constexpr milliseconds kGather{2500};
+constexpr milliseconds kFollow{3200};
+
+// How long a rank that knows the verdict lets the others read it: the store
+// may end with its process.
+constexpr milliseconds kParting{500};
+
+constexpr milliseconds kBehind{200};
+
+// After how long in the store it is not worth to wait for what others may have written there.
+constexpr milliseconds kHanging{1000};
+
+void print(int rank, const std::string& text) {
+  const auto line = "[rank " + std::to_string(rank) + "] torchcomms_pg: " + text + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+Verdict unknown(const std::string& why) {
+  Verdict verdict;
+  verdict.text = "verdict: it cannot be known what the other ranks do: " + why;
+  return verdict;
+}
+
+Verdict printUnknown(int rank, const std::string& why) {
+  auto verdict = unknown(why);
+  print(rank, verdict.text);
+  return verdict;
+}
+
+std::string sinceLongAgo() {
+  return "the store has not answered for " +
+         std::to_string(HangDiagnosis::kPatience.count() / 1000) + " s";
+}
+
+}  // namespace
+
+std::shared_ptr<HangDiagnosis> HangDiagnosis::open(
+    std::unique_ptr<SharedBoard> board, Options options) {
+  std::shared_ptr<HangDiagnosis> made(new HangDiagnosis(std::move(board), std::move(options)));
+  if (made->options_.poll) {
+    std::lock_guard lock(made->mutex_);
+    made->wake();
+  }
+  return made;
+}
+
+HangDiagnosis::HangDiagnosis(std::unique_ptr<SharedBoard> board, Options options)
+    : board_(std::move(board)), options_(std::move(options)) {}
+
+void HangDiagnosis::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+// With mutex_ held.
+void HangDiagnosis::wake() {
+  if (!running_ && !closed_ && broken_.empty()) {
+    // Not joined: it may be in the store for as long as that likes.
+    if (options_.poll) {
+      try {
+        std::thread([self = shared_from_this()] { self->run(); }).detach();
+      } catch (const std::system_error& error) {
+        raiseNoThread("verdicts", error.what());
+      }
+    } else {
+      Monitor::get().runApart([self = shared_from_this()] { self->run(); });
+    }
+    running_ = true;
+  }
+  changed_.notify_all();
+}
+
+void HangDiagnosis::put(const DiagnosisRequest& request) {
+  asked_ = request;
+  askedAt_ = Clock::now();
+  wake();
+}
+
+std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
+  std::lock_guard lock(mutex_);
+  if (verdict_) {
+    auto verdict = *verdict_;
+    if (verdict.extensionMs > 0) {
+      verdict_.reset();  // the next one may say otherwise
+    }
+    return verdict;
+  }
+  if (!broken_.empty()) {
+    return printUnknown(options_.rank, broken_);
+  }
+  if (!asked_) {
+    put(request);
+  } else if (Clock::now() - askedAt_ >= kPatience) {
+    return printUnknown(options_.rank, sinceLongAgo());
+  }
+  return std::nullopt;
+}
+
+std::optional<Verdict> HangDiagnosis::final() const {
+  std::lock_guard lock(mutex_);
+  return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
+}
+
+void HangDiagnosis::notice() {
+  std::lock_guard lock(mutex_);
+  noticed_ = true;
+  wake();
+}
+
+void HangDiagnosis::answer(Snapshot snapshot) {
+  std::lock_guard lock(mutex_);
+  wantsStatus_.store(false, std::memory_order_release);
+  snapshot_ = std::move(snapshot);
+  changed_.notify_all();
+}
+
+Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
+  std::unique_lock lock(mutex_);
+  if (!verdict_ && broken_.empty() && !asked_) {
+    put(request);
+  }
+  changed_.wait_for(lock, kPatience, [&] { return verdict_ || !broken_.empty() || closed_; });
+  if (verdict_) {
+    auto verdict = *verdict_;
+    if (verdict.extensionMs > 0) {
+      verdict_.reset();
+    }
+    return verdict;
+  }
+  return printUnknown(
+      options_.rank,
+      closed_            ? "the group was closed meanwhile"
+      : !broken_.empty() ? broken_
+                         : sinceLongAgo());
+}
+
+std::optional<Verdict> HangDiagnosis::awaitOthers() {
+  // Where no library rings, the reason of a failure may be here before the diagnosis.
+  const auto until = Clock::now() + (options_.poll ? kBehind : milliseconds(0));
+  const auto end = Clock::now() + kPatience;  // its thread may have none of its own
+  std::unique_lock lock(mutex_);
+  const auto known = [&] {
+    return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
+  };
+  const auto hangs = [&] { return stepping_ && Clock::now() - *stepping_ > kHanging; };
+  do {
+    const auto looked = looked_;
+    noticed_ = true;
+    wake();
+    while (!known() && looked_ == looked && !hangs() && Clock::now() < end) {
+      changed_.wait_for(lock, kHanging / 10);
+    }
+  } while (!known() && !hangs() && Clock::now() < until);
+  if (!known() && hangs() && asked_) {
+    return unknown("the store does not answer");
+  }
+  return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
+}
+
+void HangDiagnosis::askForDumps() {
+  std::unique_lock lock(mutex_);
+  dumpsWanted_ = true;
+  wake();
+  changed_.wait_for(lock, kHanging, [&] { return !dumpsWanted_ || closed_ || !broken_.empty(); });
+}
+
+void HangDiagnosis::run() {
+  pthread_setname_np(pthread_self(), "tcpg_verdict");
+  std::unique_lock lock(mutex_);
+  while (!closed_ && broken_.empty()) {
+    const auto something = [&] { return asked_ || noticed_ || dumpsWanted_ || closed_; };
+    if (phase_ == Phase::idle && !something()) {
+      if (!options_.poll) {
+        break;
+      }
+      changed_.wait_until(lock, nextTurn(), something);
+    }
+    if (closed_) {
+      break;
+    }
+    stepping_ = Clock::now();
+    lock.unlock();
+    try {
+      step(Clock::now());
+    } catch (const std::exception& error) {
+      const std::string what = error.what();
+      lock.lock();
+      broken_ = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
+      const bool asked = asked_.has_value();
+      lock.unlock();
+      finish(asked && !round_.verdict ? unknown(broken_) : round_.verdict);
+    }
+    lock.lock();
+    stepping_.reset();
+    if (phase_ != Phase::idle) {
+      changed_.wait_for(
+          lock, std::max<std::chrono::microseconds>(kTick, options_.size * kTickOfRank));
+    }
+  }
+  running_ = false;
+  changed_.notify_all();
+}
+
+// The clock is the same for the processes of a host.
+HangDiagnosis::Clock::time_point HangDiagnosis::nextTurn() const {
+  const auto round = kTurn * options_.turns;
+  const auto first = Clock::time_point(kTurn * options_.turn);
+  return first + ((Clock::now() - first) / round + 1) * round;
+}
+
+void HangDiagnosis::step(Clock::time_point now) {
+  switch (phase_) {
+    case Phase::idle: look(now); break;
+    case Phase::answering: publish(now); break;
+    case Phase::leading: lead(now); break;
+    case Phase::following: follow(now); break;
+    case Phase::parting: part(now); break;
+  }
+}
+
+// A round may be over already where this rank was busy or asks late: then its
+// verdict is there too.
+void HangDiagnosis::look(Clock::time_point now) {
+  bool asked = false;
+  bool wanted = false;
+  bool noticed = false;
+  {
+    std::lock_guard lock(mutex_);
+    asked = asked_.has_value();
+    noticed = std::exchange(noticed_, false);
+    wanted = dumpsWanted_;
+  }
+  bool news = options_.poll && options_.poll(/*thorough=*/noticed || asked);
+  news = lookForDumps(wanted) || news;
+  const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
+  const bool goesOn = asked || board_->get(key("leader"));
+  // Who has heard of it by a ring does not ring again.
+  if (leads || (options_.poll && !noticed && (news || goesOn))) {
+    ring_.store(true, std::memory_order_release);
+  }
+  if (!goesOn) {
+    std::lock_guard lock(mutex_);
+    ++looked_;
+    changed_.notify_all();
+    return;
+  }
+  round_ = Round();
+  round_.leads = leads;
+  round_.begun = now;
+  phase_ = Phase::answering;
+  wantsStatus_.store(true, std::memory_order_release);
+}
+
+// Whether another rank has asked for them.
+bool HangDiagnosis::lookForDumps(bool wanted) {
+  if (wanted) {
+    dumps_ = board_->add("dumps", 1);
+    std::lock_guard lock(mutex_);
+    dumpsWanted_ = false;
+    changed_.notify_all();
+  } else if (options_.dump && board_->get("dumps")) {
+    const auto asked = board_->add("dumps", 0);
+    if (asked > dumps_) {
+      dumps_ = asked;
+      options_.dump();
+      return true;
+    }
+  }
+  return false;
+}
+
+void HangDiagnosis::publish(Clock::time_point now) {
+  if (!round_.stacks) {
+    std::lock_guard lock(mutex_);
+    if (!snapshot_) {
+      return;  // the monitor comes by
+    }
+    round_.answer = std::move(snapshot_->answer);
+    round_.stacks.emplace(std::move(snapshot_->stack));
+    snapshot_.reset();
+  }
+  if (!round_.stacks->ready()) {
+    return;
+  }
+  auto& answer = round_.answer;
+  auto told = round_.stacks->tell();
+  answer.threads = std::move(told.threads);
+  answer.calledAt = std::move(told.calledAt);
+  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
+  round_.answers[options_.rank] = answer;
+  phase_ = round_.leads ? Phase::leading : Phase::following;
+  step(now);
+}
+
+void HangDiagnosis::lead(Clock::time_point now) {
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (round_.answers.count(rank) == 0) {
+      if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
+        if (auto answer = decodeStatus(*text)) {
+          round_.answers[rank] = std::move(*answer);
+        }
+      }
+    }
+  }
+  if (round_.answers.size() < static_cast<size_t>(options_.size) && now - round_.begun < kGather) {
+    return;
+  }
+  std::map<int, std::string> silent;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (round_.answers.count(rank) == 0) {
+      const auto introduction = board_->get("who/" + std::to_string(rank));
+      silent[rank] = options_.describeSilent(introduction.value_or(""));
+    }
+  }
+  std::optional<DiagnosisRequest> request;
+  {
+    std::lock_guard lock(mutex_);
+    request = asked_;
+  }
+  round_.verdict = judge(*request, round_.answers, silent);
+  board_->set(key("verdict"), encode(*round_.verdict));
+  phase_ = Phase::parting;
+  step(now);
+}
+
+void HangDiagnosis::follow(Clock::time_point now) {
+  if (const auto text = board_->get(key("verdict"))) {
+    round_.verdict = decodeVerdict(*text);
+    phase_ = Phase::parting;
+    step(now);
+    return;
+  }
+  if (now - round_.begun < kFollow) {
+    return;
+  }
+  bool asked = false;
+  {
+    std::lock_guard lock(mutex_);
+    asked = asked_.has_value();
+  }
+  if (asked) {
+    phase_ = Phase::leading;  // who led has vanished
+  } else {
+    finish(std::nullopt);
+  }
+}
+
+void HangDiagnosis::part(Clock::time_point now) {
+  const bool first = round_.read == Clock::time_point{};
+  if (first) {
+    round_.read = now;
+  }
+  const auto readers = board_->add(key("read"), first ? 1 : 0);
+  const int answered = round_.verdict ? round_.verdict->answered : 0;
+  if (readers >= answered || now - round_.read >= kParting) {
+    finish(round_.verdict);
+  }
+}
+
+void HangDiagnosis::finish(const std::optional<Verdict>& verdict) {
+  const bool final = verdict && verdict->extensionMs == 0;
+  if (final) {
+    print(options_.rank, verdict->text);
+  }
+  std::lock_guard lock(mutex_);
+  if (final || (verdict && asked_)) {
+    verdict_ = verdict;
+  }
+  asked_.reset();
+  snapshot_.reset();
+  noticed_ = false;
+  wantsStatus_.store(false, std::memory_order_release);
+  rounds_ += verdict ? 1 : 0;
+  round_ = Round();
+  phase_ = Phase::idle;
+  ++looked_;
+  changed_.notify_all();
+}
+
+std::string HangDiagnosis::key(const std::string& name) const {
+  return std::to_string(rounds_) + "/" + name;
+}
+
+}  // namespace torchcomms_pg

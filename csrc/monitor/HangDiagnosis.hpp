@@ -1,0 +1,150 @@
+// How the ranks of a group find out together who holds it up. Knows nothing
+// of torch: where they write is a Board.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "monitor/PythonStackDump.hpp"
+#include "monitor/Verdict.hpp"
+
+namespace torchcomms_pg {
+
+// What all ranks of a group, and nobody else, can read and write. Calls may
+// block, and raise std::exception. Used by one thread.
+class SharedBoard {
+ public:
+  virtual ~SharedBoard() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+  // Whether `value`, which is this rank's alone, is the first for `key`.
+  virtual bool claim(const std::string& key, const std::string& value) = 0;
+  virtual int64_t add(const std::string& key, int64_t value) = 0;
+};
+
+// One rank's part in the diagnoses of a group, one after another. The first
+// rank whose deadline passes leads: it has the others ring, all of them write
+// what they know of themselves, and the leader writes the verdict, which is
+// the same everywhere. Each rank prints it.
+//
+// A thread of its own does what may block, while a diagnosis goes on. So the
+// monitor, and whoever waits here, are bounded whatever becomes of the board:
+// then the verdict says that it cannot be known.
+//
+// Thread-safe.
+class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // How long until there is a verdict, for better or worse.
+  static constexpr std::chrono::milliseconds kPatience{4000};
+
+  // What the monitor says of this rank when it is asked.
+  struct Snapshot {
+    RankStatus answer;
+    std::shared_ptr<const void> stack;  // of the call in `answer.current`, where known
+  };
+
+  struct Options {
+    int rank = 0;
+    int size = 0;
+    // What is to be said of a rank that does not answer; `introduction` is what
+    // it wrote to the board under "who/<rank>" when the group was made.
+    std::function<std::string(const std::string& introduction)> describeSilent;
+    // Where a ring does not reach all ranks: called before the board is looked at, which is then
+    // done now and then. `thorough`: there may be news. Returns whether there is, for the ranks
+    // that hear this one ring. May block, and raise as a Board.
+    std::function<bool(bool thorough)> poll;
+    // The ranks that hear each other ring look in turns, of a second each.
+    int turn = 0;
+    int turns = 1;
+    std::function<void()> dump;  // another rank has asked for it; must not block, nor throw
+  };
+
+  static std::shared_ptr<HangDiagnosis> open(std::unique_ptr<SharedBoard> board, Options options);
+  void close();
+
+  // For the monitor's thread; none of them blocks.
+  //
+  // None while it is being found out, at most kPatience.
+  std::optional<Verdict> ask(const DiagnosisRequest& request);
+  // Somebody else may have asked.
+  void notice();
+  // Whether answer() is to be called.
+  bool wantsStatus() const { return wantsStatus_.load(std::memory_order_acquire); }
+  void answer(Snapshot snapshot);
+  // The verdict of a diagnosis that has ended with the group's failure; none: there was none.
+  std::optional<Verdict> final() const;
+  // Whether the others have to be told, by ringing; true once.
+  bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
+
+  // Has the other ranks, once they hear a ring, call Options::dump. Blocks until the board has it,
+  // at most a second. Not for the monitor's thread.
+  void askForDumps();
+
+  // Blocks until there is a verdict, at most kPatience. Not for the monitor's thread.
+  Verdict await(const DiagnosisRequest& request);
+  // The verdict of a diagnosis that another rank has begun; none: nobody has.
+  std::optional<Verdict> awaitOthers();
+
+ private:
+  enum class Phase { idle, answering, leading, following, parting };
+
+  HangDiagnosis(std::unique_ptr<SharedBoard> board, Options options);
+  void put(const DiagnosisRequest& request);
+  void wake();
+  void run();
+  void step(Clock::time_point now);
+  void look(Clock::time_point now);
+  bool lookForDumps(bool wanted);
+  Clock::time_point nextTurn() const;
+  void publish(Clock::time_point now);
+  void lead(Clock::time_point now);
+  void follow(Clock::time_point now);
+  void part(Clock::time_point now);
+  void finish(const std::optional<Verdict>& verdict);
+  std::string key(const std::string& name) const;
+
+  const std::unique_ptr<SharedBoard> board_;
+  const Options options_;
+  std::atomic<bool> wantsStatus_{false};
+  std::atomic<bool> ring_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool running_ = false;
+  bool closed_ = false;
+  bool noticed_ = false;
+  bool dumpsWanted_ = false;
+  std::optional<Clock::time_point> stepping_;  // since when its thread may be in the store
+  uint64_t looked_ = 0;  // how often it was found out whether somebody has asked
+  std::optional<DiagnosisRequest> asked_;
+  Clock::time_point askedAt_;
+  std::optional<Snapshot> snapshot_;
+  std::optional<Verdict> verdict_;
+  std::string broken_;  // why the board is of no use
+
+  // Of the diagnosis's thread.
+  struct Round {
+    bool leads = false;
+    Clock::time_point begun;
+    RankStatus answer;
+    std::optional<PythonStackDump> stacks;
+    std::map<int, RankStatus> answers;
+    std::optional<Verdict> verdict;
+    Clock::time_point read;
+  };
+  int64_t dumps_ = 0;  // how often somebody has asked for them, as far as is known
+  Phase phase_ = Phase::idle;
+  uint64_t rounds_ = 0;
+  Round round_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,434 @@
+// The only file that includes torch's template: it takes half a minute to compile.
+#include "recorder/FlightRecorder.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "base/TorchCompat.hpp"
+#include "monitor/Compiling.hpp"
+
+#include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// The recorder is told of starts and ends: there is no event to ask.
+struct NoEvent {
+  bool query() const { return false; }
+};
+using Ring = c10d::FlightRecorder<NoEvent>;
+
+// torch's analyser refuses every other prefix, in 2.11 all but this and xccl;
+// and what is recorded are operations of NCCL's API.
+constexpr const char* kPrefix = "nccl:";
+
+// Beside c10d's keys; readers of the schema pass over it.
+constexpr const char* kCompiling = "compiling";
+
+using Name = std::tuple<std::string, std::string>;
+using Direction = OpRecord::Direction;
+
+// The messages between this rank and another, or what one calls of the other.
+struct Pair {
+  Name name;
+  bool first = false;  // whether this rank is the lower one
+  size_t sent = 0;
+  size_t received = 0;
+};
+
+// An operation that has no other side; "": messages.
+using PairKey = std::pair<std::string, int>;  // and the peer
+
+}  // namespace
+
+struct FlightRecorder::Group {
+  size_t id = 0;
+  Name name;
+  std::vector<uint64_t> ranks;
+  int rank = 0;
+  size_t issued = 0;
+  std::map<PairKey, Pair> pairs;
+  // The latest collective of each state.
+  std::atomic<int64_t> enqueued{-1};
+  std::atomic<int64_t> started{-1};
+  std::atomic<int64_t> completed{-1};
+};
+
+namespace {
+
+// An operation's place in a ring, with what this recorder alone counts.
+struct Slot {
+  std::shared_ptr<const OpRecord> record;  // null: empty
+  FlightRecorder::Group* group = nullptr;
+  size_t id = 0;
+  size_t opId = 0;
+  int peer = -1;       // -1: none, or not known yet
+  size_t message = 0;  // counts those to, or from, the peer
+
+  PairKey pair() const { return {record->direction == Direction::one ? record->op : "", peer}; }
+};
+
+}  // namespace
+
+struct FlightRecorder::State {
+  State(size_t maxEntries, bool cppStacks) : cppStacks(cppStacks), slots(maxEntries) {}
+
+  const bool cppStacks;
+  mutable std::mutex mutex;  // nothing that could wait for the GIL happens under it
+  std::vector<Slot> slots;
+  size_t next = 0;
+  size_t id = 0;
+  std::deque<Group> groups;  // which stay where they are
+  decltype(Ring::pg_name_to_ranks_) ranks;
+  int rank = -1;
+  std::string library;
+
+  Pair& pair(Group& group, const PairKey& key) {
+    const auto found = group.pairs.find(key);
+    if (found != group.pairs.end()) {
+      return found->second;
+    }
+    const auto& [op, peer] = key;
+    const auto mine = group.ranks[group.rank];
+    const auto other = group.ranks[peer];
+    if (!op.empty()) {
+      Pair made;
+      made.name = group.name;
+      const auto* const arrow = op == "wait_signal" ? "<-" : "->";
+      std::get<0>(made.name) +=
+          ":" + op + " " + std::to_string(mine) + arrow + std::to_string(other);
+      ranks[made.name] = {mine};
+      return group.pairs.emplace(key, std::move(made)).first->second;
+    }
+    std::vector<uint64_t> both{std::min(mine, other), std::max(mine, other)};
+    Pair made;
+    made.first = mine <= other;
+    made.name = group.name;
+    std::get<0>(made.name) += ":" + std::to_string(both[0]) + "-" + std::to_string(both[1]);
+    if (mine == other) {
+      both.pop_back();
+    }
+    ranks[made.name] = std::move(both);
+    return group.pairs.emplace(key, std::move(made)).first->second;
+  }
+
+  void count(Slot& slot, int peer) {
+    slot.peer = peer;
+    auto& messages = pair(*slot.group, slot.pair());
+    slot.message =
+        slot.record->direction == Direction::receive ? ++messages.received : ++messages.sent;
+  }
+
+  // The analyser reads a message's ranks as positions in its group, and finds
+  // the other side's entry by the number of the collective. So that is what
+  // both sides count: the messages of one direction.
+  static void describeMessage(const Slot& slot, Ring::Entry& entry) {
+    const auto& group = *slot.group;
+    const bool sends = slot.record->direction == Direction::send;
+    auto& name = entry.profiling_name_;
+    name = kPrefix;
+    entry.p2p_seq_id_ = slot.record->seq;
+    if (slot.peer < 0) {
+      entry.pg_name_ = group.name;
+      entry.collective_seq_id_ = 0;  // no collective has it
+      name += "recv " + std::to_string(group.rank) + "<-" + kUnknownSource;
+      return;
+    }
+    const auto& messages = group.pairs.at(slot.pair());
+    const bool upwards = sends == messages.first;
+    const int mine = messages.first ? 0 : 1;
+    const int other = slot.peer == group.rank ? mine : 1 - mine;
+    entry.pg_name_ = messages.name;
+    entry.collective_seq_id_ = 2 * slot.message - (upwards ? 1 : 0);
+    name += sends ? "send " : "recv ";
+    name += std::to_string(mine) + (sends ? "->" : "<-") + std::to_string(other);
+  }
+
+  Ring::Entry describe(const Slot& slot) const {
+    const auto& record = *slot.record;
+    const auto known = [](c10::time_t time) {
+      return time == 0 ? std::nullopt : std::optional(time);
+    };
+    Ring::Entry entry{};
+    entry.id_ = slot.id;
+    entry.pg_id_ = slot.group->id;
+    entry.op_id_ = slot.opId;
+    entry.traceback_ = cppStacks ? record.cppStack : nullptr;
+    entry.time_created_ = record.created;
+    entry.timeout_ms_ = record.timeout.count();
+    entry.isP2P_ = record.isMessage();
+    entry.retired_ = record.retired.load(std::memory_order_acquire);
+    entry.time_discovered_completed_ = known(record.completed.load(std::memory_order_acquire));
+    const auto duration = record.duration.load(std::memory_order_relaxed);
+    if (entry.time_discovered_completed_ && duration > 0) {
+      entry.duration_ = duration;
+    }
+    entry.time_discovered_started_ = known(record.started.load(std::memory_order_relaxed));
+    for (size_t i = 0; i < record.tensors.size(); ++i) {
+      const auto& [dtype, dim] = record.tensors[i];
+      const bool input = i < record.inputs;
+      (input ? entry.input_dims_ : entry.output_dims_).push_back(dim);
+      (input ? entry.input_dtypes_ : entry.output_dtypes_).push_back(dtype);
+    }
+    entry.sizes_.append(record.sizes.begin(), record.sizes.end());
+    entry.thread_id_ = record.thread->id;
+    entry.thread_name_ = record.thread->name;
+    if (entry.isP2P_) {
+      describeMessage(slot, entry);
+    } else if (record.direction == Direction::one) {
+      entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
+      entry.collective_seq_id_ = slot.message;
+      entry.p2p_seq_id_ = record.seq;
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // any name that has no rules
+    } else {
+      entry.pg_name_ = slot.group->name;
+      entry.collective_seq_id_ = record.seq;
+      entry.profiling_name_ = std::string(kPrefix) + record.op;
+    }
+    return entry;
+  }
+
+  // As c10d's recorder has them, the oldest first.
+  struct Snapshot {
+    Ring ring;
+    std::vector<Stack> stacks;  // Python's, of the entries
+    std::unordered_map<std::string, std::unordered_map<std::string, std::string>> comms;
+  };
+  std::unique_ptr<Snapshot> snapshot() const {
+    auto copy = std::make_unique<Snapshot>();
+    auto& to = copy->ring;
+    to.enabled_ = true;
+    std::lock_guard lock(mutex);
+    to.max_entries_ = slots.size();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const auto& slot = slots[(next + i) % slots.size()];
+      if (slot.record != nullptr) {
+        to.entries_.push_back(describe(slot));
+        copy->stacks.push_back(slot.record->stack);
+      }
+    }
+    to.pg_name_to_ranks_ = ranks;
+    to.comm_lib_version_ = library;
+    for (const auto& group : groups) {
+      auto status = std::make_shared<c10d::ProcessGroupStatus>();
+      status->lastEnqueuedSeq = group.enqueued.load(std::memory_order_relaxed);
+      status->lastStartedSeq = group.started.load(std::memory_order_relaxed);
+      status->lastCompletedSeq = group.completed.load(std::memory_order_relaxed);
+      to.all_pg_status_[group.id] = std::move(status);
+      copy->comms[std::get<0>(group.name)] = {
+          {"rank", std::to_string(group.rank)}, {"nRanks", std::to_string(group.ranks.size())}};
+    }
+    return copy;
+  }
+};
+
+namespace {
+
+using Frames = c10::List<c10::IValue>;
+
+// By the number of the entry: those of C++, if recorded, then those of Python.
+std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& from) {
+  std::vector<std::vector<Frame>> python(from.stacks.size());
+  if (auto* const source = StackSource::get()) {
+    python = source->describe(from.stacks);
+  }
+  std::map<int64_t, Frames> described;
+  for (size_t i = 0; i < from.stacks.size(); ++i) {
+    auto frames = c10d::new_list();
+    const auto add = [&](const std::string& name, const std::string& file, int64_t line) {
+      auto frame = c10d::new_dict();
+      frame.insert(c10d::name_key, name);
+      frame.insert(c10d::filename_key, file);
+      frame.insert(c10d::line_key, line);
+      frames.push_back(frame);
+    };
+    const auto& entry = from.ring.entries_[i];
+    if (entry.traceback_) {
+      const auto symbols = torch::symbolize({entry.traceback_.get()});
+      for (const auto index : symbols.tracebacks.at(0)) {
+        const auto& frame = symbols.all_frames.at(index);
+        add(frame.funcname, frame.filename, static_cast<int64_t>(frame.lineno));
+      }
+    }
+    for (const auto& frame : python[i]) {
+      add(frame.name, frame.file, frame.line);
+    }
+    described.emplace(static_cast<int64_t>(entry.id_), std::move(frames));
+  }
+  return described;
+}
+
+void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described) {
+  for (const c10::IValue& entry : entries) {
+    auto dict = entry.toGenericDict();
+    dict.insert(c10d::frames_key, described.at(dict.at(c10d::record_id_key).toInt()));
+  }
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(size_t maxEntries, bool cppStacks)
+    : state_(std::make_unique<State>(maxEntries, cppStacks)) {}
+
+FlightRecorder::~FlightRecorder() = default;
+
+FlightRecorder::Group* FlightRecorder::addGroup(
+    const std::string& name,
+    const std::string& description,
+    const std::vector<int64_t>& ranks,
+    int rank) {
+  std::lock_guard lock(state_->mutex);
+  auto& group = state_->groups.emplace_back();
+  group.id = state_->groups.size() - 1;
+  group.name = {name, description};
+  group.ranks.assign(ranks.begin(), ranks.end());
+  group.rank = rank;
+  state_->ranks[group.name] = group.ranks;
+  if (state_->rank < 0) {
+    state_->rank = static_cast<int>(group.ranks[rank]);
+  }
+  return &group;
+}
+
+void FlightRecorder::setLibraryVersion(const std::string& version) {
+  std::lock_guard lock(state_->mutex);
+  state_->library = version;
+}
+
+size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record) {
+  const auto& added = *record;
+  if (added.isCollective()) {
+    group.enqueued.store(static_cast<int64_t>(added.seq), std::memory_order_relaxed);
+    if (added.started.load(std::memory_order_relaxed) != 0) {
+      start(group, added);
+    }
+  }
+  std::lock_guard lock(state_->mutex);
+  const auto place = state_->next;
+  state_->next = place + 1 == state_->slots.size() ? 0 : place + 1;
+  auto& slot = state_->slots[place];
+  slot.record.swap(record);  // the old one is freed after the lock is released
+  slot.group = &group;
+  slot.id = state_->id++;
+  slot.opId = ++group.issued;
+  slot.peer = -1;
+  if (added.peer >= 0) {
+    state_->count(slot, added.peer);
+  }
+  // Let go of by the next operation, and long out of the caches.
+  __builtin_prefetch(state_->slots[state_->next].record.get(), /*write=*/1);
+  return place;
+}
+
+void FlightRecorder::start(Group& group, const OpRecord& record) {
+  if (record.isCollective()) {
+    group.started.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
+  }
+}
+
+void FlightRecorder::complete(Group& group, const OpRecord& record, size_t place, int source) {
+  if (record.isCollective()) {
+    group.completed.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
+  } else if (record.peer < 0 && source >= 0) {
+    std::lock_guard lock(state_->mutex);
+    auto& slot = state_->slots[place];
+    if (slot.record.get() == &record) {
+      state_->count(slot, source);
+    }
+  }
+}
+
+bool FlightRecorder::enabled() const {
+  return !state_->slots.empty();
+}
+
+bool FlightRecorder::cppStacks() const {
+  return state_->cppStacks;
+}
+
+size_t FlightRecorder::size() const {
+  std::lock_guard lock(state_->mutex);
+  return std::count_if(state_->slots.begin(), state_->slots.end(), [](const Slot& slot) {
+    return slot.record != nullptr;
+  });
+}
+
+void FlightRecorder::reset() {
+  std::vector<Slot> slots(state_->slots.size());  // freed after the lock is released
+  std::lock_guard lock(state_->mutex);
+  state_->slots.swap(slots);
+  state_->next = 0;
+  state_->id = 0;
+}
+
+int FlightRecorder::rank() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->rank;
+}
+
+std::string FlightRecorder::json(What what) const {
+  const auto from = state_->snapshot();
+  auto text = from->ring.dump_json(from->comms, what.entries, !what.completed);
+  const auto intervals = Compiling::intervals();
+  const auto end = text.rfind('}');
+  if (intervals.empty() || end == std::string::npos) {
+    return text;
+  }
+  std::string compiling;
+  for (const auto& [trigger, begin, finish] : intervals) {
+    compiling += (compiling.empty() ? "" : ", ") + std::string("{\"trigger\": \"") + trigger +
+                 "\", \"time_begin_ns\": " + std::to_string(begin) +
+                 ", \"time_end_ns\": " + (finish == 0 ? "null" : std::to_string(finish)) + "}";
+  }
+  return text.substr(0, end) + ", \"" + kCompiling + "\": [" + compiling + "]" + text.substr(end);
+}
+
+// As FlightRecorder::dump(), with other stacks.
+std::string FlightRecorder::pickle(What what) const {
+  const auto from = state_->snapshot();
+  auto& ring = from->ring;
+  auto result = c10d::new_dict();
+  result.insert(c10d::version_key, c10d::version_val);
+  result.insert(c10d::pg_config_key, ring.getPgConfig());
+  result.insert(c10d::comm_lib_version_key_str, ring.comm_lib_version_);
+  result.insert(c10d::pg_status_key, ring.getPgStatus());
+  if (what.entries) {
+    const auto entries = ring.getCollectiveTrace(/*includeStacktraces=*/false, !what.completed);
+    if (what.stacks) {
+      addFrames(entries, describeStacks(*from));
+    }
+    result.insert(c10d::entries_key, entries);
+  }
+  if (!from->comms.empty()) {
+    auto comms = c10d::new_dict();
+    for (const auto& [name, state] : from->comms) {
+      auto comm = c10d::new_dict();
+      for (const auto& [key, value] : state) {
+        comm.insert(key, value);
+      }
+      comms.insert(name, comm);
+    }
+    result.insert(c10d::nccl_comm_key, comms);
+  }
+  if (const auto intervals = Compiling::intervals(); !intervals.empty()) {
+    auto compiling = c10d::new_list();
+    for (const auto& [trigger, begin, finish] : intervals) {
+      auto interval = c10d::new_dict();
+      interval.insert("trigger", trigger);
+      interval.insert("time_begin_ns", begin);
+      interval.insert("time_end_ns", finish == 0 ? c10::IValue() : c10::IValue(finish));
+      compiling.push_back(interval);
+    }
+    result.insert(kCompiling, compiling);
+  }
+  return c10d::pickle_str(result);
+}
+
+}  // namespace torchcomms_pg

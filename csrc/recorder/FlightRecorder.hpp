@@ -1,0 +1,73 @@
+// A ring of the latest operations, in the schema of c10d's flight recorder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "recorder/OpRecord.hpp"
+
+namespace torchcomms_pg {
+
+// Thread-safe. Groups are added, then their operations: each becomes an entry
+// when it is issued, which is told when the operation starts and when it ends.
+// When the ring is full, a new entry takes the place of the oldest.
+//
+// A message is recorded in a group of its own two ranks, "<group>:<rank>-<rank>",
+// as if it had a communicator of its own: torch's analyser expects every rank
+// of a group in each of its entries. For the same reason, and since the schema
+// has no names for them, operations on the memory of a peer are in a group of the
+// rank that calls them, "<group>:put <rank>-><rank>".
+class FlightRecorder {
+ public:
+  // 0 entries: records nothing.
+  FlightRecorder(size_t maxEntries, bool cppStacks);
+  ~FlightRecorder();
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
+
+  struct Group;
+
+  // `ranks`: the global ones of the group's ranks, of which this is `rank`. The
+  // group is the recorder's.
+  Group* addGroup(
+      const std::string& name,
+      const std::string& description,
+      const std::vector<int64_t>& ranks,
+      int rank);
+
+  // Of the library that the operations go through, for the head of dumps.
+  void setLibraryVersion(const std::string& version);
+
+  // Returns the entry's place, which is its own until a later one takes it.
+  size_t add(Group& group, std::shared_ptr<const OpRecord> record);
+  void start(Group& group, const OpRecord& record);
+  // The operation has completed. `source`: whom a message came from; -1: not known.
+  void complete(Group& group, const OpRecord& record, size_t place, int source);
+
+  bool cppStacks() const;
+  bool enabled() const;
+  size_t size() const;
+  // Forgets the entries, not the groups.
+  void reset();
+
+  // Of this process in the first group, for the name of its file; -1: none was added.
+  int rank() const;
+
+  struct What {
+    bool entries = true;
+    bool completed = true;  // also entries of completed operations
+    bool stacks = true;     // in a pickle; takes the GIL
+  };
+  std::string json(What what) const;
+  // What torchfrtrace reads.
+  std::string pickle(What what) const;
+
+  struct State;
+
+ private:
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,80 @@
+#include "recorder/OpRecord.hpp"
+
+#include <c10/util/thread_name.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+const std::shared_ptr<const OpRecord::Thread>& thisThread() {
+  static thread_local const auto thread = std::make_shared<const OpRecord::Thread>(
+      OpRecord::Thread{.name = c10::getThreadName()});  // a system call
+  return thread;
+}
+
+}  // namespace
+
+OpRecord::OpRecord(const Issue& issue, Stack pythonStack, bool withCppStack)
+    : op(issue.op),
+      seq(issue.seq),
+      timeout(issue.timeout),
+      peer(issue.peer),
+      direction(issue.direction),
+      stack(std::move(pythonStack)),
+      cppStack(
+          withCppStack ? torch::CapturedTraceback::gather(
+                             /*python=*/false, /*script=*/true, /*cpp=*/true)
+                       : nullptr),
+      thread(thisThread()),
+      started(issue.started ? created : 0) {
+  describe(issue.inputs, issue.join);
+  inputs = tensors.size();
+  describe(issue.outputs, issue.join);
+}
+
+void OpRecord::describe(const std::vector<at::Tensor>& described, bool join) {
+  if (!join || described.size() < 2) {
+    for (const auto& tensor : described) {
+      tensors.push_back({tensor.scalar_type(), static_cast<uint8_t>(tensor.dim())});
+      sizes.append(tensor.sizes().begin(), tensor.sizes().end());
+    }
+    return;
+  }
+  const auto& first = described.front();
+  const bool alike = std::all_of(described.begin(), described.end(), [&](const auto& tensor) {
+    return tensor.sizes() == first.sizes();
+  });
+  if (alike) {
+    tensors.push_back({first.scalar_type(), static_cast<uint8_t>(first.dim() + 1)});
+    sizes.push_back(static_cast<int64_t>(described.size()));
+    sizes.append(first.sizes().begin(), first.sizes().end());
+  } else {
+    int64_t total = 0;
+    for (const auto& tensor : described) {
+      total += tensor.numel();
+    }
+    tensors.push_back({first.scalar_type(), 1});
+    sizes.push_back(total);
+  }
+}
+
+bool OpRecord::start() {
+  c10::time_t never = 0;
+  return started.load(std::memory_order_relaxed) == never &&
+         started.compare_exchange_strong(never, c10::getTime(), std::memory_order_relaxed);
+}
+
+void OpRecord::end(bool hasCompleted, float milliseconds) {
+  if (hasCompleted) {
+    start();
+    duration.store(milliseconds, std::memory_order_relaxed);
+    completed.store(c10::getTime(), std::memory_order_release);
+  }
+  retired.store(true, std::memory_order_release);
+}
+
+}  // namespace torchcomms_pg

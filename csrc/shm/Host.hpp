@@ -1,0 +1,43 @@
+// Names of host/ that this folder uses as its own.
+#pragma once
+
+#include "host/Collective.hpp"
+#include "host/Failure.hpp"
+#include "host/HostStream.hpp"
+#include "host/Interrupt.hpp"
+#include "host/Names.hpp"
+#include "host/NcclCalls.hpp"
+#include "host/Process.hpp"
+#include "host/Reduce.hpp"
+
+namespace torchcomms_pg::shm {
+
+using host::Collective;
+using host::CollectiveKind;
+using host::Failure;
+using host::HostStream;
+using host::Operator;
+using host::Reduction;
+using host::Signature;
+
+using host::bootHash;
+using host::describe;
+using host::forkGeneration;
+using host::hashBytes;
+using host::hasRoot;
+using host::hostName;
+using host::interrupted;
+using host::interruption;
+using host::kindName;
+using host::pidSpace;
+using host::processAlive;
+using host::processId;
+using host::processStartTime;
+using host::processState;
+using host::reductionName;
+using host::runsHandlers;
+using host::signatureOf;
+using host::takeInterrupt;
+using host::typeName;
+
+}  // namespace torchcomms_pg::shm

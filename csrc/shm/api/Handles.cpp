@@ -1,0 +1,58 @@
+#include "shm/api/Handles.hpp"
+
+#include <mutex>
+#include <unordered_map>
+
+#include "shm/segment/ForkSafe.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<ncclComm_t, std::shared_ptr<Comm>> comms;
+};
+
+Table& table() {
+  return forkSafe<Table>();
+}
+
+}  // namespace
+
+ncclComm_t addHandle(std::shared_ptr<Comm> comm) {
+  const auto handle = reinterpret_cast<ncclComm_t>(comm.get());
+  std::lock_guard lock(table().mutex);
+  table().comms[handle] = std::move(comm);
+  return handle;
+}
+
+std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation) {
+  if (handle == nullptr) {
+    throw Failure(ncclInvalidArgument, std::string(operation) + ": comm is null");
+  }
+  std::lock_guard lock(table().mutex);
+  const auto found = table().comms.find(handle);
+  if (found == table().comms.end()) {
+    throw Failure(
+        ncclInvalidArgument,
+        std::string(operation) +
+            ": comm is not a communicator of this library, or was destroyed or aborted");
+  }
+  return found->second;
+}
+
+bool isHandle(ncclComm_t handle) {
+  std::lock_guard lock(table().mutex);
+  return table().comms.contains(handle);
+}
+
+void removeHandle(ncclComm_t handle) {
+  std::shared_ptr<Comm> comm;  // declared first: destroyed after the lock is released
+  std::lock_guard lock(table().mutex);
+  const auto found = table().comms.find(handle);
+  if (found == table().comms.end()) return;
+  comm = std::move(found->second);
+  table().comms.erase(found);
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,237 @@
+#include "shm/api/Lifecycle.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <optional>
+
+#include "shm/Host.hpp"
+#include "shm/api/Group.hpp"
+#include "shm/api/Handles.hpp"
+#include "shm/api/Validate.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+// Another thread may look for the handle of an init that is blocked.
+void publish(ncclComm_t* made, ncclComm_t handle) {
+  std::atomic_ref(*made).store(handle);
+}
+
+void discard(const std::shared_ptr<Comm>& comm, ncclComm_t* made) {
+  removeHandle(std::atomic_ref(*made).exchange(nullptr));
+  comm->abort();
+}
+
+// Waits for the other ranks of a communicator that this rank has joined.
+ncclResult_t complete(const std::shared_ptr<Comm>& comm, ncclComm_t* made) {
+  if (!comm->blocking()) return comm->allJoined() ? ncclSuccess : ncclInProgress;
+  try {
+    comm->awaitJoined();
+  } catch (const Failure&) {
+    discard(comm, made);
+    throw;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t joinAndComplete(
+    const ncclUniqueId& id, int ranks, int rank, bool blocking, ncclComm_t* made) {
+  const std::shared_ptr<Comm> comm = Comm::join(id, ranks, rank, blocking);
+  publish(made, addHandle(comm));
+  return complete(comm, made);
+}
+
+// What a rank brings to a split.
+struct Choice {
+  int32_t color;
+  int32_t key;
+};
+
+struct Place {
+  ncclUniqueId id;
+  int ranks;
+  int rank;
+};
+
+// Two steps over the parent: everybody's choice, then the ids of the new
+// communicators, each made by its rank 0.
+std::optional<Place> meetForSplit(Comm& parent, Choice choice) {
+  Exchange& exchange = parent.exchange();
+  Collective meeting;
+  meeting.kind = CollectiveKind::split;
+  exchange.begin(signatureOf(meeting));
+  std::memcpy(exchange.open(), &choice, sizeof choice);
+  exchange.publish();
+  struct Member {
+    int32_t key;
+    int rank;
+    auto operator<=>(const Member&) const = default;
+  };
+  std::vector<Member> members;
+  for (int rank = 0; rank < parent.size(); ++rank) {
+    Choice theirs = choice;
+    if (rank != parent.rank()) std::memcpy(&theirs, exchange.read(rank), sizeof theirs);
+    if (theirs.color == choice.color) members.push_back({theirs.key, rank});
+  }
+  exchange.close();
+
+  std::byte* const mine = exchange.open();
+  std::optional<Place> place;
+  if (choice.color != NCCL_SPLIT_NOCOLOR) {
+    std::ranges::sort(members);
+    const auto self = std::ranges::find(members, parent.rank(), &Member::rank);
+    place = Place{{}, static_cast<int>(members.size()), static_cast<int>(self - members.begin())};
+  }
+  const bool leads = place && place->rank == 0;
+  if (leads) {
+    place->id = makeUniqueId();
+    std::memcpy(mine, &place->id, sizeof place->id);
+  }
+  exchange.publish();
+  if (place && !leads) {
+    std::memcpy(&place->id, exchange.read(members.front().rank), sizeof place->id);
+  }
+  exchange.close();
+  return place;
+}
+
+ncclResult_t runSplit(
+    Comm& parent, uint64_t ticket, Choice choice, bool blocking, ncclComm_t* made) {
+  std::optional<Place> place;
+  parent.inTurn(ticket, [&] {
+    try {
+      place = meetForSplit(parent, choice);
+    } catch (const Failure& failure) {
+      // Such as no more file descriptors: the peers wait for this rank.
+      parent.fail(failure);
+      throw;
+    }
+  });
+  if (!place) return ncclSuccess;
+  return joinAndComplete(place->id, place->ranks, place->rank, blocking, made);
+}
+
+ncclResult_t runShrink(
+    Comm& parent,
+    const std::vector<int>& survivors,
+    uint64_t excludedHash,
+    bool blocking,
+    ncclComm_t* made) {
+  const auto self = std::ranges::find(survivors, parent.rank());
+  const int rank = static_cast<int>(self - survivors.begin());
+  ncclUniqueId id;
+  if (rank == 0) {
+    id = makeUniqueId();
+    parent.offerShrink(excludedHash, id);
+  } else {
+    id = parent.takeShrinkOffer(survivors.front(), excludedHash);
+  }
+  return joinAndComplete(id, static_cast<int>(survivors.size()), rank, blocking, made);
+}
+
+}  // namespace
+
+ncclResult_t initRank(
+    ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
+  constexpr const char* kName = "commInitRank";
+  checkPointer(kName, "comm", made);
+  publish(made, nullptr);
+  if (ranks < 1 || ranks > kMaxRanks) {
+    invalidArgument(
+        kName, "nranks is " + std::to_string(ranks) + ", wanted 1 to " + std::to_string(kMaxRanks));
+  }
+  checkRank(kName, "rank", rank, ranks);
+  const bool blocking = checkConfig(kName, config, true);
+  // Joining does not block, so that one thread can join as several ranks.
+  const std::shared_ptr<Comm> comm = Comm::join(id, ranks, rank, blocking);
+  publish(made, addHandle(comm));
+  return issue(
+      Job{
+          .prepare = {},
+          .run = [=] { return complete(comm, made); },
+          .cancel = [=] { discard(comm, made); },
+      });
+}
+
+ncclResult_t split(
+    const std::shared_ptr<Comm>& parent,
+    int color,
+    int key,
+    ncclComm_t* made,
+    const ncclConfig_t* config) {
+  constexpr const char* kName = "commSplit";
+  checkPointer(kName, "newcomm", made);
+  publish(made, nullptr);
+  if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
+    invalidArgument(
+        kName,
+        "color is " + std::to_string(color) + ", wanted a number from 0 or NCCL_SPLIT_NOCOLOR");
+  }
+  const bool blocking = checkConfig(kName, config, parent->blocking());
+  parent->checkUsable();
+  const auto ticket = std::make_shared<uint64_t>();
+  return issue(
+      Job{
+          .prepare = [=] { *ticket = parent->turnstile().take(); },
+          .run = [=] { return runSplit(*parent, *ticket, {color, key}, blocking, made); },
+          .cancel = [] {},
+      });
+}
+
+ncclResult_t shrink(
+    const std::shared_ptr<Comm>& parent,
+    const std::vector<int>& excluded,
+    ncclComm_t* made,
+    const ncclConfig_t* config,
+    int flags) {
+  constexpr const char* kName = "commShrink";
+  checkPointer(kName, "newcomm", made);
+  publish(made, nullptr);
+  const bool blocking = checkConfig(kName, config, parent->blocking());
+  if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
+    invalidArgument(
+        kName,
+        "shrinkFlags is " + std::to_string(flags) +
+            ", wanted NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
+  }
+  std::vector<bool> gone(parent->size(), false);
+  for (const int rank : excluded) {
+    checkRank(kName, "excludeRanksList", rank, parent->size());
+    if (gone[rank]) {
+      invalidArgument(kName, "excludeRanksList names rank " + std::to_string(rank) + " twice");
+    }
+    gone[rank] = true;
+  }
+  if (gone[parent->rank()]) {
+    invalidArgument(
+        kName,
+        "excludeRanksList names this rank, " + std::to_string(parent->rank()) +
+            "; only the ranks that stay call it");
+  }
+  std::vector<int> survivors;
+  for (int rank = 0; rank < parent->size(); ++rank) {
+    if (!gone[rank]) survivors.push_back(rank);
+  }
+  const uint64_t hash = hashBytes(survivors.data(), survivors.size() * sizeof(int));
+  if (flags == NCCL_SHRINK_ABORT) {
+    parent->checkProcess();
+    parent->fail(Failure(
+        ncclRemoteError,
+        parent->whoAmI() + " shrinks the communicator and has ended its operations"));
+  } else if (!parent->revoked()) {
+    parent->checkUsable();
+  }
+  return issue(
+      Job{
+          .prepare = {},
+          .run =
+              [=] {
+                parent->awaitPlans();
+                return runShrink(*parent, survivors, hash, blocking, made);
+              },
+          .cancel = [] {},
+      });
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,98 @@
+#include "shm/collective/Exchange.hpp"
+
+#include <algorithm>
+
+#include "shm/Host.hpp"
+
+namespace torchcomms_pg::shm {
+
+std::byte* Exchange::open() {
+  const uint64_t step = opened_++;
+  if (step >= kDepth) {
+    const uint64_t reused = step - kDepth;
+    for (int peer = 0; peer < segment_.size(); ++peer) {
+      if (peer == self_) continue;
+      const auto& departed = segment_.state(peer).progress.departed;
+      waiter_.waitForPeer(peer, [&] { return departed.load(std::memory_order_acquire) > reused; });
+      check(peer, reused);
+    }
+  }
+  return segment_.staging(self_, step);
+}
+
+bool Exchange::hasRoom() const {
+  for (int peer = 0; opened_ >= kDepth && peer < segment_.size(); ++peer) {
+    const auto& departed = segment_.state(peer).progress.departed;
+    if (peer != self_ && departed.load(std::memory_order_acquire) <= opened_ - kDepth) return false;
+  }
+  return true;
+}
+
+void Exchange::publish() {
+  Progress& mine = segment_.state(self_).progress;
+  mine.signatures[published_ % kHistory] = signature_;
+  mine.arrived.store(++published_, std::memory_order_release);
+  waiter_.noteCpu();
+  segment_.ringAll(self_);
+  // Behind the fence in there, so that of two ranks one sees the other.
+  if (rooted_) checkArrived(published_ - 1);
+}
+
+void Exchange::checkArrived(uint64_t step) {
+  for (int peer = 0; peer < segment_.size(); ++peer) {
+    // A peer cannot be kDepth steps ahead of this rank, so what it has published
+    // of its last steps is still there.
+    const auto& arrived = segment_.state(peer).progress.arrived;
+    if (arrived.load(std::memory_order_acquire) > step) check(peer, step);
+  }
+}
+
+const std::byte* Exchange::read(int peer) {
+  const uint64_t step = closed_.load(std::memory_order_relaxed);
+  const auto& arrived = segment_.state(peer).progress.arrived;
+  waiter_.waitForPeer(peer, [&] { return arrived.load(std::memory_order_acquire) > step; });
+  check(peer, step);
+  return segment_.staging(peer, step);
+}
+
+void Exchange::close() {
+  const uint64_t closed = closed_.load(std::memory_order_relaxed) + 1;
+  closed_.store(closed, std::memory_order_relaxed);
+  segment_.state(self_).progress.departed.store(closed, std::memory_order_release);
+  segment_.ringAll(self_);
+}
+
+void Exchange::check(int peer, uint64_t step) {
+  const Signature& mine = segment_.state(self_).progress.signatures[step % kHistory];
+  const Signature& theirs = segment_.state(peer).progress.signatures[step % kHistory];
+  if (mine == theirs) [[likely]]
+    return;
+  const bool first = self_ < peer;
+  segment_.fail(Failure(
+      ncclInvalidUsage,
+      "mismatched collectives on one communicator: " + segment_.nameOf(std::min(self_, peer)) +
+          " calls " + describe(first ? mine : theirs) + ", " +
+          segment_.nameOf(std::max(self_, peer)) + " calls " + describe(first ? theirs : mine)));
+  throw segment_.failure();
+}
+
+std::vector<int> Exchange::absentRanks() const {
+  const uint64_t step = closed_.load(std::memory_order_relaxed);
+  std::vector<int> absent;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    if (rank == self_) continue;
+    if (segment_.state(rank).progress.arrived.load(std::memory_order_acquire) <= step) {
+      absent.push_back(rank);
+    }
+  }
+  return absent;
+}
+
+void Exchange::checkLastSteps() {
+  for (uint64_t step = published_ - std::min<uint64_t>(published_, kDepth); step < published_;
+       ++step) {
+    checkArrived(step);
+  }
+}
+
+}  // namespace torchcomms_pg::shm

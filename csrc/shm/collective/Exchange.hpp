@@ -1,0 +1,72 @@
+// Collectives move data in steps: every rank publishes one staging buffer and
+// reads those of its peers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "shm/segment/Segment.hpp"
+#include "shm/segment/Wait.hpp"
+
+namespace torchcomms_pg::shm {
+
+// This rank's side of the steps. All ranks execute the same steps in the same
+// order; a step may be opened and published before the one before it is closed.
+// Used by the one thread whose turn it is, except absentRanks().
+class Exchange {
+ public:
+  Exchange(Segment& segment, const Waiter& waiter, int self)
+      : segment_(segment), waiter_(waiter), self_(self) {}
+
+  // The collective that the next steps belong to. `rooted`: not every rank reads from
+  // every other, so that read() does not find all who call something else.
+  void begin(const Signature& signature, bool rooted = false) {
+    signature_ = signature;
+    rooted_ = rooted;
+  }
+
+  // The buffer of the next step, once the peers have read what it held before.
+  std::byte* open();
+  // Whether open() would not wait for them.
+  bool hasRoom() const;
+  // Throws Failure if a peer has published something else than this rank: of two
+  // ranks the later one does, here or in read(), and the other finds the failure.
+  void publish();
+
+  // A peer's buffer of the oldest step that is not closed, once published.
+  const std::byte* read(int peer);
+
+  // This rank's buffer of that step.
+  const std::byte* mine() const {
+    return segment_.staging(self_, closed_.load(std::memory_order_relaxed));
+  }
+
+  // This rank has read all it needs of the oldest step that is not closed.
+  void close();
+
+  size_t bytes() const { return kStagingBytes; }
+
+  // Ranks that have not published the oldest step that is not closed.
+  std::vector<int> absentRanks() const;
+
+  // Compares what can be compared without waiting: the steps that no later
+  // open() will look at.
+  void checkLastSteps();
+
+ private:
+  void check(int peer, uint64_t step);
+  void checkArrived(uint64_t step);
+
+  Segment& segment_;
+  const Waiter& waiter_;
+  const int self_;
+  Signature signature_{};
+  bool rooted_ = false;
+  uint64_t opened_ = 0;
+  uint64_t published_ = 0;
+  std::atomic<uint64_t> closed_{0};
+};
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,34 @@
+// The reduction operators that callers have created for one communicator.
+#pragma once
+
+#include <nccl.h>
+
+#include <map>
+#include <mutex>
+
+#include "shm/Host.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Thread-safe. All throw Failure.
+class Operators {
+ public:
+  // As ncclRedOpCreatePreMulSum, whose arguments have been checked.
+  ncclRedOp_t createPreMulSum(
+      const void* scalar, ncclDataType_t type, ncclScalarResidence_t residence);
+  void destroy(ncclRedOp_t op);
+  // Of one of NCCL's own as well.
+  Operator resolve(ncclRedOp_t op, ncclDataType_t type) const;
+
+ private:
+  struct Created {
+    ncclDataType_t type;
+    Operator op;
+  };
+
+  mutable std::mutex mutex_;
+  std::map<int, Created> created_;
+  int next_ = ncclNumOps;
+};
+
+}  // namespace torchcomms_pg::shm

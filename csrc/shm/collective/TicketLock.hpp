@@ -1,0 +1,60 @@
+// The order of a communicator's collectives within one process.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "shm/Host.hpp"
+#include "shm/segment/Segment.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Hands out tickets when operations are issued, and lets them execute in that
+// order, on whatever threads they execute. Used from any thread.
+class TicketLock {
+ public:
+  uint64_t take() { return issued_.fetch_add(1); }
+
+  // Whether all earlier tickets have passed.
+  bool isNext(uint64_t ticket) const { return passed_.load() == ticket; }
+
+  // Blocks until all earlier tickets have passed. Throws Failure when the
+  // communicator fails: an earlier ticket may then never come.
+  void await(uint64_t ticket, const Segment& segment) {
+    if (!isNext(ticket)) {
+      std::unique_lock lock(mutex_);
+      while (!isNext(ticket)) {
+        if (segment.failed()) throw segment.failure();
+        if (changed_.wait_for(lock, kSlice) == std::cv_status::no_timeout) continue;
+        lock.unlock();
+        if (interrupted()) {
+          throw Failure(ncclRemoteError, "interrupted by a signal, behind another operation");
+        }
+        lock.lock();
+      }
+    }
+    if (segment.failed()) throw segment.failure();
+  }
+
+  void pass(uint64_t ticket) {
+    uint64_t expected = ticket;
+    if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;
+    // Nobody waits unless more tickets are out.
+    if (issued_.load() == ticket + 1) return;
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kSlice{100};
+
+  std::atomic<uint64_t> issued_{0};
+  std::atomic<uint64_t> passed_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,99 @@
+// Moves the messages of one rank between buffers and channels.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shm/message/Channel.hpp"
+#include "shm/message/Matcher.hpp"
+#include "shm/message/Transfer.hpp"
+#include "shm/segment/Segment.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Never blocks and never calls back. Not thread-safe.
+//
+// A message whose receive has not been started stays in its channel, unless a
+// started receive may find its own message behind it: then it moves to the
+// heap. So a message never keeps one of another tag from arriving.
+class MessageEngine {
+ public:
+  MessageEngine(Segment& segment, int rank);
+
+  // Fixes the transfer's place in the order of its peer and tag. Throws nothing: see problem().
+  void add(const std::shared_ptr<Transfer>& transfer);
+
+  // Allows to touch the buffer. Throws nothing, either.
+  void start(const std::shared_ptr<Transfer>& transfer);
+
+  // Takes back a receive; false: it has its message.
+  bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
+
+  // Moves what can be moved, up to a limit per message; whether anything moved.
+  bool step();
+
+  // Forgets all transfers.
+  void clear();
+
+  // Those that have ended, for the caller to clear.
+  std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
+
+  // Null, or what is wrong with the messages; the communicator is to fail.
+  std::shared_ptr<const Failure> problem() const { return problem_; }
+
+  // The started transfer that was added first, or null.
+  const Transfer* oldestPending() const;
+
+ private:
+  struct Outgoing {
+    ChannelWriter channel;
+    std::deque<std::shared_ptr<Transfer>> queue;
+    std::shared_ptr<Transfer> current;  // is being written
+    uint16_t slot = 0;                  // of `current`, as in MessageHeader
+    uint64_t messages = 0;
+    // Written, and to be received: by slot, from 1. Empty until the first.
+    std::vector<std::shared_ptr<Transfer>> unreceived;
+    size_t unreceivedCount = 0;
+    bool active = false;  // is in sendingTo_
+  };
+  struct Arriving {
+    ChannelReader channel;
+    std::shared_ptr<Incoming> current;  // is being read
+    uint64_t messages = 0;
+  };
+
+  template <class Body>
+  void whileMemoryLasts(const Body& body);
+  void sendToSelf(const std::shared_ptr<Transfer>& transfer);
+  void sendTo(int destination, const std::shared_ptr<Transfer>& transfer);
+  void moveAll();
+  void pumpOut(int destination);
+  bool chooseNext(Outgoing& out);
+  void endReceived(Outgoing& out);
+  void pumpIn(int source);
+  bool openMessage(int source, Arriving& arriving);
+  bool moveIn(int source, Arriving& arriving);
+  void pumpSelf();
+  void match(const std::shared_ptr<Incoming>& message, const std::shared_ptr<Transfer>& receive);
+  void takeMessage(const std::shared_ptr<Transfer>& receive);
+  void endReceive(const std::shared_ptr<Transfer>& receive, const Incoming& message);
+  void end(const std::shared_ptr<Transfer>& transfer);
+  void report(ncclResult_t result, const std::string& text);
+
+  Segment& segment_;
+  const int rank_;
+  uint64_t added_ = 0;
+  bool moved_ = false;
+  const std::shared_ptr<const Failure> noMemory_;
+  std::shared_ptr<const Failure> problem_;
+  Matcher matcher_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Arriving> arriving_;
+  std::vector<int> sendingTo_;
+  std::vector<std::shared_ptr<Incoming>> toSelf_;  // matched messages to oneself
+  std::vector<std::shared_ptr<Transfer>> ended_;
+};
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,343 @@
+#include "shm/message/PointToPoint.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+
+#include "nccl/NcclApi.hpp"
+#include "shm/Comm.hpp"
+#include "shm/Host.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+// How long shutdown waits for callbacks.
+constexpr auto kCallbackLimit = std::chrono::seconds(2);
+
+// What an independent transfer may move in the calling thread: less time than
+// waking another thread takes.
+constexpr size_t kAtOnce = 16 << 10;
+
+// All signals stay with the threads of the application.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::unique_lock<std::mutex> PointToPoint::lock() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    contenders_.fetch_add(1, std::memory_order_relaxed);
+    lock.lock();
+    contenders_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return lock;
+}
+
+MessageEngine& PointToPoint::engine() {
+  if (!engine_) engine_ = std::make_unique<MessageEngine>(comm_.segment(), comm_.rank());
+  return *engine_;
+}
+
+void PointToPoint::throwClosed() const {
+  throw *closedBy_;
+}
+
+void PointToPoint::fail(const std::shared_ptr<const Failure>& problem) {
+  comm_.fail(*problem);
+  close(problem);
+}
+
+void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
+  std::shared_ptr<const Failure> problem;
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    engine().add(transfer);
+    problem = engine().problem();
+  }
+  if (problem) {
+    fail(problem);
+    throw *problem;
+  }
+}
+
+// Moves whatever can be moved, until satisfied() or nothing moves any more.
+// Returns whether anything has moved.
+template <class Satisfied>
+bool PointToPoint::progress(const Satisfied& satisfied) {
+  bool any = false;
+  for (bool moved = true; moved && !satisfied() && !comm_.segment().failed();) {
+    std::shared_ptr<const Failure> problem;
+    bool wakeOthers = false;
+    {
+      const auto guard = lock();
+      if (closed_) return any;
+      moved = engine().step();
+      any |= moved;
+      if (!engine().ended().empty()) {
+        handleEnded();
+        wakeOthers = runners_.load(std::memory_order_relaxed) + serving_ > 1;
+      }
+      problem = engine().problem();
+    }
+    if (wakeOthers) comm_.segment().ring(comm_.rank(), comm_.rank());
+    if (problem) {
+      fail(problem);
+      return any;
+    }
+    // A mutex is not fair: whoever was woken for it would find it locked again.
+    for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
+      std::this_thread::yield();
+    }
+  }
+  return any;
+}
+
+void PointToPoint::handleEnded() {
+  for (auto& transfer : engine().ended()) {
+    if (transfer->done == nullptr) continue;
+    completed_.splice(completed_.end(), independent_, transfer->place);
+  }
+  engine().ended().clear();
+}
+
+// Whether an unfinished transfer cannot end without `rank`.
+bool PointToPoint::needs(const Transfer& transfer, int rank) const {
+  const int partner = transfer.partner.load(std::memory_order_relaxed);
+  if (partner != kAnyPeer) return partner == rank;
+  if (transfer.elsewhere) return false;
+  // A rank that has left is missed only when nobody else is there to send.
+  const auto left = [this](int other) {
+    return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
+  };
+  if (!left(rank)) return true;
+  for (int other = 0; other < comm_.size(); ++other) {
+    if (other != comm_.rank() && !left(other)) return false;
+  }
+  return true;
+}
+
+// involved() says whether some transfer needs `rank`. If it does and the rank
+// has left, then what it sent before may be there and settle the matter.
+template <class Involved>
+bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
+  if (!involved()) return false;
+  const auto& phase = comm_.segment().state(rank).phase;
+  if (phase.load(std::memory_order_acquire) <= Phase::joined) return true;
+  progress([] { return false; });
+  return involved();
+}
+
+void PointToPoint::run(Transfers transfers) {
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    for (const auto& transfer : transfers) {
+      if (transfer->sending && transfer->peer == comm_.rank() && !transfer->matched) {
+        throw Failure(
+            ncclInvalidUsage,
+            comm_.segment().nameOf(comm_.rank()) +
+                " sends to itself without a receive; post the receive first, or both in "
+                "one group");
+      }
+    }
+    for (const auto& transfer : transfers) engine().start(transfer);
+  }
+  struct Running {
+    std::atomic<int>& runners;
+    explicit Running(std::atomic<int>& runners) : runners(runners) { ++runners; }
+    ~Running() { --runners; }
+  } running(runners_);
+  size_t first = 0;  // that has not ended
+  const auto ended = [&] {
+    while (first < transfers.size() && transfers[first]->ended.load(std::memory_order_acquire)) {
+      ++first;
+    }
+    return first == transfers.size();
+  };
+  // Patience begins anew with what has moved.
+  const auto ready = [&] { return progress(ended) || ended() || closed_; };
+  const auto needed = [&](int rank) {
+    return stillNeeds(rank, [&] {
+      return std::any_of(transfers.begin() + first, transfers.end(), [&](const auto& transfer) {
+        return !transfer->ended.load(std::memory_order_acquire) && needs(*transfer, rank);
+      });
+    });
+  };
+  try {
+    while (!ended() && !closed_) comm_.waiter().wait(ready, needed);
+  } catch (const Failure& failure) {
+    close(std::make_shared<const Failure>(failure));
+    throw;
+  }
+  if (ended()) return;
+  const auto guard = lock();
+  throwClosed();
+}
+
+void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
+  std::shared_ptr<const Failure> problem;
+  {
+    const auto guard = lock();
+    if (closed_) throwClosed();
+    startServer();
+    MessageEngine& moving = engine();
+    // From here on nothing throws: who finds a failure has `done` called with it.
+    transfer->place = independent_.insert(independent_.end(), transfer);
+    moving.add(transfer);
+    if (!moving.problem()) moving.start(transfer);
+    problem = moving.problem();
+    handleEnded();
+  }
+  if (problem) return fail(problem);
+  if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
+    progress([&] { return transfer->ended.load(std::memory_order_acquire); });
+    completeHere(transfer);
+  }
+  {
+    const auto guard = lock();
+    if (completed_.empty() && transfer->ended.load(std::memory_order_relaxed)) return;
+    work_.notify_one();
+  }
+  comm_.segment().ring(comm_.rank(), comm_.rank());
+}
+
+bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
+  const auto guard = lock();
+  if (closed_ || !engine().cancel(*receive)) return false;
+  independent_.erase(receive->place);
+  return true;
+}
+
+// Calls `done` in this thread if it is due and no other thread has begun to.
+void PointToPoint::completeHere(const std::shared_ptr<Transfer>& transfer) {
+  {
+    const auto guard = lock();
+    const auto found = std::ranges::find(completed_, transfer);
+    if (found == completed_.end()) return;
+    completed_.erase(found);
+    ++callingBack_;
+  }
+  callBack(*transfer);
+}
+
+void PointToPoint::callBack(const Transfer& transfer) {
+  transfer.done(
+      transfer.context, transfer.result, transfer.partner.load(std::memory_order_relaxed));
+  const auto guard = lock();
+  if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
+}
+
+void PointToPoint::startServer() {
+  if (serving_) return;
+  const SignalsBlocked blocked;
+  try {
+    std::thread([comm = comm_.shared_from_this()] { comm->pointToPoint().serve(); }).detach();
+  } catch (const std::system_error& error) {
+    throw Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what());
+  }
+  serving_ = true;
+}
+
+void PointToPoint::serve() {
+  pthread_setname_np(pthread_self(), "tcpg_messages");
+  {
+    const auto guard = lock();
+    server_ = std::this_thread::get_id();
+  }
+  const auto due = [this] {
+    const auto guard = lock();
+    return closed_ || !completed_.empty() || independent_.empty();
+  };
+  for (;;) {
+    {
+      auto guard = lock();
+      work_.wait(guard, [this] { return closed_ || !completed_.empty() || !independent_.empty(); });
+      if (closed_ && completed_.empty()) return;
+    }
+    callBackAll();
+    try {
+      comm_.waiter().wait(
+          [&] { return progress(due) || due(); },
+          [this](int rank) { return independentNeeds(rank); });
+    } catch (const Failure& failure) {
+      close(std::make_shared<const Failure>(failure));
+    }
+  }
+}
+
+bool PointToPoint::independentNeeds(int rank) {
+  return stillNeeds(rank, [&] {
+    const auto guard = lock();
+    return std::any_of(independent_.begin(), independent_.end(), [&](const auto& transfer) {
+      return needs(*transfer, rank);
+    });
+  });
+}
+
+void PointToPoint::callBackAll() {
+  for (;;) {
+    std::shared_ptr<Transfer> transfer;
+    {
+      const auto guard = lock();
+      if (completed_.empty()) return;
+      transfer = std::move(completed_.front());
+      completed_.pop_front();
+      ++callingBack_;
+    }
+    callBack(*transfer);
+  }
+}
+
+void PointToPoint::close(const std::shared_ptr<const Failure>& why) {
+  {
+    const auto guard = lock();
+    if (closed_) return;
+    closedBy_ = why;
+    closed_ = true;
+    for (const auto& transfer : independent_) transfer->result = why->result;
+    completed_.splice(completed_.end(), independent_);
+    if (engine_) engine_->clear();
+    work_.notify_all();
+  }
+  comm_.segment().ring(comm_.rank(), comm_.rank());
+}
+
+void PointToPoint::shutdown(const std::string& why) {
+  close(
+      std::make_shared<const Failure>(
+          comm_.segment().failed() ? comm_.segment().failure() : Failure(ncclInvalidUsage, why)));
+  auto guard = lock();
+  if (server_ == std::this_thread::get_id()) return;
+  quiet_.wait_for(
+      guard, kCallbackLimit, [this] { return completed_.empty() && callingBack_ == 0; });
+}
+
+std::vector<int> PointToPoint::absentRanks() {
+  const auto guard = lock();
+  const Transfer* oldest = engine_ ? engine_->oldestPending() : nullptr;
+  if (oldest == nullptr) return {};
+  const int partner = oldest->partner.load(std::memory_order_relaxed);
+  if (partner != kAnyPeer) return {partner};
+  std::vector<int> everyone;
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    if (rank != comm_.rank()) everyone.push_back(rank);
+  }
+  return everyone;
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,101 @@
+// Sends and receives of one communicator.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/message/MessageEngine.hpp"
+#include "shm/message/Transfer.hpp"
+
+namespace torchcomms_pg::shm {
+
+class Comm;
+
+// Whoever waits makes progress, for all transfers of the communicator. So no
+// transfer waits for another one, except that messages of one pair and tag keep
+// their order and that messages to one rank go through its channel one by one.
+//
+// A send has ended once its content has been copied. Functions may be called
+// from any thread.
+class PointToPoint {
+ public:
+  explicit PointToPoint(Comm& comm) : comm_(comm) {}
+
+  // Fixes the place of a transfer without `done` in the order of its peer and tag.
+  // Does not touch the buffer and does not block. Throws Failure after shutdown.
+  void add(const std::shared_ptr<Transfer>& transfer);
+
+  // Blocks until all of the given transfers, which have been added, have ended.
+  // When it throws Failure, no buffer is touched any more.
+  void run(std::span<const std::shared_ptr<Transfer>> transfers);
+
+  // Adds the transfer, which proceeds by itself. Throws Failure, and then never
+  // calls `done`; or calls it once, whatever becomes of the communicator: from this
+  // call, where a small message can be moved at once, or else from a thread of the
+  // communicator. A thread moves no messages while it is in a callback.
+  void runIndependently(const std::shared_ptr<Transfer>& transfer);
+
+  // Takes back a receive that has been handed to runIndependently(), whose `done` is then never
+  // called. False: it has its message, or has failed.
+  bool cancel(const std::shared_ptr<Transfer>& receive);
+
+  // Whom the oldest unfinished transfer waits for.
+  std::vector<int> absentRanks();
+
+  // Fails what is unfinished: with the communicator's failure if it has one, or
+  // else with `why`. Returns once `done` has been called for all, but waits only
+  // for so long: a stuck callback must not hang whoever destroys the
+  // communicator. The callbacks behind it then come later.
+  void shutdown(const std::string& why);
+
+ private:
+  using Transfers = std::span<const std::shared_ptr<Transfer>>;
+
+  // With mutex_ held.
+  MessageEngine& engine();
+  void handleEnded();
+  void startServer();
+  [[noreturn]] void throwClosed() const;
+
+  // Without it.
+  std::unique_lock<std::mutex> lock();
+  template <class Satisfied>
+  bool progress(const Satisfied& satisfied);
+  bool needs(const Transfer& transfer, int rank) const;
+  template <class Involved>
+  bool stillNeeds(int rank, const Involved& involved);
+  void close(const std::shared_ptr<const Failure>& why);
+  void fail(const std::shared_ptr<const Failure>& problem);
+  void serve();
+  void callBackAll();
+  void callBack(const Transfer& transfer);
+  void completeHere(const std::shared_ptr<Transfer>& transfer);
+  bool independentNeeds(int rank);
+
+  Comm& comm_;
+  std::atomic<int> contenders_{0};   // threads that are blocked on mutex_
+  std::atomic<int> runners_{0};      // threads in run()
+  std::atomic<bool> closed_{false};  // changes under mutex_
+
+  std::mutex mutex_;  // of what follows; held while content is copied
+  std::unique_ptr<MessageEngine> engine_;
+  std::shared_ptr<const Failure> closedBy_;
+
+  // Transfers with `done`, which whoever takes one off these lists calls; and the
+  // thread that serves them. Between the lists nothing is allocated.
+  TransferList independent_;  // not ended
+  TransferList completed_;    // `done` is due
+  std::condition_variable work_;
+  std::condition_variable quiet_;
+  bool serving_ = false;
+  int callingBack_ = 0;  // threads in `done`
+  std::thread::id server_;
+};
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,156 @@
+#include "shm/segment/Memory.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "shm/Host.hpp"
+#include "shm/segment/ForkSafe.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+struct File {
+  int number;
+  ~File() {
+    if (number >= 0) ::close(number);
+  }
+  int release() { return std::exchange(number, -1); }
+};
+
+Failure systemFailure(const std::string& what, int error) {
+  return Failure(ncclSystemError, what + ": " + std::strerror(error));
+}
+
+// What the system could give now; all of a size_t where it does not say.
+size_t availableBytes() {
+  std::ifstream lines("/proc/meminfo");
+  std::string name, unit;
+  for (size_t kibibytes = 0; lines >> name >> kibibytes; std::getline(lines, unit)) {
+    if (name == "MemAvailable:") return kibibytes << 10;
+  }
+  return SIZE_MAX;
+}
+
+struct Allocations {
+  std::mutex mutex;
+  std::map<const std::byte*, std::shared_ptr<Memory>> all;  // by first address
+};
+
+Allocations& allocations() {
+  return forkSafe<Allocations>();
+}
+
+}  // namespace
+
+std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
+  const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
+  // Before the system would end processes to find so much.
+  if (const size_t available = availableBytes(); bytes > available) {
+    throw Failure(
+        ncclSystemError, what + ", and the system has " + std::to_string(available) + " available");
+  }
+  File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (file.number < 0) throw systemFailure(what, errno);
+  int error;
+  do {
+    error = posix_fallocate(file.number, 0, static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  // Nobody can take the pages away from under a peer.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (error == 0 && fcntl(file.number, F_ADD_SEALS, kSeals) != 0) error = errno;
+  if (error == 0 && fchmod(file.number, 0600) != 0) error = errno;
+  if (error != 0) throw systemFailure(what, error);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
+  if (data == MAP_FAILED) throw systemFailure(what, errno);
+  return std::shared_ptr<Memory>(new Memory(file.release(), static_cast<std::byte*>(data), bytes));
+}
+
+Memory::~Memory() {
+  munmap(data_, bytes_);
+  ::close(file_);
+}
+
+MemoryAddress Memory::address(const void* part, size_t bytes) const {
+  struct stat status{};
+  if (fstat(file_, &status) != 0) throw systemFailure("fstat of memory of memAlloc", errno);
+  return MemoryAddress{
+      .pid = processId(),
+      .file = file_,
+      .device = status.st_dev,
+      .inode = status.st_ino,
+      .offset = static_cast<uint64_t>(static_cast<const std::byte*>(part) - data_),
+      .bytes = bytes,
+  };
+}
+
+std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
+  if (address.bytes == 0) return nullptr;
+  const std::string path =
+      "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.file);
+  const File file{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  if (file.number < 0) throw systemFailure("opening " + path, errno);
+  struct stat status{};
+  if (fstat(file.number, &status) != 0 || status.st_dev != address.device ||
+      status.st_ino != address.inode) {
+    throw Failure(ncclInvalidUsage, path + " is no longer the memory that was registered");
+  }
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t skipped = address.offset % page;
+  const size_t length = address.bytes + skipped;
+  void* base = mmap(
+      nullptr,
+      length,
+      PROT_READ | PROT_WRITE,
+      MAP_SHARED,
+      file.number,
+      static_cast<off_t>(address.offset - skipped));
+  if (base == MAP_FAILED) {
+    throw systemFailure("mapping " + std::to_string(address.bytes) + " bytes", errno);
+  }
+  const std::shared_ptr<std::byte> mapping(
+      static_cast<std::byte*>(base), [length](std::byte* pointer) { munmap(pointer, length); });
+  return {mapping, mapping.get() + skipped};
+}
+
+void* allocateMemory(size_t bytes) {
+  auto memory = Memory::allocate(bytes);
+  std::byte* const data = memory->data();
+  std::lock_guard lock(allocations().mutex);
+  allocations().all[data] = std::move(memory);
+  return data;
+}
+
+void freeMemory(void* pointer) {
+  std::shared_ptr<Memory> memory;  // declared first: unmapped after the lock is released
+  std::lock_guard lock(allocations().mutex);
+  const auto found = allocations().all.find(static_cast<const std::byte*>(pointer));
+  if (found == allocations().all.end()) {
+    throw Failure(
+        ncclInvalidArgument, "memFree: ptr was not returned by memAlloc, or is already freed");
+  }
+  memory = std::move(found->second);
+  allocations().all.erase(found);
+}
+
+std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(pointer);
+  std::lock_guard lock(allocations().mutex);
+  auto found = allocations().all.upper_bound(first);
+  if (found == allocations().all.begin()) return nullptr;
+  --found;
+  const auto before = static_cast<size_t>(first - found->second->data());
+  const size_t all = found->second->bytes();
+  return before <= all && bytes <= all - before ? found->second : nullptr;
+}
+
+}  // namespace torchcomms_pg::shm

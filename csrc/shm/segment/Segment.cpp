@@ -1,0 +1,178 @@
+#include "shm/segment/Segment.hpp"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <mutex>
+
+#include "shm/segment/ForkSafe.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+constexpr size_t roundUp(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+struct SegmentFile {
+  int number;
+  ~SegmentFile() { ::close(number); }
+};
+
+// The mappings of this process by token.
+struct Mappings {
+  std::mutex mutex;
+  std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments;
+};
+
+Mappings& mappings() {
+  return forkSafe<Mappings>();
+}
+
+void record(FaultRecord& fault, const Failure& failure) {
+  fault.result = failure.result;
+  for (const int rank : failure.ranks) fault.ranks[rank / 64] |= uint64_t{1} << (rank % 64);
+  const std::string text = failure.what();
+  const size_t length = std::min(text.size(), sizeof fault.text - 1);
+  std::memcpy(fault.text, text.data(), length);
+  fault.text[length] = '\0';
+  fault.state.store(FaultRecord::kSet, std::memory_order_release);
+}
+
+bool claim(FaultRecord& fault) {
+  uint32_t none = FaultRecord::kNone;
+  return fault.state.compare_exchange_strong(none, FaultRecord::kBeingWritten);
+}
+
+// Makes all ranks agree on their number before the memory gets its size.
+void agreeOnRanks(int file, int ranks) {
+  void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (page == MAP_FAILED) {
+    throw Failure(ncclSystemError, std::string("commInitRank: mmap: ") + std::strerror(errno));
+  }
+  auto& header = *static_cast<Header*>(page);
+  int32_t agreed = 0;
+  header.ranks.compare_exchange_strong(agreed, ranks);
+  std::string text;
+  if (agreed != 0 && agreed != ranks) {
+    text = "commInitRank: ranks disagree on the number of ranks: " + std::to_string(agreed) +
+           " and " + std::to_string(ranks);
+    if (claim(header.fault)) record(header.fault, Failure(ncclInvalidArgument, text));
+  }
+  munmap(page, kPage);
+  if (!text.empty()) throw Failure(ncclInvalidArgument, text);
+}
+
+}  // namespace
+
+static_assert(sizeof(Header) <= kPage);
+
+size_t Segment::channelBytes(int ranks) {
+  constexpr size_t kOfOneRank = 512 << 10, kLeast = 8 << 10, kMost = 128 << 10;
+  return std::clamp(kOfOneRank / static_cast<size_t>(ranks), kLeast, kMost) / kPage * kPage;
+}
+
+Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelBytes(ranks)) {
+  const auto n = static_cast<size_t>(ranks);
+  const size_t statesAt = kPage;
+  const size_t stagingAt = statesAt + roundUp(n * sizeof(RankState), kPage);
+  const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
+  const size_t signalsAt = channelsAt + n * n * channelBytes_;
+  bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
+  // Every rank sets the same size, so the order does not matter; and seals it, so that
+  // nobody can take the pages away from under the others.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
+      (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
+    throw Failure(
+        ncclSystemError,
+        "commInitRank: shared memory of " + std::to_string(bytes_) +
+            " bytes: " + std::strerror(errno));
+  }
+  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (base == MAP_FAILED) {
+    throw Failure(
+        ncclSystemError,
+        "commInitRank: mapping " + std::to_string(bytes_) + " bytes: " + std::strerror(errno));
+  }
+  base_ = static_cast<std::byte*>(base);
+  states_ = reinterpret_cast<RankState*>(base_ + statesAt);
+  staging_ = base_ + stagingAt;
+  channels_ = base_ + channelsAt;
+  signals_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + signalsAt);
+}
+
+Segment::~Segment() {
+  munmap(base_, bytes_);
+}
+
+std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
+  const IdContent content = decode(id);
+  std::lock_guard lock(mappings().mutex);
+  std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = mappings().segments[{content.token[0], content.token[1]}];
+  if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;
+  const SegmentFile file{openUniqueId(id)};
+  agreeOnRanks(file.number, ranks);
+  const std::shared_ptr<Segment> segment(new Segment(file.number, ranks));
+  known = segment;
+  return segment;
+}
+
+bool Segment::fail(const Failure& failure) {
+  if (!claim(header().fault)) return false;
+  record(header().fault, failure);
+  for (int rank = 0; rank < ranks_; ++rank) wake(rank);
+  return true;
+}
+
+Failure Segment::failure() const {
+  const FaultRecord& fault = header().fault;
+  // Whoever claimed the record writes it at once, unless it was killed there.
+  for (int i = 0; i < 100 && fault.state.load(std::memory_order_acquire) != FaultRecord::kSet;
+       ++i) {
+    const timespec millisecond{0, 1'000'000};
+    nanosleep(&millisecond, nullptr);
+  }
+  if (fault.state.load(std::memory_order_acquire) != FaultRecord::kSet) {
+    return Failure(ncclRemoteError, "a rank died while it reported a failure");
+  }
+  std::vector<int> ranks;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if ((fault.ranks[rank / 64] >> (rank % 64) & 1) != 0) ranks.push_back(rank);
+  }
+  return Failure(static_cast<ncclResult_t>(fault.result), fault.text, std::move(ranks));
+}
+
+void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {
+  const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
+  for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
+    const int rank = word * 64 + std::countr_zero(bits);
+    // What it waited for may have come before it slept.
+    if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
+    sleepers.fetch_and(~(bits & -bits));
+    wake(rank);
+  }
+}
+
+void Segment::wake(int rank) const {
+  auto& rings = state(rank).doorbell.rings;
+  rings.fetch_add(1, std::memory_order_release);
+  syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace torchcomms_pg::shm

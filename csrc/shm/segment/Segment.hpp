@@ -1,0 +1,112 @@
+// The shared memory of one communicator.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nccl/NcclApi.hpp"
+#include "shm/Host.hpp"
+#include "shm/segment/Layout.hpp"
+#include "shm/segment/UniqueId.hpp"
+
+namespace torchcomms_pg::shm {
+
+// Owns a mapping of the memory that a unique id names. Ranks in one process
+// share one Segment. All functions may be called from any thread, and none of
+// them blocks.
+//
+// Layout: Header, RankState per rank, kDepth staging buffers per rank, one
+// channel per ordered pair of ranks, kSignals counters per ordered pair. Pages
+// cost memory once they are touched.
+class Segment {
+ public:
+  // Throws Failure if `id` does not lead to memory for `ranks` ranks.
+  static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int size() const { return ranks_; }
+
+  // What errors call the ranks, where they are part of a larger group. Before the first operation;
+  // for each process the same.
+  void nameRanks(std::vector<std::string> names) {
+    std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
+  }
+  // "rank 1".
+  std::string nameOf(int rank) const {
+    const auto names = std::atomic_load(&names_);
+    return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
+  }
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankState& state(int rank) const { return states_[rank]; }
+
+  std::byte* staging(int rank, uint64_t step) const {
+    return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
+  }
+
+  // Memory for messages from `source` to `destination`, aligned to a page and
+  // zero at first; source == destination exists too.
+  size_t channelBytes() const { return channelBytes_; }
+  std::byte* channel(int source, int destination) const {
+    return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
+  }
+
+  // How often `source` has sent the signal `index` to `destination`.
+  std::atomic<uint64_t>& signal(int source, int destination, int index) const {
+    return signals_[(static_cast<size_t>(destination) * kSignals + index) * ranks_ + source];
+  }
+
+  // Declares the communicator failed on every rank and wakes everyone. Only
+  // the first failure counts; returns whether this was it.
+  bool fail(const Failure& failure);
+  bool failed() const {
+    return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
+  }
+  Failure failure() const;  // what fail() recorded; only once failed()
+
+  // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self`
+  // has done something. Call after publishing what they wait for. Cheap when
+  // nobody does.
+  void ring(int self, int rank) const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    wakeThose(self, rank / 64, uint64_t{1} << (rank % 64));
+  }
+  void ringAll(int self) const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (int word = 0; word * 64 < ranks_; ++word) wakeThose(self, word, ~uint64_t{0});
+  }
+
+  // What a thread of rank `self` calls before it sleeps until `rank` rings.
+  void await(int self, int rank) const {
+    auto& sleepers = state(rank).doorbell.awaitedBy[self / 64];
+    const uint64_t bit = uint64_t{1} << (self % 64);
+    if ((sleepers.load(std::memory_order_relaxed) & bit) == 0) sleepers.fetch_or(bit);
+  }
+
+  static size_t channelBytes(int ranks);
+
+ private:
+  Segment(int file, int ranks);
+  void wake(int rank) const;
+  void wakeThose(int self, int word, uint64_t mask) const {
+    auto& sleepers = state(self).doorbell.awaitedBy[word];
+    if ((sleepers.load(std::memory_order_relaxed) & mask) != 0) wakeAwaiting(sleepers, word, mask);
+  }
+  void wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const;
+
+  int ranks_;
+  size_t channelBytes_;
+  size_t bytes_;
+  std::byte* base_;
+  RankState* states_;
+  std::byte* staging_;
+  std::byte* channels_;
+  std::atomic<uint64_t>* signals_;
+  std::shared_ptr<const std::vector<std::string>> names_;  // set by each rank of the process
+};
+
+}  // namespace torchcomms_pg::shm

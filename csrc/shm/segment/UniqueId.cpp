@@ -1,0 +1,180 @@
+#include "shm/segment/UniqueId.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "shm/Host.hpp"
+#include "shm/segment/ForkSafe.hpp"
+#include "shm/segment/Layout.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+constexpr char kFileName[] = "torchcomms_pg";
+
+// The memory files that this process has made and holds open.
+struct OpenFiles {
+  std::mutex mutex;
+  std::vector<int> files;
+
+  // They belong to the parent, which serves them.
+  void inChild() {
+    for (const int file : files) ::close(file);
+    files.clear();
+  }
+};
+
+OpenFiles& openFiles() {
+  return forkSafe<OpenFiles>();
+}
+
+std::string systemError(const char* what) {
+  return std::string(what) + ": " + std::strerror(errno);
+}
+
+uint64_t checksum(const IdContent& content) {
+  return hashBytes(&content, offsetof(IdContent, checksum));
+}
+
+bool complete(int file) {
+  alignas(Header) std::byte bytes[sizeof(Header)];
+  if (pread(file, bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return true;
+  int32_t ranks, joined;
+  uint32_t fault;
+  std::memcpy(&ranks, bytes + offsetof(Header, ranks), sizeof ranks);
+  std::memcpy(&joined, bytes + offsetof(Header, joined), sizeof joined);
+  std::memcpy(&fault, bytes + offsetof(Header, fault), sizeof fault);
+  return (ranks != 0 && joined >= ranks) || fault != FaultRecord::kNone;
+}
+
+}  // namespace
+
+ncclUniqueId makeUniqueId() {
+  closeCompletedIds();
+  IdContent content{};
+  content.magic = kMagic;
+  if (getrandom(content.token, sizeof content.token, 0) != sizeof content.token) {
+    throw Failure(ncclSystemError, systemError("getUniqueId: getrandom"));
+  }
+  content.bootHash = bootHash();
+  content.pid = processId();
+  content.startTime = processStartTime(content.pid);
+  content.user = geteuid();
+  content.pidSpace = pidSpace();
+  std::snprintf(content.host, sizeof content.host, "%s", hostName().c_str());
+
+  const int file = memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (file < 0) throw Failure(ncclSystemError, systemError("getUniqueId: memfd_create"));
+  const uint64_t start[3] = {kMagic, content.token[0], content.token[1]};
+  if (fchmod(file, 0600) != 0 || ftruncate(file, 4096) != 0 ||
+      pwrite(file, start, sizeof start, 0) != sizeof start) {
+    const std::string text = systemError("getUniqueId: preparing shared memory");
+    ::close(file);
+    throw Failure(ncclSystemError, text);
+  }
+  content.file = file;
+  content.checksum = checksum(content);
+  {
+    std::lock_guard lock(openFiles().mutex);
+    openFiles().files.push_back(file);
+  }
+  ncclUniqueId id;
+  std::memcpy(&id, &content, sizeof id);
+  return id;
+}
+
+IdContent decode(const ncclUniqueId& id) {
+  IdContent content;
+  std::memcpy(&content, &id, sizeof content);
+  content.host[sizeof content.host - 1] = '\0';
+  if (content.checksum != checksum(content)) {
+    throw Failure(
+        ncclInvalidArgument,
+        "commInitRank: the unique id is corrupt, or was not made by getUniqueId of the "
+        "shared-memory library");
+  }
+  if (content.magic != kMagic) {
+    throw Failure(
+        ncclInvalidArgument,
+        "commInitRank: the unique id was made by another version of torchcomms_pg");
+  }
+  return content;
+}
+
+int openUniqueId(const ncclUniqueId& id) {
+  const IdContent content = decode(id);
+  const std::string origin = "pid " + std::to_string(content.pid) + " on host " + content.host;
+  if (content.bootHash != bootHash()) {
+    throw Failure(
+        ncclInvalidUsage,
+        "commInitRank: shared memory joins ranks of one host only: the unique id was made by " +
+            origin + ", this rank runs on host " + hostName());
+  }
+  if (content.pidSpace != pidSpace()) {
+    throw Failure(
+        ncclInvalidUsage,
+        "commInitRank: the unique id was made by " + origin +
+            " in another container (pid namespace) than this rank's");
+  }
+  if (!processAlive(content.pid, content.startTime)) {
+    throw Failure(
+        ncclRemoteError, "commInitRank: the process that made the unique id has ended: " + origin);
+  }
+  if (content.user != geteuid()) {
+    throw Failure(
+        ncclInvalidUsage,
+        "commInitRank: the unique id was made by user " + std::to_string(content.user) +
+            ", this rank runs as user " + std::to_string(geteuid()));
+  }
+  // "self": /proc may be that of another pid namespace.
+  const auto process = content.pid == processId() ? "self" : std::to_string(content.pid);
+  const auto path = "/proc/" + process + "/fd/" + std::to_string(content.file);
+  // The number may by now belong to another file, which must not be opened:
+  // look at the name first, and at the token in the file afterwards.
+  char target[64] = {};
+  const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
+  const std::string expected = std::string("/memfd:") + kFileName;
+  const std::string used = "commInitRank: the unique id is no longer open in " + origin +
+                           ": all ranks of its communicator have joined, or it has failed";
+  if (length < 0 && errno == EACCES) {
+    throw Failure(ncclSystemError, systemError(("commInitRank: may not open " + path).c_str()));
+  }
+  if (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0) {
+    throw Failure(ncclInvalidUsage, used);
+  }
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) {
+    throw Failure(ncclSystemError, systemError(("commInitRank: cannot open " + path).c_str()));
+  }
+  uint64_t start[3] = {};
+  struct stat status{};
+  const bool same = fstat(file, &status) == 0 && status.st_uid == geteuid() &&
+                    pread(file, start, sizeof start, 0) == sizeof start && start[0] == kMagic &&
+                    start[1] == content.token[0] && start[2] == content.token[1];
+  if (!same) {
+    ::close(file);
+    throw Failure(ncclInvalidUsage, used);
+  }
+  return file;
+}
+
+void closeCompletedIds() {
+  std::lock_guard lock(openFiles().mutex);
+  std::erase_if(openFiles().files, [](int file) {
+    if (!complete(file)) return false;
+    ::close(file);
+    return true;
+  });
+}
+
+}  // namespace torchcomms_pg::shm

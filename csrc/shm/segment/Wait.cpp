@@ -1,0 +1,226 @@
+#include "shm/segment/Wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "shm/Host.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+// The patience of those whose waits have been long: spinning would only take
+// the CPU from whoever could use it, such as the thread that computes what this
+// one is to send next.
+constexpr microseconds kLeastPatience{5};
+
+// How often it has to be seen, one time after another, that a CPU is shared: for
+// about a millisecond.
+constexpr int kSharedLooks = 200;
+
+constexpr timespec kSleep{0, 100'000'000};
+constexpr auto kLifeCheck = std::chrono::milliseconds(250);
+
+std::atomic<int> ranksOnHost{1};
+
+int cpuCount() {
+  static const int count = [] {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  }();
+  return count;
+}
+
+bool crowded() {
+  return ranksOnHost.load(std::memory_order_relaxed) > cpuCount();
+}
+
+// As Header::cpus has it.
+uint16_t currentCpu() {
+  return static_cast<uint16_t>(sched_getcpu() + 1);
+}
+
+// Moves the calling thread to one of its CPUs that are not `taken`, if it has
+// one, and then allows it all of them again.
+void moveFrom(const cpu_set_t& taken) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t both;
+  cpu_set_t free;
+  CPU_AND(&both, &allowed, &taken);
+  CPU_XOR(&free, &allowed, &both);
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+}  // namespace
+
+void noteRanksOnHost(int ranks) {
+  int known = ranksOnHost.load(std::memory_order_relaxed);
+  while (known < ranks && !ranksOnHost.compare_exchange_weak(known, ranks)) {
+  }
+}
+
+void Waiter::noteCpu() const {
+  const uint16_t cpu = currentCpu();
+  auto& noted = segment_.header().cpus[self_];
+  if (noted.load(std::memory_order_relaxed) != cpu) noted.store(cpu, std::memory_order_relaxed);
+}
+
+bool Waiter::sharesCpu() const {
+  noteCpu();
+  const uint16_t cpu = currentCpu();
+  const auto& cpus = segment_.header().cpus;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    if (rank != self_ && cpus[rank].load(std::memory_order_relaxed) == cpu) return true;
+  }
+  return false;
+}
+
+// Ranks that share a CPU stay together, though there is one for each: threads
+// that hand it to each other all the time look too busy with its caches for the
+// scheduler to move them. So all but one move by themselves.
+void Waiter::migrateToFreeCpu() const {
+  if (shared_.fetch_add(1, std::memory_order_relaxed) + 1 < kSharedLooks) return;
+  shared_.store(0, std::memory_order_relaxed);
+  const auto& cpus = segment_.header().cpus;
+  const uint16_t own = currentCpu();
+  cpu_set_t taken;
+  CPU_ZERO(&taken);
+  bool first = true;
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    const uint16_t cpu = cpus[rank].load(std::memory_order_relaxed);
+    if (rank == self_ || cpu == 0) continue;
+    CPU_SET(cpu - 1, &taken);
+    first &= cpu != own || rank > self_;
+  }
+  if (first) return;
+  moveFrom(taken);
+  noteCpu();
+}
+
+// Looks without sleeping for as long as that has paid of late. What does not wait
+// for one step of one peer is not judged: it may move much meanwhile.
+bool Waiter::spinThenYield(
+    FunctionRef<bool()> ready,
+    FunctionRef<bool()> failed,
+    int ringer,
+    Clock::time_point begin) const {
+  const microseconds learned(patience_.load(std::memory_order_relaxed));
+  const auto end = begin + (ringer == kAnyone ? kPatience : learned);
+  for (auto now = begin; now < end && !failed();) {
+    if (crowded() || sharesCpu()) {
+      if (ready()) return true;
+      if (!crowded()) migrateToFreeCpu();
+      sched_yield();
+    } else {
+      if (shared_.load(std::memory_order_relaxed) != 0) shared_.store(0);
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return true;
+        pauseCpu();
+      }
+    }
+    now = Clock::now();
+  }
+  return false;
+}
+
+// The next wait is taken to last about as long as this one did.
+void Waiter::adaptSpinTime(int ringer, bool soon) const {
+  if (ringer == kAnyone) return;
+  const auto before = patience_.load(std::memory_order_relaxed);
+  const auto after = soon ? kPatience.count() : std::max(before / 2, kLeastPatience.count());
+  if (after != before) patience_.store(after, std::memory_order_relaxed);
+}
+
+void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
+  Doorbell& doorbell = segment_.state(self_).doorbell;
+  struct Sleeper {
+    Doorbell& doorbell;
+    explicit Sleeper(Doorbell& doorbell) : doorbell(doorbell) { doorbell.sleepers.fetch_add(1); }
+    ~Sleeper() { doorbell.sleepers.fetch_sub(1); }
+  } sleeper(doorbell);
+  const uint32_t rings = doorbell.rings.load(std::memory_order_acquire);
+  if (ringer != kAnyone) {
+    segment_.await(self_, ringer);
+  } else {
+    for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
+  }
+  // Pairs with the fence in Segment::ring: either who rings sees the sleeper,
+  // or the sleeper sees what was published.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!ready()) syscall(SYS_futex, &doorbell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
+}
+
+void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
+  const uint32_t ownPid = processId();
+  for (int rank = 0; rank < segment_.size(); ++rank) {
+    if (rank == self_ || !needs(rank)) continue;
+    const RankState& state = segment_.state(rank);
+    const uint32_t pid = state.pid.load(std::memory_order_acquire);
+    if (pid == 0) continue;  // has not joined
+    const std::string who = segment_.nameOf(rank);
+    const Phase phase = state.phase.load(std::memory_order_acquire);
+    if (phase == Phase::departed) {
+      throw Failure(ncclRemoteError, who + " destroyed its communicator", {rank});
+    }
+    if (phase == Phase::aborted) {
+      throw Failure(
+          ncclRemoteError,
+          who + " (pid " + std::to_string(pid) + ") aborted the communicator",
+          {rank});
+    }
+    if (pid != ownPid && !processAlive(pid, state.startTime.load(std::memory_order_acquire))) {
+      throw Failure(ncclRemoteError, who + " (pid " + std::to_string(pid) + ") died", {rank});
+    }
+  }
+}
+
+void Waiter::waitLong(
+    FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const {
+  const auto failed = [&] { return watchFailure && segment_.failed(); };
+  const auto begin = Clock::now();
+  if (spinThenYield(ready, failed, ringer, begin)) return adaptSpinTime(ringer, true);
+  const auto left = [&] {
+    for (int rank = 0; rank < segment_.size(); ++rank) {
+      if (rank == self_ || !needs(rank)) continue;
+      if (segment_.state(rank).phase.load(std::memory_order_acquire) > Phase::joined) return true;
+    }
+    return false;
+  };
+  auto nextLifeCheck = Clock::now() + kLifeCheck;
+  for (;;) {
+    const auto now = Clock::now();
+    const bool lookForDead = now >= nextLifeCheck;
+    if (lookForDead) nextLifeCheck = now + kLifeCheck;
+    // A rank that has left or died may have done before what we wait for.
+    if (left() || lookForDead) {
+      try {
+        checkPeers(needs);
+      } catch (const Failure& failure) {
+        if (ready()) return;
+        if (!watchFailure) throw;
+        segment_.fail(failure);
+      }
+    }
+    if (ready()) return adaptSpinTime(ringer, Clock::now() - begin <= kPatience);
+    if (lookForDead && interrupted()) {
+      throw interruption(self_);
+    }
+    if (failed()) throw segment_.failure();
+    if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
+      throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");
+    }
+    sleepUnless(ringer, [&] { return ready() || failed(); });
+  }
+}
+
+}  // namespace torchcomms_pg::shm

@@ -1,0 +1,452 @@
+// How ranks find out together who holds up an operation.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "Check.hpp"
+#include "monitor/Compiling.hpp"
+#include "monitor/HangDiagnosis.hpp"
+
+using namespace torchcomms_pg;
+using Clock = HangDiagnosis::Clock;
+using std::chrono::milliseconds;
+
+namespace {
+
+struct Memory {
+  std::mutex mutex;
+  std::condition_variable healed;
+  std::map<std::string, std::string> values;
+  bool broken = false;
+  bool hangs = false;
+};
+
+class MemoryBoard : public SharedBoard {
+ public:
+  explicit MemoryBoard(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
+  void set(const std::string& key, const std::string& value) override {
+    const auto lock = use();
+    memory_->values[key] = value;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const auto lock = use();
+    const auto found = memory_->values.find(key);
+    return found == memory_->values.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool claim(const std::string& key, const std::string& value) override {
+    const auto lock = use();
+    return memory_->values.emplace(key, value).second;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    const auto lock = use();
+    auto& text = memory_->values[key];
+    const auto sum = (text.empty() ? 0 : std::stoll(text)) + value;
+    text = std::to_string(sum);
+    return sum;
+  }
+
+ private:
+  std::unique_lock<std::mutex> use() {
+    std::unique_lock lock(memory_->mutex);
+    memory_->healed.wait(lock, [&] { return !memory_->hangs; });
+    if (memory_->broken) throw std::runtime_error("connection refused");
+    return lock;
+  }
+  std::shared_ptr<Memory> memory_;
+};
+
+// Ranks of one group, with the thread that is their monitors.
+class Group {
+ public:
+  // `heard`: so many ranks hear each other ring, and look in turns; 0: all hear it, and none looks.
+  explicit Group(int size, int heard = 0)
+      : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
+    for (int rank = 0; rank < size; ++rank) {
+      answers[rank].rank = rank;
+      HangDiagnosis::Options options;
+      options.rank = rank;
+      options.size = size;
+      if (heard > 0) {
+        options.poll = [this, rank](bool wanted) {
+          ++(wanted ? thorough : quiet)[rank];
+          return !wanted && news.exchange(false);
+        };
+        options.turn = rank % heard;
+        options.turns = heard;
+      }
+      options.dump = [&count = dumps[rank]] { ++count; };
+      options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
+      MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
+      ranks.push_back(HangDiagnosis::open(std::make_unique<MemoryBoard>(memory), options));
+    }
+    monitor_ = std::thread([this, heard] {
+      while (!stop_) {
+        std::this_thread::sleep_for(milliseconds(5));
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+          if (ranks[rank]->takeRing()) {
+            for (size_t other = 0; other < ranks.size(); ++other) {
+              if (heard == 0 || other / heard == rank / heard) ranks[other]->notice();
+            }
+          }
+          // In this order: a test writes what it wants answered before it asks.
+          if (ranks[rank]->wantsStatus() && answering[rank]) {
+            ranks[rank]->answer({answers[rank], nullptr});
+          }
+        }
+      }
+    });
+  }
+  ~Group() {
+    stop_ = true;
+    monitor_.join();
+    for (const auto& rank : ranks) rank->close();
+  }
+
+  // As the monitor asks: again and again.
+  Verdict ask(int rank, const DiagnosisRequest& request) {
+    for (;;) {
+      if (const auto verdict = ranks[rank]->ask(request)) return *verdict;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  std::shared_ptr<Memory> memory = std::make_shared<Memory>();
+  std::vector<RankStatus> answers;
+  std::vector<bool> answering;
+  std::vector<std::atomic<int>> dumps;            // how often each was asked for one
+  std::vector<std::atomic<int>> quiet, thorough;  // how often each has looked, and how
+  std::atomic<bool> news{false};
+  std::vector<std::shared_ptr<HangDiagnosis>> ranks;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread monitor_;
+};
+
+DiagnosisRequest questionOn(int size) {
+  DiagnosisRequest request;
+  request.group = "g";
+  request.size = size;
+  request.op = "all_reduce #3 (8 x Float)";
+  request.seq = 3;
+  request.timeoutMs = 1000;
+  request.compileLeftMs = 5000;
+  return request;
+}
+
+std::string ranksOf(const Verdict& verdict) {
+  std::string text;
+  for (const int rank : verdict.ranks) text += std::to_string(rank) + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
+  for (const int heard : {0, 1, 2}) {
+    Group group(3, heard);
+    group.answers[0].issued = group.answers[2].issued = 3;
+    group.answers[1].issued = 2;
+    group.answers[1].completed = "all_reduce #2 (4 x Float)";
+    Verdict other;
+    std::thread asksToo([&] { other = group.ask(2, questionOn(3)); });
+    const auto verdict = group.ask(0, questionOn(3));
+    asksToo.join();
+    CHECK_EQUAL(ranksOf(verdict), "1 ");
+    CHECK_EQUAL(verdict.text, other.text);
+    CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float)");
+    CHECK_CONTAINS(verdict.text, "rank 1: last completed all_reduce #2 (4 x Float)");
+    // Whoever the failure reaches later gets the same.
+    CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
+  }
+}
+
+TEST(whoseFailureNobodyAskedAboutIsNotKeptWaiting) {
+  Group group(2);
+  const auto begun = Clock::now();
+  CHECK(!group.ranks[0]->awaitOthers());
+  CHECK(Clock::now() - begun < milliseconds(500));
+}
+
+TEST(ranksInDifferentOperationsOfOneNumberDisagreeWhateverTheirSizes) {
+  Group group(3);
+  for (auto& answer : group.answers) {
+    answer.issued = answer.currentSeq = 3;
+    answer.current = "all_reduce #3 (8 x Float)";
+  }
+  group.answers[2].current = "all_reduce #3 (9 x Float)";  // as of an uneven gather
+  CHECK_CONTAINS(group.ask(0, questionOn(3)).text, "all ranks have arrived");
+  Group second(3);
+  second.answers = group.answers;
+  second.answers[1].current = "broadcast #3 (8 x Float, root 1)";
+  const auto verdict = second.ask(0, questionOn(3));
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, "its ranks call different operations");
+  CHECK_CONTAINS(verdict.text, "rank 1: in broadcast #3 (8 x Float, root 1)");
+}
+
+TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
+  Group group(3);
+  for (auto& answer : group.answers) answer.issued = 3;
+  group.answering[1] = false;
+  const auto begun = Clock::now();
+  const auto verdict = group.ask(0, questionOn(3));
+  CHECK(Clock::now() - begun < milliseconds(10'000));  // 2.5 s, and a machine may be busy
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, "rank 1: is silent (pid 1)");
+}
+
+TEST(aRankThatDoesNotAnswerIsNotCalledLate) {
+  auto request = questionOn(3);
+  const auto answer = [](int rank, uint64_t issued) {
+    RankStatus answer;
+    answer.rank = rank;
+    answer.issued = issued;
+    return answer;
+  };
+  std::map<int, RankStatus> answers = {{0, answer(0, 3)}, {2, answer(2, 3)}};
+  const auto text = [&] { return judge(request, answers, {}).text; };
+  CHECK_CONTAINS(
+      text(),
+      "rank 1 did not answer, so that nobody knows whether it has arrived at all_reduce #3");
+  answers[2].issued = 2;
+  CHECK_CONTAINS(text(), "rank 2 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
+  CHECK_CONTAINS(text(), "; rank 1 did not answer\n");
+  // Shared memory shows who has not come, whether it answers or not.
+  request.absent = {1, 2};
+  CHECK_CONTAINS(text(), "ranks 1, 2 have not arrived at all_reduce #3");
+}
+
+TEST(aVerdictIsPrintedAlsoWhereTheBoardHadBrokenBefore) {
+  Group group(2);
+  {
+    std::lock_guard lock(group.memory->mutex);
+    group.memory->broken = true;
+  }
+  for (int i = 0; i < 5; ++i) group.ranks[0]->awaitOthers();  // returns once it has looked
+  const int printed = memfd_create("stderr", 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(printed, STDERR_FILENO);
+  const auto verdict = group.ranks[0]->ask(questionOn(2));
+  dup2(before, STDERR_FILENO);
+  char text[512] = {};
+  CHECK(pread(printed, text, sizeof text - 1, 0) > 0);
+  close(before);
+  close(printed);
+  CHECK(verdict.has_value());
+  CHECK_CONTAINS(std::string(text), "it cannot be known");
+}
+
+TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
+  for (const bool hangs : {true, false}) {
+    Group group(2);
+    {
+      std::lock_guard lock(group.memory->mutex);
+      (hangs ? group.memory->hangs : group.memory->broken) = true;
+    }
+    const auto begun = Clock::now();
+    const auto verdict = group.ask(0, questionOn(2));
+    CHECK(Clock::now() - begun < milliseconds(10'000));  // 4 s, and a machine may be busy
+    CHECK_CONTAINS(verdict.text, "it cannot be known");
+    const auto known = Clock::now();
+    group.ranks[0]->awaitOthers();
+    CHECK(Clock::now() - known < milliseconds(3000));  // not as long once more
+    CHECK_CONTAINS(verdict.text, hangs ? "has not answered for 4 s" : "connection refused");
+    {
+      std::lock_guard lock(group.memory->mutex);
+      group.memory->hangs = false;
+    }
+    group.memory->healed.notify_all();
+  }
+}
+
+TEST(dumpsAreAskedOfAllOtherRanksOnce) {
+  for (const int heard : {0, 1}) {
+    Group group(3, heard);
+    for (int turn = 1; turn <= 2; ++turn) {
+      group.ranks[1]->askForDumps();
+      for (const auto& rank : group.ranks) {
+        if (heard == 0) rank->notice();  // as they do upon a ring
+      }
+      const auto until = Clock::now() + milliseconds(20000);
+      while ((group.dumps[0] < turn || group.dumps[2] < turn) && Clock::now() < until) {
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      CHECK(group.dumps[0] == turn);
+      CHECK(group.dumps[2] == turn);
+    }
+    CHECK(group.dumps[1] == 0);
+  }
+}
+
+TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
+  Group group(3, 3);
+  const auto sum = [](const auto& counts) {
+    int all = 0;
+    for (const auto& count : counts) all += count;
+    return all;
+  };
+  const auto begun = HangDiagnosis::Clock::now();
+  while (sum(group.quiet) < 4) std::this_thread::sleep_for(milliseconds(5));
+  const auto turns = (HangDiagnosis::Clock::now() - begun) / milliseconds(1000) + 2;
+  CHECK(sum(group.quiet) <= turns);
+  CHECK_EQUAL(sum(group.thorough), 0);
+  group.news = true;
+  for (const auto& count : group.thorough) {
+    while (count == 0) std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+TEST(aLeaderThatVanishesIsReplaced) {
+  Group group(2);
+  group.memory->values["0/leader"] = "1";  // and nothing more of it
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answering[1] = false;
+  CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
+}
+
+TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
+  Group group(2);
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answers[1].compilingMs = 2500;
+  auto request = questionOn(2);
+  const auto first = group.ask(0, request);
+  CHECK_EQUAL(first.extensionMs, 1000);
+  CHECK_CONTAINS(first.text, "rank 1 has been compiling for 2.5 s");
+  request.compileLeftMs = 300;
+  CHECK_EQUAL(group.ask(0, request).extensionMs, 300);
+  request.compileLeftMs = -1;
+  const auto last = group.ask(0, request);
+  CHECK_EQUAL(last.extensionMs, 0);
+  CHECK_CONTAINS(last.text, "it has been compiling for 2.5 s");
+}
+
+TEST(aRankThatHasJustCompiledHasTheRestOfATimeout) {
+  Group group(2);
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  group.answers[1].compiledMs = 400;
+  CHECK_EQUAL(group.ask(0, questionOn(2)).extensionMs, 600);
+  group.answers[1].compiledMs = 1400;
+  CHECK_EQUAL(group.ask(0, questionOn(2)).extensionMs, 0);
+}
+
+TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
+  Group group(3);
+  group.answers[0].issued = 3;
+  group.answers[1].relaxedMs = 60000;
+  group.answers[2].issued = 3;
+  auto request = questionOn(3);
+  request.compileLeftMs = -1;
+  CHECK_EQUAL(group.ask(0, request).extensionMs, 1000);  // and again
+  group.answers[2].issued = 2;                           // also missing, and without a reason
+  CHECK_EQUAL(group.ask(0, request).extensionMs, 0);
+}
+
+TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
+  DiagnosisRequest request;
+  request.size = 3;
+  request.op = "all_reduce #4 (1 x Float, SUM)";
+  request.seq = 4;
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    answers[rank].rank = rank;
+    answers[rank].issued = answers[rank].currentSeq = rank == 2 ? 4 : 3;
+    answers[rank].current = "broadcast #3 (1 x Float, root 0)";
+  }
+  answers[2].current = request.op;
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
+  CHECK(judge(request, answers, {}).text.find("different operations") == std::string::npos);
+  answers[1].current = "broadcast #3 (1 x Float, root 1)";
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
+  CHECK_CONTAINS(judge(request, answers, {}).text, "its ranks call different operations");
+}
+
+TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
+  DiagnosisRequest request;
+  request.group = "A";
+  request.size = 3;
+  request.globalRanks = {4, 5, 6};
+  request.op = "all_reduce #1 (1 x Float, SUM)";
+  request.seq = 1;
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    answers[rank].rank = rank;
+    answers[rank].issued = rank == 1 ? 0 : 1;
+    answers[rank].current = rank == 1 ? "" : request.op;
+  }
+  answers[1].elsewhere = "barrier #1 of group 'B'";
+  answers[1].elsewhereFor = {4};
+  const auto text = judge(request, answers, {}).text;
+  CHECK_CONTAINS(
+      text,
+      "\n  deadlock: rank 1 (global 5) waits in barrier #1 of group 'B' for rank 0 (global 4), "
+      "which waits here");
+  answers[1].elsewhereFor = {7};  // waits for somebody who is not here: no cycle is known
+  const auto other = judge(request, answers, {}).text;
+  CHECK(other.find("deadlock") == std::string::npos);
+  CHECK_CONTAINS(other, "; it waits in barrier #1 of group 'B'");
+}
+
+TEST(whatPeersSayCannotDriveATerminal) {
+  DiagnosisRequest request;
+  request.group = "\x1b[2J\u009bm\r";
+  request.size = 2;
+  request.seq = 1;
+  const auto text = judge(request, {}, {{1, "line\nline\t\u00e4"}}).text;
+  CHECK_CONTAINS(text, "group '\\x1b[2J\\x9bm\\x0d'");
+  CHECK_CONTAINS(text, "line\nline\\x09\u00e4");
+}
+
+TEST(answersAndVerdictsSurviveTheBoard) {
+  RankStatus answer;
+  answer.rank = 7;
+  answer.issued = uint64_t{1} << 40;
+  answer.current = "3:abc\n";
+  answer.threads = std::string("a\0b", 3);
+  answer.elsewhere = "elsewhere";
+  answer.elsewhereFor = {2, 0};
+  const auto again = decodeStatus(encode(answer)).value();
+  CHECK_EQUAL(again.rank, 7);
+  CHECK_EQUAL(again.issued, uint64_t{1} << 40);
+  CHECK_EQUAL(again.current, answer.current);
+  CHECK_EQUAL(again.threads, answer.threads);
+  CHECK_EQUAL(again.elsewhere, answer.elsewhere);
+  CHECK(again.elsewhereFor == answer.elsewhereFor);
+  Verdict verdict;
+  verdict.ranks = {3, 1};
+  verdict.silent = {1};
+  verdict.text = "text";
+  const auto same = decodeVerdict(encode(verdict)).value();
+  CHECK_EQUAL(ranksOf(same), "3 1 ");
+  CHECK(same.silent == verdict.silent);
+  for (const std::string damaged : {"", "5:ab", "x", "99999999999999999999:a", "-1:a"}) {
+    CHECK(!decodeStatus(damaged));
+    CHECK(!decodeVerdict(damaged));
+  }
+}
+
+TEST(compilingIsKnownFromTheFirstBeginToTheLastEnd) {
+  Compiling::end();  // of a compilation that began before anybody listened
+  CHECK(!Compiling::state(Clock::now()).since);
+  Compiling::begin("DYNAMO");
+  Compiling::begin("LAZY_BACKWARD");
+  Compiling::end();
+  CHECK(Compiling::state(Clock::now()).since);
+  Compiling::end();
+  const auto state = Compiling::state(Clock::now());
+  CHECK(!state.since && state.ended);
+  CHECK_EQUAL(Compiling::intervals().size(), 1u);
+  CHECK(Compiling::intervals().front().end >= Compiling::intervals().front().begin);
+}
