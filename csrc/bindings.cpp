@@ -183,10 +183,8 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
           },
           py::arg("device"),
           NoGil())
-      .def("get_error", &Backend::getError)  // torch binds it from 2.14 on
-#if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+      .def("get_error", &Backend::getError)  // torch binds these two from 2.14 on
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
-#endif
       .def("_enable_collectives_timing", &Backend::enableCollectivesTiming, NoGil())
       .def("_set_enable_nan_check", &Backend::enableNanCheck, py::arg("enable_nan_check"), NoGil())
       .def("_group_start", &Backend::startCoalescing, NoGil())

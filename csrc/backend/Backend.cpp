@@ -45,13 +45,14 @@ Backend::Backend(
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size), options_(std::move(options)), store_(store), members_(members()) {
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+    : latest::Backend(rank, size),
+      options_(std::move(options)),
+      store_(store),
+      members_(members()) {
   if (options_->enable_reconfigure) {
     start();
     return;
   }
-#endif
   // What can fail comes before the ranks meet: afterwards the others count on this one.
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
@@ -78,7 +79,7 @@ Backend::Backend(
     int rank,
     int size,
     c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(rank, size),
+    : latest::Backend(rank, size),
       options_(std::move(options)),
       store_(std::move(store)),
       members_(members()) {
@@ -95,7 +96,7 @@ Backend::Backend(
 }
 
 Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
-    : c10d::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
+    : latest::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
   if (comm->device().is_cpu()) {
     cpu_ = std::move(comm);
   } else {
@@ -537,51 +538,36 @@ void Backend::installHooks(Communicator& comm) {
   if (nanCheck_) {
     installNanCheck(comm);
   }
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   installAbortHooks(comm);
-#endif
 }
 
 void Backend::installEndHook(Communicator& comm) const {
-  bool any = onCompletionHook_ != nullptr;
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-  any |= !hooksOfCompletion_.empty();
-#endif
-  if (!any) {
+  if (!onCompletionHook_ && hooksOfCompletion_.empty()) {
     comm.groupHooks().setEnd(nullptr);
     return;
   }
-  comm.groupHooks().setEnd([thread = completionHooks_,
-                            onCompletion = onCompletionHook_
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-                            ,
-                            hooks = hooksOfCompletion_
-#endif
-  ](const Operation& op,
-                           [[maybe_unused]] Work* work,
-                           Clock::time_point started,
-                           Clock::time_point finished) {
-    if (onCompletion) {
-      thread->add([onCompletion,
-                   info = std::make_shared<c10d::WorkInfo>(
-                       traits(op.kind).type, op.seq, started, finished, finished - started)] {
-        onCompletion(info);
+  comm.groupHooks().setEnd(
+      [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
+          const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
+        if (onCompletion) {
+          thread->add([onCompletion,
+                       info = std::make_shared<c10d::WorkInfo>(
+                           traits(op.kind).type, op.seq, started, finished, finished - started)] {
+            onCompletion(info);
+          });
+        }
+        if (work == nullptr || !work->isSuccess()) {
+          return;  // these hooks tell of works, and of those that succeeded
+        }
+        latest::CompletionHookArgs args;
+        args.completionKey = work->getCompletionKey();
+        if (started != Clock::time_point{}) {
+          args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
+        }
+        for (const auto& [id, hook] : hooks) {
+          hook(args);
+        }
       });
-    }
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-    if (work == nullptr || !work->isSuccess()) {
-      return;  // these hooks tell of works, and of those that succeeded
-    }
-    c10d::CompletionHookArgs args;
-    args.completionKey = work->getCompletionKey();
-    if (started != Clock::time_point{}) {
-      args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
-    }
-    for (const auto& [id, hook] : hooks) {
-      hook(args);
-    }
-#endif
-  });
 }
 
 void Backend::waitForPendingWorks() {
@@ -633,8 +619,7 @@ void Backend::shutdown() {
   }
 }
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-void Backend::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
+void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
   std::lock_guard lock(hooksMutex_);
   hooksOfCompletion_[id] = std::move(hook);
   for (const auto& comm : communicators()) {
@@ -649,10 +634,8 @@ void Backend::unregisterCompletionHook(int64_t id) {
     installEndHook(*comm);
   }
 }
-#endif
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-void Backend::registerAbortHook(int64_t id, c10d::AbortHook hook) {
+void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
   std::lock_guard lock(hooksMutex_);
   abortHooks_[id] = std::move(hook);
   for (const auto& comm : communicators()) {
@@ -679,6 +662,5 @@ void Backend::installAbortHooks(Communicator& comm) const {
     }
   });
 }
-#endif
 
 }  // namespace torchcomms_pg

@@ -25,7 +25,7 @@ namespace torchcomms_pg {
 // accelerator go over a communicator for their device, which the first of them makes; every rank of
 // the group takes part in that. Follows ProcessGroupNCCL where the two can be compared; a call with
 // asyncOp false returns a null Work when the operation has finished.
-class Backend final : public c10d::Backend {
+class Backend final : public latest::Backend {
  public:
   using TensorList = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -62,13 +62,13 @@ class Backend final : public c10d::Backend {
       std::vector<TensorList>& outputs,
       TensorList& inputs,
       const c10d::AllgatherOptions& opts) override;
-  WorkPtr TORCHCOMMS_PG_ALL_GATHER_SINGLE(
+  WorkPtr all_gather_single(
       at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_coalesced(
       std::vector<TensorList>& outputs,
       TensorList& inputs,
       const c10d::AllgatherOptions& opts) override;
-  WorkPtr TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
+  WorkPtr all_gather_single_coalesced(
       TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(
       std::vector<TensorList>& outputs,
@@ -82,11 +82,11 @@ class Backend final : public c10d::Backend {
       TensorList& outputs,
       std::vector<TensorList>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
+  WorkPtr reduce_scatter_single(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
+  WorkPtr reduce_scatter_single_coalesced(
       TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
+  WorkPtr all_to_all_single(
       at::Tensor& output,
       at::Tensor& input,
       std::vector<int64_t>& outputSplits,
@@ -96,10 +96,8 @@ class Backend final : public c10d::Backend {
       TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   WorkPtr gather_single(
       at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
-#endif
 
   WorkPtr send(TensorList& tensors, int destination, int tag) override;
   WorkPtr recv(TensorList& tensors, int source, int tag) override;
@@ -126,8 +124,8 @@ class Backend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // they start at 0 everywhere
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) TORCHCOMMS_PG_OVERRIDE_FROM_14;
-  bool isInitialized() TORCHCOMMS_PG_OVERRIDE_FROM_15;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  bool isInitialized() override;
   void eagerConnectSingleDevice(at::Device device) override;
   void enableCollectivesTiming() override;
   // Whether operations that would send NaN are refused.
@@ -146,30 +144,26 @@ class Backend final : public c10d::Backend {
       const std::map<int, std::vector<Segment>>& segments,  // by index of the device
       bool symmetric);
   void deregisterPool(Registrations::Pool pool);
-  void suspend() TORCHCOMMS_PG_OVERRIDE_FROM_12;
-  void resume() TORCHCOMMS_PG_OVERRIDE_FROM_12;
-  std::unordered_map<std::string, uint64_t> getMemoryStats() TORCHCOMMS_PG_OVERRIDE_FROM_12;
+  void suspend() override;
+  void resume() override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   // Another communicator in place of this group's, of the members that the call names, which may
   // be more or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a
   // finished Work. What is in flight on the old communicator fails. After an error the group is as
   // it was. No groups are made of this one meanwhile.
   bool supportsReconfigure() const override { return store_ != nullptr; }
-  c10d::ReconfigureHandle get_reconfigure_handle() const override;
-  WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
+  latest::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const latest::ReconfigureOptions& opts) override;
 
   bool supportsWindow() const override;
-  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
-  void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
+  c10::intrusive_ptr<latest::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+  void registerAbortHook(int64_t id, latest::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
-#endif
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   bool supportsCompletionHooks() const override { return true; }
-  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void registerCompletionHook(int64_t id, latest::CompletionHook hook) override;
   void unregisterCompletionHook(int64_t id) override;
   bool supportsAbortHooks() const override { return true; }
-#endif
 
   // The communicator for CPU tensors; raises where there is none.
   CommPtr cpuCommunicator(const char* what) const;
@@ -204,9 +198,7 @@ class Backend final : public c10d::Backend {
   void record(Communicator& comm) const;
   // Has the communicator call nothing of this group any more.
   void detach();
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   void installAbortHooks(Communicator& comm) const;
-#endif
   void installEndHook(Communicator& comm) const;
   void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
@@ -273,16 +265,12 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<CallbackThread> completionHooks_;
   bool nanCheck_ = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-  std::map<int64_t, c10d::AbortHook> abortHooks_;
+  std::map<int64_t, latest::AbortHook> abortHooks_;
   std::mutex reconfigureMutex_;  // held during a call
   std::set<int64_t> uuids_;      // of all calls
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
-#endif
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-  std::map<int64_t, c10d::CompletionHook> hooksOfCompletion_;
-#endif
+  std::map<int64_t, latest::CompletionHook> hooksOfCompletion_;
 };
 
 }  // namespace torchcomms_pg

@@ -147,7 +147,7 @@ Backend::WorkPtr Backend::allgather(
       comm, opts.asyncOp, [&] { return ops::allGather(*comm, options(opts), output, input); });
 }
 
-Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE(
+Backend::WorkPtr Backend::all_gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const auto comm = route("all_gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
@@ -181,7 +181,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
   });
 }
 
-Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED(
+Backend::WorkPtr Backend::all_gather_single_coalesced(
     TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   sameLength("all_gather_single_coalesced", outputs.size(), inputs.size());
   const auto comm = route("all_gather_single_coalesced", inputs.front());
@@ -205,7 +205,6 @@ Backend::WorkPtr Backend::gather(
   });
 }
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
 Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const auto comm = route("gather_single", input);
@@ -213,7 +212,6 @@ Backend::WorkPtr Backend::gather_single(
     return ops::gatherSingle(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
-#endif
 
 Backend::WorkPtr Backend::scatter(
     TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ScatterOptions& opts) {
@@ -235,7 +233,7 @@ Backend::WorkPtr Backend::reduce_scatter(
   });
 }
 
-Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
+Backend::WorkPtr Backend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const auto comm = route("reduce_scatter_single", input);
   return issue(comm, opts.asyncOp, [&] {
@@ -243,7 +241,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE(
   });
 }
 
-Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
+Backend::WorkPtr Backend::reduce_scatter_single_coalesced(
     TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
   sameLength("reduce_scatter_single_coalesced", outputs.size(), inputs.size());
   const auto comm = route("reduce_scatter_single_coalesced", inputs.front());
@@ -256,7 +254,7 @@ Backend::WorkPtr Backend::TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED(
   });
 }
 
-Backend::WorkPtr Backend::TORCHCOMMS_PG_ALL_TO_ALL_SINGLE(
+Backend::WorkPtr Backend::all_to_all_single(
     at::Tensor& output,
     at::Tensor& input,
     std::vector<int64_t>& outputSplits,

@@ -12,11 +12,11 @@ namespace torchcomms_pg {
 
 inline constexpr const char* kBackendName = "torchcomms";
 
-struct GroupOptions : c10d::Backend::Options {
+struct GroupOptions : latest::Backend::Options {
   // `name`: "gloo" where the group stands for one of Gloo, as a program that says so expects it.
   explicit GroupOptions(
       std::chrono::milliseconds timeout = kBackendDefaultTimeout, std::string name = kBackendName)
-      : c10d::Backend::Options(std::move(name), timeout) {}
+      : latest::Backend::Options(std::move(name), timeout) {}
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
@@ -31,7 +31,7 @@ struct GroupOptions : c10d::Backend::Options {
     return endsProcess.value_or(!device.is_cpu() && acceleratorEnds);
   }
 
-  c10::intrusive_ptr<c10d::Backend::Options> clone() const TORCHCOMMS_PG_OVERRIDE_FROM_14 {
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 };

@@ -10,8 +10,6 @@
 #include "backend/Backend.hpp"
 #include "comm/CommError.hpp"
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-
 namespace torchcomms_pg {
 
 namespace {
@@ -43,7 +41,7 @@ Handle parse(const std::string& text) {
 
 // By the ranks that the members had when they began, where the caller leaves the order to us: on
 // every member the same.
-std::vector<Handle> order(const c10d::ReconfigureOptions& opts) {
+std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   std::vector<Handle> handles;
   std::visit(
       [&](const auto& given) {
@@ -62,8 +60,8 @@ std::vector<Handle> order(const c10d::ReconfigureOptions& opts) {
       "reconfigure: handles has '",
       twice == sorted.end() ? "" : twice->text,
       "' twice, wanted each member once");
-  return std::holds_alternative<std::vector<c10d::ReconfigureHandle>>(opts.handles) ? handles
-                                                                                    : sorted;
+  return std::holds_alternative<std::vector<latest::ReconfigureHandle>>(opts.handles) ? handles
+                                                                                      : sorted;
 }
 
 // Names the meeting in the store. The handles are part of it: members that were told of different
@@ -107,7 +105,7 @@ std::string Backend::newHandle(int rank) {
   return std::string(kBackendName) + ":" + std::to_string(rank) + ":" + identity;
 }
 
-c10d::ReconfigureHandle Backend::get_reconfigure_handle() const {
+latest::ReconfigureHandle Backend::get_reconfigure_handle() const {
   TORCH_CHECK(
       supportsReconfigure(),
       "get_reconfigure_handle: group '",
@@ -116,7 +114,7 @@ c10d::ReconfigureHandle Backend::get_reconfigure_handle() const {
   return handle_;
 }
 
-Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
+Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const auto handles = order(opts);
   const auto timeout = opts.timeout.value_or(options_->timeout);
   TORCH_CHECK_VALUE(
@@ -182,5 +180,3 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
 }
 
 }  // namespace torchcomms_pg
-
-#endif

@@ -5,13 +5,11 @@
 
 #include "backend/Backend.hpp"
 
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-
 namespace torchcomms_pg {
 
 namespace {
 
-class GroupWindow final : public c10d::Window {
+class GroupWindow final : public latest::Window {
  public:
   explicit GroupWindow(std::shared_ptr<torchcomms_pg::Window> window)
       : window_(std::move(window)) {}
@@ -27,25 +25,25 @@ class GroupWindow final : public c10d::Window {
       int64_t destination,
       int64_t offset,
       bool async,
-      const c10d::PutOptions& opts) override {
+      const latest::PutOptions& opts) override {
     return given(window_->put(tensor, destination, offset, options(async, opts)), OpKind::put);
   }
 
   c10::intrusive_ptr<c10d::Work> signal(
-      int64_t peer, bool async, const c10d::SignalOptions& opts) override {
+      int64_t peer, bool async, const latest::SignalOptions& opts) override {
     return given(window_->signal(peer, options(async, opts)), OpKind::signal);
   }
 
   c10::intrusive_ptr<c10d::Work> wait_signal(
-      int64_t peer, bool async, const c10d::WaitSignalOptions& opts) override {
+      int64_t peer, bool async, const latest::WaitSignalOptions& opts) override {
     return given(window_->waitSignal(peer, options(async, opts)), OpKind::waitSignal);
   }
 
   at::Tensor map_remote_tensor(int64_t rank) override { return window_->mapRemoteTensor(rank); }
 
-  c10d::WindowAttr get_attr(int64_t peer) override {
+  latest::WindowAttr get_attr(int64_t peer) override {
     window_->checkRank("get_attr", "peer_rank", peer);
-    return {c10d::WindowAccessType::UNIFIED};  // all ranks share the memory
+    return {latest::WindowAccessType::UNIFIED};  // all ranks share the memory
   }
 
  private:
@@ -73,7 +71,7 @@ bool Backend::supportsWindow() const {
   });
 }
 
-c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Tensor>& tensor) {
+c10::intrusive_ptr<latest::Window> Backend::new_window(const std::optional<at::Tensor>& tensor) {
   const auto device = tensor ? tensor->device() : getBoundDeviceId().value_or(at::kCPU);
   auto window = torchcomms_pg::Window::make(communicator("new_window", device));
   if (tensor) {
@@ -83,5 +81,3 @@ c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Ten
 }
 
 }  // namespace torchcomms_pg
-
-#endif

@@ -10,6 +10,16 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
 #include "base/Capture.hpp"
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11
@@ -17,25 +27,6 @@
 #endif
 
 #define TORCHCOMMS_PG_TORCH_AT_LEAST(minor) (TORCH_VERSION_MINOR >= (minor))
-
-// From 2.14 on the dispatcher calls the *_single names, and c10d::Backend
-// forwards the old names to them; before, only the old names exist.
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
-#define TORCHCOMMS_PG_ALL_GATHER_SINGLE all_gather_single
-#define TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED all_gather_single_coalesced
-#define TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE reduce_scatter_single
-#define TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED reduce_scatter_single_coalesced
-#define TORCHCOMMS_PG_ALL_TO_ALL_SINGLE all_to_all_single
-// A virtual that is new in 2.14.
-#define TORCHCOMMS_PG_OVERRIDE_FROM_14 override
-#else
-#define TORCHCOMMS_PG_ALL_GATHER_SINGLE _allgather_base
-#define TORCHCOMMS_PG_ALL_GATHER_SINGLE_COALESCED allgather_into_tensor_coalesced
-#define TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE _reduce_scatter_base
-#define TORCHCOMMS_PG_REDUCE_SCATTER_SINGLE_COALESCED reduce_scatter_tensor_coalesced
-#define TORCHCOMMS_PG_ALL_TO_ALL_SINGLE alltoall_base
-#define TORCHCOMMS_PG_OVERRIDE_FROM_14
-#endif
 
 // Whether an operation is asynchronous is part of its record since this macro
 // exists; it takes that as one more argument, the last.
@@ -75,19 +66,163 @@
       size)
 #endif
 
-// Likewise in 2.12 and 2.15.
-#if TORCHCOMMS_PG_TORCH_AT_LEAST(12)
-#define TORCHCOMMS_PG_OVERRIDE_FROM_12 override
-#else
-#define TORCHCOMMS_PG_OVERRIDE_FROM_12
-#endif
+namespace torchcomms_pg {
+
+// c10d as the newest of these versions has it, so that the same methods override something in each.
+// What an older one lacks stands here; its own code calls none of that, unless said otherwise.
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
-#define TORCHCOMMS_PG_OVERRIDE_FROM_15 override
+namespace latest = ::c10d;
 #else
-#define TORCHCOMMS_PG_OVERRIDE_FROM_15
+namespace latest {
+
+using namespace ::c10d;
+
+struct CompletionHookArgs {
+  uint64_t completionKey = 0;
+  std::optional<float> duration_ms;
+};
+using CompletionHook = std::function<void(const CompletionHookArgs&)>;
+
+#if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using Splits = std::vector<int64_t>;
+
+using AbortHook = std::function<void()>;
+using ReconfigureHandle = std::string;
+
+struct ReconfigureOptions {
+  int64_t uuid = 0;
+  std::variant<std::unordered_set<ReconfigureHandle>, std::vector<ReconfigureHandle>> handles;
+  std::optional<std::chrono::milliseconds> timeout;
+};
+
+struct OneSidedOptions {
+  std::chrono::milliseconds timeout = ::c10d::kUnsetTimeout;
+};
+using PutOptions = OneSidedOptions;
+using SignalOptions = OneSidedOptions;
+using WaitSignalOptions = OneSidedOptions;
+
+enum class WindowAccessType : uint8_t { UNIFIED };
+
+struct WindowAttr {
+  WindowAccessType access_type = WindowAccessType::UNIFIED;
+};
+
+class Window : public torch::CustomClassHolder {
+ public:
+  virtual void tensor_register(const at::Tensor& tensor, bool owning) = 0;
+  virtual void tensor_deregister() = 0;
+  virtual WorkPtr put(
+      const at::Tensor& tensor,
+      int64_t destination,
+      int64_t offset,
+      bool async,
+      const PutOptions& opts) = 0;
+  virtual WorkPtr signal(int64_t peer, bool async, const SignalOptions& opts) = 0;
+  virtual WorkPtr wait_signal(int64_t peer, bool async, const WaitSignalOptions& opts) = 0;
+  virtual at::Tensor map_remote_tensor(int64_t rank) = 0;
+  virtual WindowAttr get_attr(int64_t peer) = 0;
+};
 #endif
 
-namespace torchcomms_pg {
+class Work : public ::c10d::Work {
+ public:
+  using ::c10d::Work::Work;
+
+#if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  virtual std::chrono::milliseconds getTimeout() const = 0;
+#endif
+  virtual uint64_t getCompletionKey() const { return 0; }
+};
+
+class Backend : public ::c10d::Backend {
+ public:
+  using ::c10d::Backend::Backend;
+
+#if !TORCHCOMMS_PG_TORCH_AT_LEAST(12)
+  virtual void suspend() = 0;
+  virtual void resume() = 0;
+  virtual std::unordered_map<std::string, uint64_t> getMemoryStats() = 0;
+#endif
+
+#if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  struct Options : ::c10d::Backend::Options {
+    using ::c10d::Backend::Options::Options;
+
+    virtual c10::intrusive_ptr<::c10d::Backend::Options> clone() const = 0;
+
+    static constexpr bool enable_reconfigure = false;
+  };
+
+  // Named so from 2.14 on: an older torch calls them by the names that forward here.
+  virtual WorkPtr all_gather_single(
+      at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) = 0;
+  WorkPtr _allgather_base(
+      at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) final {
+    return all_gather_single(output, input, opts);
+  }
+  virtual WorkPtr all_gather_single_coalesced(
+      Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) = 0;
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) final {
+    return all_gather_single_coalesced(outputs, inputs, opts);
+  }
+  virtual WorkPtr reduce_scatter_single(
+      at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& opts) = 0;
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& opts) final {
+    return reduce_scatter_single(output, input, opts);
+  }
+  virtual WorkPtr reduce_scatter_single_coalesced(
+      Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& opts) = 0;
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& opts) final {
+    return reduce_scatter_single_coalesced(outputs, inputs, opts);
+  }
+  virtual WorkPtr all_to_all_single(
+      at::Tensor& output,
+      at::Tensor& input,
+      Splits& outputSplits,
+      Splits& inputSplits,
+      const ::c10d::AllToAllOptions& opts) = 0;
+  WorkPtr alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      Splits& outputSplits,
+      Splits& inputSplits,
+      const ::c10d::AllToAllOptions& opts) final {
+    return all_to_all_single(output, input, outputSplits, inputSplits, opts);
+  }
+  virtual WorkPtr gather_single(
+      at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& opts) = 0;
+
+  virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
+  virtual bool supportsReconfigure() const = 0;
+  virtual ReconfigureHandle get_reconfigure_handle() const = 0;
+  virtual WorkPtr reconfigure(const ReconfigureOptions& opts) = 0;
+  virtual bool supportsWindow() const = 0;
+  virtual c10::intrusive_ptr<Window> new_window(const std::optional<at::Tensor>& tensor) = 0;
+  virtual void registerAbortHook(int64_t id, AbortHook hook) = 0;
+  virtual void unregisterAbortHook(int64_t id) = 0;
+
+ protected:
+  // What reconfigure() writes; an older torch has them const.
+  int rank_ = getRank();
+  int size_ = getSize();
+
+ public:
+#endif
+  virtual bool isInitialized() = 0;
+  virtual bool supportsCompletionHooks() const = 0;
+  virtual void registerCompletionHook(int64_t id, CompletionHook hook) = 0;
+  virtual void unregisterCompletionHook(int64_t id) = 0;
+  virtual bool supportsAbortHooks() const = 0;
+};
+
+}  // namespace latest
+#endif
 
 // Whether torch's analyser of flight recorders knows the names "split" and "new_window".
 inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);

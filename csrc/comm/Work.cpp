@@ -40,7 +40,7 @@ Work::Work(
     Operation op,
     std::vector<at::Tensor> inputs,
     std::vector<at::Tensor> outputs)
-    : c10d::Work(
+    : latest::Work(
           rank,
           traits(op.kind).type,
           C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,

@@ -21,7 +21,7 @@ class Flight;
 // Keeps the operation's tensors alive until it has finished; on an accelerator
 // its Flight does, and this the outputs alone. Made and finished by its Communicator; the other
 // methods may be called from any thread.
-class Work final : public c10d::Work {
+class Work final : public latest::Work {
  public:
   Work(
       std::shared_ptr<Communicator> comm,
@@ -69,7 +69,7 @@ class Work final : public c10d::Work {
 
   uint64_t getSequencenumber() const override;
 
-  std::chrono::milliseconds getTimeout() const TORCHCOMMS_PG_OVERRIDE_FROM_14;
+  std::chrono::milliseconds getTimeout() const override;
 
   const Operation& operation() const { return op_; }
 
