@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "comm/NanCheck.hpp"
 #include "comm/Rendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
@@ -27,15 +28,15 @@ Group describeGroup(const GroupOptions& options) {
   return group;
 }
 
-// The groups of this process that know the processes of their ranks. Leaked on purpose: a group
-// may outlive the statics.
+// The groups of this process that know the processes of their ranks. A group may outlive the
+// statics.
 struct Acquaintances {
   std::mutex mutex;
   std::set<const Backend*> groups;
 };
 Acquaintances& acquaintances() {
-  static auto* const known = new Acquaintances();
-  return *known;
+  static auto& known = leaked<Acquaintances>();
+  return known;
 }
 
 }  // namespace
@@ -86,23 +87,25 @@ Backend::Backend(
   for (const auto& comm : comms) {
     comm->executor().setBlockingWait(options_->blockingWait);
     comm->failureState().setEndsProcess(options_->ends(comm->device()));
-    if (comm->device().is_cpu()) {
-      cpu_ = comm;
-    } else {
-      accelerators_[comm->device().index()] = comm;
-    }
+    keep(comm);
   }
   start();
 }
 
 Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
     : latest::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
-  if (comm->device().is_cpu()) {
-    cpu_ = std::move(comm);
-  } else {
-    accelerators_[comm->device().index()] = std::move(comm);
-  }
+  keep(std::move(comm));
   start();
+}
+
+void Backend::keep(CommPtr comm) {
+  const auto device = comm->device();
+  if (device.is_cpu()) {
+    cpu_ = std::move(comm);
+    return;
+  }
+  std::lock_guard lock(acceleratorsMutex_);
+  accelerators_[device.index()] = std::move(comm);
 }
 
 Backend::~Backend() {
@@ -269,10 +272,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   auto comm = connect(info, device, options_->accelerator);
   comm->executor().setBlockingWait(options_->blockingWait);
   comm->failureState().setEndsProcess(options_->ends(comm->device()));
-  {
-    std::lock_guard lock(acceleratorsMutex_);
-    accelerators_[device.index()] = comm;
-  }
+  keep(comm);
   adopt(*comm);
   std::lock_guard lock(batchMutex_);
   if (batches_.count(std::this_thread::get_id()) > 0) {

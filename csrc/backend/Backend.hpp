@@ -203,6 +203,8 @@ class Backend final : public latest::Backend {
   void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
+  // Enters a communicator where those for its device are looked for.
+  void keep(CommPtr comm);
   // Those that there are.
   std::vector<CommPtr> communicators() const;
   // The only one of an accelerator, or that of the current one; null: neither is there.

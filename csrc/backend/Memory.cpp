@@ -8,9 +8,10 @@ namespace torchcomms_pg {
 
 std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
   std::vector<CommPtr> found;
-  for (auto& comm : communicators()) {
-    if (!comm->device().is_cpu()) {
-      found.push_back(std::move(comm));
+  {
+    std::lock_guard lock(acceleratorsMutex_);
+    for (const auto& [index, comm] : accelerators_) {
+      found.push_back(comm);
     }
   }
   TORCH_CHECK(

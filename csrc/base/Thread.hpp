@@ -1,8 +1,13 @@
 // How threads of the extension are started.
 #pragma once
 
+#include <pthread.h>
+
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 namespace torchcomms_pg {
 
@@ -11,6 +16,26 @@ namespace torchcomms_pg {
   throw std::runtime_error(
       what + ": no thread can be started (" + why +
       "); see the limits of the user, ulimit -u, and of the container, pids.max");
+}
+
+// Runs `body` in a thread that nobody joins. `name`: a literal of at most 15 characters. Throws
+// std::system_error, having destroyed `body`, where none can be started.
+template <class Body>
+void startDetached(const char* name, Body body) {
+  std::thread([name, body = std::move(body)]() mutable {
+    pthread_setname_np(pthread_self(), name);
+    body();
+  }).detach();
+}
+
+// As that, but raises that `what` needs a thread.
+template <class Body>
+void startDetached(const char* name, const std::string& what, Body body) {
+  try {
+    startDetached(name, std::move(body));
+  } catch (const std::system_error& error) {
+    raiseNoThread(what, error.what());
+  }
 }
 
 }  // namespace torchcomms_pg

@@ -1,6 +1,7 @@
 // Failures as Python exceptions.
 #include <pybind11/stl.h>
 
+#include "base/Leaked.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
 
@@ -9,10 +10,10 @@ namespace torchcomms_pg {
 namespace {
 
 // The Python class of CommError, made in torchcomms_pg/errors.py and set by
-// set_comm_error. Leaked: it is needed until the interpreter ends.
+// set_comm_error. Never destroyed: it is needed until the interpreter ends.
 py::object& commErrorClass() {
-  static auto* const type = new py::object();
-  return *type;
+  static auto& type = leaked<py::object>();
+  return type;
 }
 
 py::object commError(const CommError& error) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "base/Leaked.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/NanCheck.hpp"
@@ -14,8 +15,8 @@ namespace {
 
 // The Python class that a hook gets a Work as; see commErrorClass().
 py::object& workClass() {
-  static auto* const type = new py::object();
-  return *type;
+  static auto& type = leaked<py::object>();
+  return type;
 }
 
 // A Python function that may be called and freed by threads without the GIL.

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "bindings/Bindings.hpp"
 #include "recorder/Stack.hpp"
 
@@ -42,8 +43,8 @@ struct Dropped {
   std::vector<Calls> stacks;
 };
 Dropped& dropped() {
-  static auto* const list = new Dropped();
-  return *list;
+  static auto& list = leaked<Dropped>();
+  return list;
 }
 
 struct Captured {
@@ -142,7 +143,7 @@ class PythonStacks final : public StackSource {
 }  // namespace
 
 void usePythonStacks() {
-  StackSource::set(new PythonStacks());
+  StackSource::set(&leaked<PythonStacks>());
 }
 
 }  // namespace torchcomms_pg

@@ -1,6 +1,7 @@
 // What other ranks want to know of this process: where Python's threads are
 // (torchcomms_pg/python_stacks.py), and whether it compiles (compile_watch.py).
 #include "monitor/PythonStackDump.hpp"
+#include "base/Leaked.hpp"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -85,17 +86,17 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "set_python_stack_source",
       [](py::function describe) {
-        // Leaked: it is needed until the interpreter ends.
-        auto* const function = new py::function(std::move(describe));
+        // It is needed until the interpreter ends.
+        auto& function = leaked<py::function>(std::move(describe));
         PythonStackDump::Source source;
-        source.ask = [function](const Stack& stack) -> PythonStackDump::Told {
+        source.ask = [&function](const Stack& stack) -> PythonStackDump::Told {
           if (Py_IsInitialized() == 0) {
             return {"Python has ended", ""};
           }
           py::gil_scoped_acquire gil;
           try {
             auto [threads, calledAt] =
-                (*function)(framesOf(stack)).cast<std::tuple<std::string, std::string>>();
+                function(framesOf(stack)).cast<std::tuple<std::string, std::string>>();
             return {std::move(threads), std::move(calledAt)};
           } catch (const py::error_already_set& error) {
             return {std::string("Python could not tell its stacks: ") + error.what(), ""};

@@ -1,13 +1,10 @@
 #include "comm/BlockingCall.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pthread.h>
 
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/Thread.hpp"
@@ -37,32 +34,27 @@ struct BlockingCall::State {
 
 BlockingCall::BlockingCall(const NcclApi& api, c10::Device device, Body body)
     : state_(std::make_shared<State>(api, std::move(body))) {
-  try {
-    std::thread([state = state_, device] {
-      pthread_setname_np(pthread_self(), "tcpg_nccl");
-      auto result = ncclInternalError;
-      std::string text;
-      try {
-        c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-        result = state->body(&state->made);
-        text = result == ncclSuccess ? "" : state->api.getLastError(nullptr);
-      } catch (const std::exception& error) {
-        text = error.what();
-      }
-      std::unique_lock lock(state->mutex);
-      state->result = result;
-      state->text = std::move(text);
-      state->done = true;
-      auto* const unwanted = state->left ? state->take() : nullptr;
-      lock.unlock();
-      state->ended.notify_all();
-      if (unwanted != nullptr) {
-        state->api.commAbort(unwanted);
-      }
-    }).detach();
-  } catch (const std::system_error& error) {
-    raiseNoThread("a communicator of libnccl", error.what());
-  }
+  startDetached("tcpg_nccl", "a communicator of libnccl", [state = state_, device] {
+    auto result = ncclInternalError;
+    std::string text;
+    try {
+      c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+      result = state->body(&state->made);
+      text = result == ncclSuccess ? "" : state->api.getLastError(nullptr);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    std::unique_lock lock(state->mutex);
+    state->result = result;
+    state->text = std::move(text);
+    state->done = true;
+    auto* const unwanted = state->left ? state->take() : nullptr;
+    lock.unlock();
+    state->ended.notify_all();
+    if (unwanted != nullptr) {
+      state->api.commAbort(unwanted);
+    }
+  });
 }
 
 bool BlockingCall::waitUntil(Clock::time_point deadline) const {

@@ -19,6 +19,16 @@ constexpr Milliseconds kBriefPatience{200};
 // its end, and what keeps it, such as a peer that is stopped, most likely keeps the others.
 std::atomic<Clock::time_point> impatientUntil{};
 
+void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
+  if (failed) {
+    api.commAbort(comm);
+  } else if (blocks) {
+    destroyOrAbort(api, comm);
+  } else {
+    api.commDestroy(comm);
+  }
+}
+
 }  // namespace
 
 CommHandle::CommHandle(const NcclApi& api, Made made, c10::Device device)
@@ -206,68 +216,56 @@ CommHandle::Report CommHandle::close(bool failed) {
   return report;
 }
 
+template <class Body>
+std::unique_ptr<BlockingCall> CommHandle::endApart(Body body) const {
+  if (blocks_) {
+    try {
+      return std::make_unique<BlockingCall>(api_, device_, [body](ncclComm_t*) {
+        body();
+        return ncclSuccess;
+      });
+    } catch (const std::runtime_error&) {
+      // No thread can be started.
+    }
+  }
+  body();
+  return nullptr;
+}
+
 std::string CommHandle::end(ncclComm_t comm, bool failed) {
   if (failed) {
     registrations_.forget();
   } else {
     registrations_.removeAll();
   }
-  const auto endNow = [&api = api_, comm, failed, blocks = blocks_] {
-    std::string mismatch;
-    if (failed) {
-      api.commAbort(comm);
-      return mismatch;
-    }
+  const auto mismatch = std::make_shared<std::string>();
+  const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
     // That a peer has left or failed meanwhile concerns nobody who leaves, too.
-    if (api.commFinalize(comm) == ncclInvalidUsage) {
-      mismatch = api.getLastError(comm);
+    if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
+      *mismatch = api.getLastError(comm);
     }
-    blocks ? destroyOrAbort(api, comm) : api.commDestroy(comm);
-    return mismatch;
-  };
-  if (!blocks_) {
-    return endNow();
+    giveBack(api, comm, failed, blocks);
+  });
+  if (call == nullptr) {
+    return *mismatch;
   }
-  const auto text = std::make_shared<std::string>();
-  try {
-    BlockingCall call(api_, device_, [endNow, text](ncclComm_t*) {
-      *text = endNow();
-      return ncclSuccess;
-    });
-    // NCCL's communicator ends when the graphs that hold its operations have gone.
-    const bool impatient = captured_ || Clock::now() < impatientUntil.load();
-    const auto patience = impatient ? kBriefPatience : Milliseconds(kReleasePatience);
-    if (call.waitUntil(Clock::now() + patience)) {
-      return *text;
-    }
-    if (!captured_) {
-      impatientUntil = Clock::now() + kReleasePatience;
-    }
-    return "";
-  } catch (const std::runtime_error&) {
-    return endNow();  // no thread can be started
+  // NCCL's communicator ends when the graphs that hold its operations have gone.
+  const bool impatient = captured_ || Clock::now() < impatientUntil.load();
+  const auto patience = impatient ? kBriefPatience : Milliseconds(kReleasePatience);
+  if (call->waitUntil(Clock::now() + patience)) {
+    return *mismatch;
   }
+  if (!captured_) {
+    impatientUntil = Clock::now() + kReleasePatience;
+  }
+  return "";
 }
 
 void CommHandle::discard(bool failed) {
   registrations_.forget();
-  auto* const comm = comm_.exchange(nullptr);
-  if (comm == nullptr) {
-    return;
-  }
-  const auto end = [&api = api_, failed, blocks = blocks_](ncclComm_t ending) {
-    return failed   ? api.commAbort(ending)
-           : blocks ? destroyOrAbort(api, ending)
-                    : api.commDestroy(ending);
-  };
-  if (!blocks_) {
-    end(comm);
-    return;
-  }
-  try {
-    BlockingCall(api_, device_, [end, comm](ncclComm_t*) { return end(comm); });
-  } catch (const std::runtime_error&) {
-    end(comm);  // no thread can be started
+  if (auto* const comm = comm_.exchange(nullptr)) {
+    endApart(
+        [&api = api_, comm, failed, blocks = blocks_] { giveBack(api, comm, failed, blocks); });
   }
 }
 

@@ -42,6 +42,9 @@ class CommHandle {
 
   const NcclApi& api() const { return api_; }
 
+  // Whether its calls that make or end communicators may block; see BlockingCall.
+  bool blocks() const { return blocks_; }
+
   // Null until all ranks have joined, and once it has been given back.
   ncclComm_t get() const { return comm_.load(std::memory_order_acquire); }
 
@@ -128,10 +131,14 @@ class CommHandle {
   void failNow();
   void endJoining(bool failed);
   std::string end(ncclComm_t comm, bool failed);
+  // Calls `body`, which ends the communicator; where that may block, in a thread of its own. Null:
+  // it has been called.
+  template <class Body>
+  std::unique_ptr<BlockingCall> endApart(Body body) const;
 
   const NcclApi& api_;
   const c10::Device device_;
-  const bool blocks_;         // calls that make or end communicators may block: BlockingCall
+  const bool blocks_;
   mutable std::mutex mutex_;  // held to replace comm_ or to make it fail, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
@@ -154,8 +155,8 @@ std::shared_ptr<Communicator> connectThroughGloo(
 }  // namespace
 
 void useHostStreams(c10::DeviceType type, const std::string& library) {
-  // Never freed: it may be in use.
-  hostStreams[static_cast<size_t>(type)] = new std::string(library);
+  // One that was there may be in use.
+  hostStreams[static_cast<size_t>(type)] = &leaked<std::string>(library);
 }
 
 void checkCarried(const char* what, const std::string& group, c10::Device device) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Peer.hpp"
@@ -70,10 +71,10 @@ class StoreBoard final : public SharedBoard {
 // The communicators of this process that can inquire.
 class Registry {
  public:
-  // Leaked on purpose: a group may fail while the process ends.
+  // Never destroyed: a group may fail while the process ends.
   static Registry& get() {
-    static auto* const registry = new Registry();
-    return *registry;
+    static auto& registry = leaked<Registry>();
+    return registry;
   }
 
   void add(std::weak_ptr<Communicator> comm) {
@@ -173,9 +174,9 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
   try {
     std::optional<Operation> overdue;
     std::optional<Operation> first;
-    const bool host = comm_.device().is_cpu();
+    const bool queued = comm_.executor().queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
-      if (!host && !ops.empty()) {
+      if (queued && !ops.empty()) {
         first = *ops.front().op;
       }
       for (const auto& entry : ops) {
@@ -442,14 +443,14 @@ DiagnosisRequest DiagnosisClient::request(
   if (library.absenceIsCertain() || library.failed()) {
     request.absent = library.absentRanks();
   }
-  request.queued = !comm_.device().is_cpu();
+  request.queued = comm_.executor().queues();
   return request;
 }
 
 void DiagnosisClient::tellElsewhere(RankStatus& answer) {
   for (const auto& other : Registry::get().alive()) {
-    if (other.get() == &comm_ || !other->device().is_cpu()) {
-      continue;  // libnccl does not tell whom it waits for
+    if (other.get() == &comm_ || other->executor().queues()) {
+      continue;  // nobody tells for whom a device's queue waits
     }
     const auto awaited = other->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <vector>
 
 #include "comm/PreparedOp.hpp"
 #include "comm/Work.hpp"
@@ -41,6 +42,13 @@ class Executor {
   // Makes asynchronous operations end that were left to whoever waits for them: somebody may look
   // for their end without waiting.
   virtual void wake() {}
+
+  // Whether operations wait in a queue of the device, so that no thread is in the library while
+  // they run, or sees it fail.
+  virtual bool queues() const = 0;
+
+  // Where a future's outputs are, as ivalue::Future takes it: host memory has no name there.
+  virtual std::vector<c10::Device> outputDevices() const = 0;
 
   // Makes Work::wait stop the calling thread, also where the current stream could wait.
   virtual void setBlockingWait(bool /*blocking*/) {}

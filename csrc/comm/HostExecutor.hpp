@@ -22,6 +22,8 @@ class HostExecutor final : public Executor {
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
   void wake() override { worker_.wake(); }
+  bool queues() const override { return false; }
+  std::vector<c10::Device> outputDevices() const override { return {}; }
 
  private:
   void runHere(PreparedOp& call, const WorkPtr& work);

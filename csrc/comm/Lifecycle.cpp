@@ -88,7 +88,7 @@ std::shared_ptr<Communicator> Communicator::split(
   call.ranks.assign(ranks.begin(), ranks.end());
   call.newName = group.name;
   call.launch = [&](ncclComm_t comm, cudaStream_t) {
-    auto raw = chosen.raw(/*blocking=*/!device().is_cpu());
+    auto raw = chosen.raw(/*blocking=*/library_.blocks());
     return api().commSplit(comm, color, key, &child, &raw);
   };
   launch(std::move(call));
@@ -171,7 +171,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
         device(),
         " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which "
         "came with 2.28.7. Destroy the group and create a new one");
-    if (abort && !device().is_cpu()) {
+    if (abort && executor_->queues()) {
       failureState_.shrink();
     }
     const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;

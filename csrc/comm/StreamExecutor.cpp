@@ -10,7 +10,6 @@
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
-#include "comm/HostExecutor.hpp"
 #include "comm/RecordedOp.hpp"
 
 namespace torchcomms_pg {
@@ -21,13 +20,6 @@ constexpr std::chrono::microseconds kEndPoll{50};
 constexpr int kLooks = 100;
 
 }  // namespace
-
-std::unique_ptr<Executor> makeExecutor(Communicator& comm, c10::Device device, bool highPriority) {
-  if (device.is_cpu()) {
-    return std::make_unique<HostExecutor>(comm);
-  }
-  return std::make_unique<StreamExecutor>(comm, device, highPriority);
-}
 
 StreamExecutor::StreamExecutor(Communicator& comm, c10::Device device, bool highPriority)
     : comm_(comm), device_(device, highPriority) {}

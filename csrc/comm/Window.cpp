@@ -114,7 +114,7 @@ WorkPtr Window::put(
   auto source = plain(tensor);
   call.setTensors({source}, {});
   call.op.peer = static_cast<int>(destination);
-  if (!comm_->device().is_cpu()) {
+  if (mapsPeers()) {
     if (destination == comm_->rank()) {
       source = source.clone();  // may be part of the window
     }
@@ -210,7 +210,7 @@ at::Tensor Window::mapRemoteTensor(int64_t rank) const {
   if (part.numel == 0) {
     return at::empty(part.sizes, options);
   }
-  if (!comm_->device().is_cpu()) {
+  if (mapsPeers()) {
     return registration->mapped[rank].view(part.sizes);
   }
   WindowView view;

@@ -84,6 +84,9 @@ class Window final {
  private:
   struct Registration;
 
+  // Whether the memory of all peers is mapped when a tensor is registered, as on an accelerator,
+  // where a put is a copy to it. Shared memory is mapped when asked for, and its library puts.
+  bool mapsPeers() const { return !device().is_cpu(); }
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
   ncclResult_t exchange(

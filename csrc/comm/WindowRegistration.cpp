@@ -43,7 +43,7 @@ at::Tensor bytesOf(const T* values, size_t count) {
 // Frees what the library has for it, as far as there is a library. On an accelerator, whose streams
 // may still be writing, with the communicator.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
-  if (!comm_->device().is_cpu()) {
+  if (comm_->executor().queues()) {
     registration->forgetWorks();
     comm_->library().keepUntilEnd(std::move(registration));
     return;
@@ -97,7 +97,7 @@ ncclResult_t Window::describeAll(
     }
     registration.parts.push_back(std::move(described));
   }
-  if (!comm_->device().is_cpu()) {
+  if (mapsPeers()) {
     const auto bytes = [](const Part& part) {
       return part.numel * static_cast<int64_t>(c10::elementSize(part.dtype));
     };
@@ -212,8 +212,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
       result = comm_->api().commWindowRegister(
           comm, tensor.data_ptr(), tensor.nbytes(), &registration->handle, NCCL_WIN_COLL_SYMMETRIC);
     }
-    return result == ncclSuccess && !comm_->device().is_cpu() ? mapAll(*registration, comm, stream)
-                                                              : result;
+    return result == ncclSuccess && mapsPeers() ? mapAll(*registration, comm, stream) : result;
   };
   try {
     comm_->launch(std::move(call));

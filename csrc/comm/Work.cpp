@@ -126,8 +126,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     std::lock_guard lock(mutex_);
     if (!future_) {
       future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()),
-          comm_->device().is_cpu() ? std::vector<at::Device>{} : std::vector{comm_->device()});
+          c10::ListType::create(c10::TensorType::get()), comm_->executor().outputDevices());
     }
   }
   comm_->executor().wake();

@@ -1,28 +1,22 @@
 #include "device/EventWatch.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pthread.h>
 
 #include <iterator>
 #include <map>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/Capture.hpp"
+#include "base/Leaked.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
 EventWatch& EventWatch::of(c10::Device device) {
   static std::mutex mutex;
-  static auto* const all = new std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch*>;
+  static auto& all = leaked<std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch>>();
   std::lock_guard lock(mutex);
-  auto*& watch = (*all)[{device.type(), device.index()}];
-  if (watch == nullptr) {
-    watch = new EventWatch(device);
-  }
-  return *watch;
+  return all.try_emplace({device.type(), device.index()}, device).first->second;
 }
 
 void EventWatch::join() {
@@ -43,11 +37,7 @@ void EventWatch::start() {
   if (started_) {
     return;
   }
-  try {
-    std::thread([this] { run(); }).detach();
-  } catch (const std::system_error& error) {
-    raiseNoThread("operations of an accelerator", error.what());
-  }
+  startDetached("tcpg_events", "operations of an accelerator", [this] { run(); });
   started_ = true;
 }
 
@@ -64,7 +54,6 @@ void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
 }
 
 void EventWatch::run() {
-  pthread_setname_np(pthread_self(), "tcpg_events");
   // Without it the first question would make a context on device 0.
   c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   if (device_.is_cuda()) {

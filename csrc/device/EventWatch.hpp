@@ -34,8 +34,9 @@ class EventWatch {
   static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
   static constexpr std::chrono::milliseconds kHurriedTick{1};
 
-  // Never freed: its thread may be inside the driver when the process ends.
+  // The device's only one. Never freed: its thread may be inside the driver when the process ends.
   static EventWatch& of(c10::Device device);
+  explicit EventWatch(c10::Device device) : device_(device) {}  // for of()
 
   // The thread ends, some time after, when nobody uses the device any more.
   void join();
@@ -62,7 +63,6 @@ class EventWatch {
  private:
   using Queue = std::list<std::shared_ptr<Awaited>>;
 
-  explicit EventWatch(c10::Device device) : device_(device) {}
   void run();
   void askAll();
 

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
 
@@ -106,7 +107,7 @@ WorkerStream::WorkerStream(std::string threadName)
 WorkerStream::~WorkerStream() {
   if (state_->pid != getpid()) {
     // A forked child has none of the threads; joining them would wait forever.
-    new std::shared_ptr<State>(std::move(state_));
+    leaked<std::shared_ptr<State>>(std::move(state_));
     return;
   }
   std::unique_lock lock(state_->mutex);

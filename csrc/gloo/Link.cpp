@@ -1,15 +1,14 @@
 #include "gloo/Link.hpp"
 
 #include <ATen/ATen.h>
-#include <pthread.h>
 
 #include <cstring>
 #include <sstream>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -179,15 +178,14 @@ void Link::startConnecting(bool tells) {
     connecting_ = true;
   }
   try {
-    std::thread([unfinished = OutstandingTask(), self = shared_from_this(), tells] {
-      pthread_setname_np(pthread_self(), "tcpg_gloo");
+    startDetached("tcpg_gloo", [unfinished = OutstandingTask(), self = shared_from_this(), tells] {
       self->connectApart([&](c10d::Store& group) {
         if (tells) {
           group.set(self->key(kConnectKey), std::vector<uint8_t>{});
           Fault::announce(group);
         }
       });
-    }).detach();
+    });
   } catch (const std::system_error& error) {
     setup_.fault->fail(
         host::Failure(

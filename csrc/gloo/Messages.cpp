@@ -1,13 +1,11 @@
 #include "gloo/Messages.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -163,10 +161,8 @@ Messages::Pair& Messages::pairWith(int peer) {
     pair.number = peer > rank_ ? 1 : 0;
   }
   try {
-    std::thread([self = shared_from_this(), peer, &pair] {
-      pthread_setname_np(pthread_self(), "tcpg_gloo");
-      self->converse(peer, pair);
-    }).detach();
+    startDetached(
+        "tcpg_gloo", [self = shared_from_this(), peer, &pair] { self->converse(peer, pair); });
   } catch (const std::system_error&) {
     pairs_.erase(entry);
     throw;

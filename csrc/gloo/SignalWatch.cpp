@@ -8,6 +8,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/Leaked.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -64,16 +65,16 @@ struct SignalWatch::State {
 };
 
 std::shared_ptr<SignalWatch> SignalWatch::hold() {
-  // Leaked: groups may be dropped while the process ends.
+  // Groups may be dropped while the process ends.
   struct Shared {
     std::mutex mutex;
     std::weak_ptr<SignalWatch> watch;
   };
-  static auto* const shared = new Shared();
-  const std::lock_guard lock(shared->mutex);
-  auto watch = shared->watch.lock();
+  static auto& shared = leaked<Shared>();
+  const std::lock_guard lock(shared.mutex);
+  auto watch = shared.watch.lock();
   if (watch == nullptr || watch->state_->pid != getpid()) {
-    shared->watch = watch = std::make_shared<SignalWatch>();
+    shared.watch = watch = std::make_shared<SignalWatch>();
   }
   return watch;
 }

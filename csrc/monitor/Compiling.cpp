@@ -4,6 +4,8 @@
 #include <deque>
 #include <mutex>
 
+#include "base/Leaked.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -19,10 +21,10 @@ struct Announcements {
   std::atomic<Compiling::Milliseconds::rep> limit{0};
 };
 
-// Leaked on purpose: a thread may ask at process exit.
+// Never destroyed: a thread may ask at process exit.
 Announcements& announcements() {
-  static auto* const state = new Announcements();
-  return *state;
+  static auto& state = leaked<Announcements>();
+  return state;
 }
 
 int64_t wallClock() {

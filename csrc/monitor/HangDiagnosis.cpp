@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/Thread.hpp"
@@ -88,13 +86,12 @@ void HangDiagnosis::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
     // Not joined: it may be in the store for as long as that likes.
     if (options_.poll) {
-      try {
-        std::thread([self = shared_from_this()] { self->run(); }).detach();
-      } catch (const std::system_error& error) {
-        raiseNoThread("verdicts", error.what());
-      }
+      startDetached("tcpg_verdict", "verdicts", [self = shared_from_this()] { self->run(); });
     } else {
-      Monitor::get().runApart([self = shared_from_this()] { self->run(); });
+      Monitor::get().runApart([self = shared_from_this()] {
+        pthread_setname_np(pthread_self(), "tcpg_verdict");
+        self->run();
+      });
     }
     running_ = true;
   }
@@ -196,7 +193,6 @@ void HangDiagnosis::askForDumps() {
 }
 
 void HangDiagnosis::run() {
-  pthread_setname_np(pthread_self(), "tcpg_verdict");
   std::unique_lock lock(mutex_);
   while (!closed_ && broken_.empty()) {
     const auto something = [&] { return asked_ || noticed_ || dumpsWanted_ || closed_; };

@@ -1,6 +1,5 @@
 #include "monitor/Heartbeat.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,8 @@
 #include <system_error>
 #include <thread>
 
+#include "base/Leaked.hpp"
+#include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/PythonStackDump.hpp"
 
@@ -22,15 +23,15 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxTick{1000};
 
-// Leaked on purpose: the thread may look at it while the process ends.
+// Never destroyed: the thread may look at it while the process ends.
 struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
   pid_t pid = 0;  // of the process with the thread: a forked child has none
 };
 WatchState& watchState() {
-  static auto* const state = new WatchState();
-  return *state;
+  static auto& state = leaked<WatchState>();
+  return state;
 }
 
 void print(const std::string& text) {
@@ -94,7 +95,6 @@ class Watch {
 };
 
 void run() {
-  pthread_setname_np(pthread_self(), "tcpg_heartbeat");
   auto& state = watchState();
   Watch watch;
   for (;;) {
@@ -120,7 +120,7 @@ void watchOverMonitor(HeartbeatOptions options) {
   state.options = options;
   if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {
     try {
-      std::thread(run).detach();
+      startDetached("tcpg_heartbeat", run);
       state.pid = getpid();
     } catch (const std::system_error& error) {
       print(

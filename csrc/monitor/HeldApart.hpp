@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -26,7 +27,8 @@ class HeldApart {
     try {
       Monitor::get().runApart([unfinished = OutstandingTask(), kept] { kept->clear(); });
     } catch (const std::exception&) {
-      new auto(kept);  // no thread can be had: leaked rather than waited for forever
+      // No thread can be had: better than to wait forever.
+      leaked<std::shared_ptr<std::vector<std::shared_ptr<T>>>>(kept);
     }
   }
 

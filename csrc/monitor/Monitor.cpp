@@ -56,11 +56,11 @@ void Monitor::add(Watched* watched) {
 }
 
 void Monitor::runApart(std::function<void()> body) {
-  // std::thread drops what it was given where it cannot be started.
+  // It drops what it was given where no thread can be started.
   const auto shared = std::make_shared<std::function<void()>>(std::move(body));
   const auto once = [shared] { std::exchange(*shared, nullptr)(); };
   try {
-    std::thread(once).detach();
+    startDetached("tcpg_apart", once);
   } catch (const std::system_error& error) {
     std::lock_guard lock(spareMutex_);
     if (!spare_) {

@@ -3,10 +3,11 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
@@ -27,7 +28,7 @@ struct PythonStackDump::State {
 };
 
 void PythonStackDump::setSource(Source set) {
-  source() = new Source(std::move(set));
+  source() = &leaked<Source>(std::move(set));
 }
 
 PythonStackDump::PythonStackDump(std::shared_ptr<const void> stack)
@@ -42,12 +43,12 @@ PythonStackDump::PythonStackDump(std::shared_ptr<const void> stack)
     return;
   }
   try {
-    std::thread([unfinished, state = state_, stack = std::move(stack)]() mutable {
+    startDetached("tcpg_python", [unfinished, state = state_, stack = std::move(stack)]() mutable {
       auto told = source()->ask(stack);
       stack.reset();
       std::lock_guard lock(state->mutex);
       state->told = std::move(told);
-    }).detach();
+    });
   } catch (const std::system_error&) {
     const auto seen = source()->askWithoutGil();
     state_->told = Told{

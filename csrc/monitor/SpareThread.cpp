@@ -1,12 +1,8 @@
 #include "monitor/SpareThread.hpp"
 
-#include <pthread.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/Thread.hpp"
@@ -20,7 +16,6 @@ struct SpareThread::State {
   bool closing = false;
 
   void run() {
-    pthread_setname_np(pthread_self(), "tcpg_spare");
     std::unique_lock lock(mutex);
     for (;;) {
       changed.wait(lock, [&] { return closing || !due.empty(); });
@@ -38,11 +33,7 @@ struct SpareThread::State {
 };
 
 SpareThread::SpareThread() : state_(std::make_shared<State>()) {
-  try {
-    std::thread([state = state_] { state->run(); }).detach();
-  } catch (const std::system_error& error) {
-    raiseNoThread("the monitor", error.what());
-  }
+  startDetached("tcpg_spare", "the monitor", [state = state_] { state->run(); });
 }
 
 SpareThread::~SpareThread() {

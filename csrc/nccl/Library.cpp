@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/Leaked.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -61,8 +63,8 @@ std::mutex mutex;
 
 std::map<void*, std::unique_ptr<const Library>>& libraries() {
   // Never destroyed: threads of the library may run until the process is gone.
-  static auto* const all = new std::map<void*, std::unique_ptr<const Library>>();
-  return *all;
+  static auto& all = leaked<std::map<void*, std::unique_ptr<const Library>>>();
+  return all;
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/Leaked.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -20,8 +22,8 @@ struct Live {
 };
 
 Live& live() {
-  static auto* const instance = new Live;
-  return *instance;
+  static auto& instance = leaked<Live>();
+  return instance;
 }
 
 std::string named(const Library& library) {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "base/Leaked.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -25,9 +26,9 @@ void answer(Response& response, std::string content, const char* type) {
 std::shared_ptr<FlightRecorder> recorder() {
   auto found = process_recorder::get();
   // A process without a group answers too: the page shows the others.
-  static auto* const nothing =
-      new std::shared_ptr<FlightRecorder>(std::make_shared<FlightRecorder>(0, false));
-  return found ? found : *nothing;
+  static const auto& nothing =
+      leaked<std::shared_ptr<FlightRecorder>>(std::make_shared<FlightRecorder>(0, false));
+  return found ? found : nothing;
 }
 
 void trace(const Request& request, Response& response) {

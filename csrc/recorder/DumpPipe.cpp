@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,16 +13,17 @@
 #include <mutex>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-// Leaked on purpose: groups may be dropped while the process ends.
+// Never destroyed: groups may be dropped while the process ends.
 struct PipeState {
   std::mutex mutex;
   std::weak_ptr<DumpPipe> pipe;
@@ -31,8 +31,8 @@ struct PipeState {
   pid_t pid = 0;                     // of the process that made it
 };
 PipeState& pipeState() {
-  static auto* const state = new PipeState();
-  return *state;
+  static auto& state = leaked<PipeState>();
+  return state;
 }
 
 [[noreturn]] void failToMake(const std::string& path, const std::string& why) {
@@ -56,7 +56,6 @@ struct DumpPipe::Reader {
   }
 
   void run() const {
-    pthread_setname_np(pthread_self(), "tcpg_dump_pipe");
     std::array<pollfd, 2> watched{{{end, POLLIN, 0}, {pipe, POLLIN, 0}}};
     for (;;) {
       const int ready = poll(watched.data(), watched.size(), -1);
@@ -150,7 +149,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     failToMake(path_, why);
   }
   try {
-    std::thread([reader = reader_] { reader->run(); }).detach();
+    startDetached("tcpg_dump_pipe", [reader = reader_] { reader->run(); });
   } catch (const std::system_error& error) {
     unlink(path_.c_str());
     failToMake(path_, std::string("no thread can be started to read it: ") + error.what());

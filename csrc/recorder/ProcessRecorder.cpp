@@ -12,10 +12,11 @@
 #include <mutex>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
@@ -27,15 +28,15 @@ struct Instance {
   pid_t pid = 0;  // a forked child has groups, and so a record, of its own
 };
 
-// Leaked on purpose: entries hold frames of Python, which may end first.
+// Never destroyed: entries hold frames of Python, which may end first.
 struct Shared {
   std::mutex mutex;
   Instance instance;
   std::mutex writing;
 };
 Shared& shared() {
-  static auto* const state = new Shared();
-  return *state;
+  static auto& state = leaked<Shared>();
+  return state;
 }
 
 Instance current() {
@@ -57,9 +58,10 @@ std::string pickleInTime(
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {
-      std::thread([unfinished = OutstandingTask(), task = std::move(task)]() mutable {
-        std::exchange(task, {})();
-      }).detach();
+      startDetached(
+          "tcpg_dump", [unfinished = OutstandingTask(), task = std::move(task)]() mutable {
+            std::exchange(task, {})();
+          });
       if (pickle.wait_for(patience) == std::future_status::ready) {
         return pickle.get();
       }
@@ -126,7 +128,7 @@ void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
   if (instance.pid != getpid()) {
     instance.pid = getpid();
     // A parent's is leaked: the fork may have come while it was in use.
-    new std::shared_ptr<FlightRecorder>(std::move(instance.recorder));
+    leaked<std::shared_ptr<FlightRecorder>>(std::move(instance.recorder));
     instance.recorder =
         maxEntries > 0 ? std::make_shared<FlightRecorder>(maxEntries, cppStacks) : nullptr;
   }

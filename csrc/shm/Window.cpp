@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/Leaked.hpp"
 #include "shm/Comm.hpp"
 #include "shm/Host.hpp"
 #include "shm/api/Group.hpp"
@@ -38,7 +39,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry& all = *new Registry;  // communicators may end with the process
+  static auto& all = leaked<Registry>();  // communicators may end with the process
   return all;
 }
 

@@ -1,5 +1,6 @@
 #include "shm/api/Management.hpp"
 
+#include "base/Leaked.hpp"
 #include "shm/api/Group.hpp"
 #include "shm/api/Lifecycle.hpp"
 #include "shm/api/ResultCodes.hpp"
@@ -64,7 +65,7 @@ bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
     comm->checkProcess();
     return false;
   } catch (const Failure&) {
-    new std::shared_ptr<Comm>(comm);
+    leaked<std::shared_ptr<Comm>>(comm);
     removeHandle(handle);
     return true;
   }

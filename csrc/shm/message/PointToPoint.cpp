@@ -7,6 +7,7 @@
 #include <chrono>
 #include <system_error>
 
+#include "base/Thread.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/Comm.hpp"
 #include "shm/Host.hpp"
@@ -246,7 +247,8 @@ void PointToPoint::startServer() {
   if (serving_) return;
   const SignalsBlocked blocked;
   try {
-    std::thread([comm = comm_.shared_from_this()] { comm->pointToPoint().serve(); }).detach();
+    startDetached(
+        "tcpg_messages", [comm = comm_.shared_from_this()] { comm->pointToPoint().serve(); });
   } catch (const std::system_error& error) {
     throw Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what());
   }
@@ -254,7 +256,6 @@ void PointToPoint::startServer() {
 }
 
 void PointToPoint::serve() {
-  pthread_setname_np(pthread_self(), "tcpg_messages");
   {
     const auto guard = lock();
     server_ = std::this_thread::get_id();

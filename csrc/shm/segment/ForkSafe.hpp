@@ -3,24 +3,26 @@
 
 #include <pthread.h>
 
+#include "base/Leaked.hpp"
+
 namespace torchcomms_pg::shm {
 
 // The State of this process, which is never destroyed: threads may use it while the process exits.
 // A fork waits for its `mutex`; in the child, State's inChild(), if it has one, is called first.
 template <class State>
 State& forkSafe() {
-  static State* const instance = [] {
-    static State* const made = new State;
+  static State& instance = []() -> State& {
+    static auto& made = leaked<State>();
     pthread_atfork(
-        [] { made->mutex.lock(); },
-        [] { made->mutex.unlock(); },
+        [] { made.mutex.lock(); },
+        [] { made.mutex.unlock(); },
         [] {
-          if constexpr (requires { made->inChild(); }) made->inChild();
-          made->mutex.unlock();
+          if constexpr (requires { made.inChild(); }) made.inChild();
+          made.mutex.unlock();
         });
     return made;
   }();
-  return *instance;
+  return instance;
 }
 
 }  // namespace torchcomms_pg::shm
