@@ -1,13 +1,9 @@
 import os
-import pathlib
-import sys
 import tempfile
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-import ranks
+from harness import ranks
 
 # What failed groups write, where a test does not look at it itself: also those of this process and
 # of the programs that tests start, whose environment some modules make when they are imported.
@@ -20,7 +16,7 @@ def pytest_addoption(parser):
         "--device",
         choices=("emulated", "cuda"),
         default="emulated",
-        help="the GPUs of test_gpu_*.py: emulated ones, or this machine's",
+        help="the GPUs of gpu/test_gpu_*.py: emulated ones, or this machine's",
     )
 
 
@@ -30,9 +26,9 @@ collect_ignore_glob = []
 def pytest_configure(config):
     os.environ["TEST_DEVICE"] = config.getoption("--device")
     if config.getoption("--device") == "cuda":
-        import gpus
+        from harness import gpus
 
-        collect_ignore_glob.append("test_emulated*.py")
+        collect_ignore_glob.append("gpu/test_emulated*.py")
         if reason := gpus.missing():
             raise pytest.UsageError(f"--device cuda: {reason}")
 

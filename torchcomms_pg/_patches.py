@@ -1,8 +1,8 @@
 """Where torch names its own backends, and a plugin cannot be taken without a change to torch.
 
 One function per case. Each says for which torch versions it is, changes nothing for groups of
-other backends, and leaves what it replaced as ``__wrapped__``, by which test/test_patches.py tells
-when torch no longer needs it. `apply` is called at registration.
+other backends, and leaves what it replaced as ``__wrapped__``, by which
+test/package/test_patches.py tells when torch no longer needs it. `apply` is called at registration.
 """
 
 from __future__ import annotations

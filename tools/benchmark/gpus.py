@@ -94,8 +94,9 @@ def host_us(call: Callable[[], object]) -> float:
     The device is held until then: the threads of an emulated one would be woken up by most calls,
     and take the cores.
     """
-    import streams
     import torch
+
+    from harness import streams
 
     with streams.hold():
         start = time.perf_counter()

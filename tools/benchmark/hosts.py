@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from network import Network
-from network import missing as no_network
+from harness.network import Network
+from harness.network import missing as no_network
 
 from . import bounds
 from .plan import MB

@@ -1,0 +1,124 @@
+"""Variables, and methods of its backend, that users of torch's ``nccl`` know, have their effect."""
+
+import datetime
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness.ranks import on_ranks
+from harness.values import assert_same
+from package.test_registration import run_python
+from torchcomms_pg import _C
+
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+ALONE = """
+    import os, torch, torch.distributed as dist, torchcomms_pg
+    torch.use_deterministic_algorithms({deterministic})
+    dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+    print("NCCL_ALGO:", os.environ.get("NCCL_ALGO"))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_group_logs_its_options_and_what_the_environment_says():
+    env = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCHCOMM_COMPILE_TIMEOUT_SECONDS": "7"}
+    code, output = run_python(
+        ALONE.format(deterministic=False), TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env
+    )
+    assert code == 0, output
+    (line,) = (line for line in output.splitlines() if "torchcomms_pg" in line and "rank 0" in line)
+    version = torchcomms_pg.__version__
+    assert f"torchcomms_pg {version}, group '0': rank 0 of 1, global ranks [0], timeout" in line
+    assert f"built with torch {_C.torch_version} and nccl.h 2." in line
+    for name, value in (*env.items(), ("NCCL_ALGO", "Ring")):
+        assert f"{name}={value}" in line
+    code, quiet = run_python(ALONE.format(deterministic=False), **env)
+    assert code == 0 and "built with torch" not in quiet
+
+
+@pytest.mark.parametrize("deterministic, set_to, told", [
+    (False, "", ""), (True, "", "^NVLS"), (True, "Tree", "Tree")
+])  # fmt: skip
+def test_a_deterministic_group_excludes_nvls(deterministic, set_to, told):
+    code, output = run_python(ALONE.format(deterministic=deterministic), NCCL_ALGO=set_to)
+    assert code == 0, output
+    assert f"NCCL_ALGO: {told}\n" in output
+
+
+@on_ranks(2)
+def test_enable_timing_has_works_know_how_long_they_took(world):
+    os.environ["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    try:
+        group = dist.new_group()
+    finally:
+        del os.environ["TORCH_NCCL_ENABLE_TIMING"]
+    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    work.wait()
+    assert work._get_duration() > 0
+    dist.destroy_process_group(group)
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    work.wait()
+    with pytest.raises(RuntimeError, match="no duration was taken"):
+        work._get_duration()
+
+
+@on_ranks(2)
+def test_nan_check_refuses_what_this_rank_would_send(world):
+    os.environ["TORCH_NCCL_NAN_CHECK"] = "1"
+    try:
+        group = dist.new_group()
+    finally:
+        del os.environ["TORCH_NCCL_NAN_CHECK"]
+    backend, rank = group._get_backend(CPU), dist.get_rank()
+    nan = torch.tensor([1.0, NAN])
+    for dtype in (torch.float32, torch.float16, torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(
+            RuntimeError, match=f"on rank {rank}: input 0 of .* holds 1 NaN in [24]"
+        ):
+            dist.all_gather_into_tensor(torch.empty(4, dtype=dtype), nan.to(dtype), group=group)
+    tensor = torch.full((2,), float(rank)) if rank == 0 else nan.clone()
+    dist.broadcast(tensor, 0, group=group)  # of which only the root sends
+    assert_same(tensor, torch.zeros(2))
+    backend._set_enable_nan_check(False)
+    dist.all_reduce(gone := nan.clone(), group=group)
+    assert gone[1].isnan() and gone[0] == 2
+    backend._set_enable_nan_check(True)
+    backend._set_enable_nan_check(True)
+    with pytest.raises(RuntimeError, match=r"all_reduce \(op_id \d+\) on rank"):
+        dist.all_reduce(nan, group=group)
+    dist.all_reduce(torch.ones(2, requires_grad=True), group=group)
+    dist.destroy_process_group(group)
+    dist.all_reduce(nan)  # of another group
+
+
+@on_ranks(2)
+def test_messages_between_group_start_and_group_end_are_launched_together(world):
+    group = dist.new_group()
+    backend, peer = group._get_backend(CPU), 1 - dist.get_rank()
+    got = torch.empty(3)
+    backend._group_start()
+    works = [
+        dist.isend(torch.full((3,), float(peer)), peer, group=group),
+        dist.irecv(got, peer, group=group),
+    ]
+    assert not any(work.is_completed() for work in works)
+    backend._group_end()
+    for work in works:
+        work.wait(datetime.timedelta(seconds=20))
+    assert_same(got, torch.full((3,), float(dist.get_rank())))
+    dist.destroy_process_group(group)
+
+
+def test_the_backend_tells_versions_and_policies():
+    backend = torchcomms_pg.Backend
+    header = _C.nccl_header_version
+    assert backend.get_build_nccl_version() == (header // 10000, header // 100 % 100, header % 100)
+    assert backend.get_runtime_nccl_version() == torchcomms_pg.nccl.version()
+    policies = ("DEFAULT", "EFFICIENCY", "ZERO")
+    assert [getattr(backend, f"NCCL_CTA_POLICY_{name}") for name in policies] == [0, 1, 2]

@@ -1,0 +1,496 @@
+"""The TorchComm object API: operations against plain PyTorch, options, groups and errors."""
+
+import copy
+import datetime
+import gc
+import os
+import subprocess
+import sys
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.ranks import on_ranks, pool, time_limit
+from harness.values import all_data, assert_reduced, assert_same, data
+
+pytestmark = pytest.mark.beyond_gloo
+SECOND = datetime.timedelta(seconds=1)
+TIMING = "torchcomm::shm::timing"
+TAG = "torchcomm::shm::tag"
+
+
+def torchcomms():
+    import torchcomms_pg
+
+    return torchcomms_pg
+
+
+each_backend = pytest.mark.parametrize("backend", ("shm", "gloo"))
+
+
+def make(name, backend="shm", **options):
+    """A communicator of all ranks, over the store of the default group."""
+    options.setdefault("abort_process_on_timeout_or_error", False)
+    options.setdefault("timeout", datetime.timedelta(seconds=20))
+    return torchcomms().new_comm(
+        backend,
+        "cpu",
+        name,
+        store=dist.distributed_c10d._get_default_store(),
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        **options,
+    )
+
+
+def both(call):
+    """Runs call(async_op), which returns a work, both ways."""
+    for async_op in (False, True):
+        work = call(async_op)
+        work.wait()
+        assert work.is_completed() and work.status().name == "COMPLETED"
+        assert work.exception() is None
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_reductions(world, backend):
+    comm, rank, op = make("reductions", backend), dist.get_rank(), torchcomms().ReduceOp
+    for name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
+        dtype = torch.int32 if name.startswith("B") else torch.float32
+        inputs = all_data(world, 1025, dtype)
+        want, reduce = getattr(dist.ReduceOp, name), getattr(op, name)
+
+        def all_reduce(async_op):
+            tensor = inputs[rank].clone()
+            work = comm.all_reduce(tensor, reduce, async_op)
+            work.wait()
+            assert_reduced(tensor, inputs, want, name)
+            assert work.result()[0] is tensor or work.result()[0].equal(tensor)
+            return work
+
+        both(all_reduce)
+        output, source = torch.empty(1025, dtype=dtype), inputs[rank].clone()
+        comm.all_reduce(source, reduce, False, output=output)
+        assert_reduced(output, inputs, want, f"{name} out of place")
+        assert_same(source, inputs[rank], f"{name}: the input")
+        tensor = inputs[rank].clone()
+        comm.reduce(tensor, world - 1, reduce, False)
+        if rank == world - 1:
+            assert_reduced(tensor, inputs, want, f"reduce {name}")
+        else:
+            assert_same(tensor, inputs[rank], f"reduce {name} elsewhere")
+    for factor in (0.5, torch.tensor([2.0])):
+        tensor = data(rank, 7)
+        comm.all_reduce(tensor, op.PREMUL_SUM(factor), False)
+        assert_reduced(tensor, [x * float(factor) for x in all_data(world, 7)])
+    tensor = data(rank, 7)
+    comm.all_reduce(tensor, dist.ReduceOp.MAX, False)  # torch's own works too
+    assert_same(tensor, torch.stack(all_data(world, 7)).amax(0))
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_reduce_scatter(world, backend):
+    comm, rank, op = make("reduce_scatter", backend), dist.get_rank(), torchcomms().ReduceOp
+    inputs = all_data(world, (world, 5))
+    want = [x[rank] for x in inputs]
+    out = torch.empty(5)
+    both(lambda a: comm.reduce_scatter_single(out, inputs[rank], op.SUM, a))
+    assert_reduced(out, want)
+    out = torch.empty(5)
+    comm.reduce_scatter(out, list(inputs[rank].unbind(0)), op.SUM, False)
+    assert_reduced(out, want)
+    parts = [[data(r, q + 1, salt=q) for q in range(world)] for r in range(world)]
+    out = torch.empty(rank + 1)
+    comm.reduce_scatter_v(out, parts[rank], op.SUM, False)
+    assert_reduced(out, [part[rank] for part in parts])
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_gathering(world, backend):
+    comm, rank = make("gathering", backend), dist.get_rank()
+    inputs = all_data(world, (3, 2))
+    out = torch.empty(world * 3, 2)
+    both(lambda a: comm.all_gather_single(out, inputs[rank], a))
+    assert_same(out, torch.cat(inputs))
+    outs = [torch.empty(3, 2) for _ in range(world)]
+    both(lambda a: comm.all_gather(outs, inputs[rank], a))
+    assert_same(torch.cat(outs), torch.cat(inputs))
+    uneven = [torch.empty(r + 1) for r in range(world)]
+    both(lambda a: comm.all_gather_v(uneven, data(rank, rank + 1), a))
+    assert_same(torch.cat(uneven), torch.cat([data(r, r + 1) for r in range(world)]))
+    for root in range(world):
+        outs = [torch.empty(3, 2) for _ in range(world)] if rank == root else []
+        comm.gather(outs, inputs[rank], root, False)
+        out = torch.empty(world * 3, 2) if rank == root else None
+        both(lambda a: comm.gather_single(out, inputs[rank], root, a))
+        if rank == root:
+            assert_same(torch.cat(outs), torch.cat(inputs))
+            assert_same(out, torch.cat(inputs))
+        got = torch.empty(3, 2)
+        comm.scatter(got, inputs if rank == root else [], root, False)
+        assert_same(got, inputs[rank])
+        tensor = data(rank, 9)
+        both(lambda a: comm.broadcast(tensor, root, a))
+        assert_same(tensor, data(root, 9))
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_all_to_all_and_barrier(world, backend):
+    comm, rank = make("exchanges", backend), dist.get_rank()
+    out = torch.empty(world, 4)
+    both(lambda a: comm.all_to_all_single(out, data(rank, (world, 4)), a))
+    assert_same(out, torch.stack([data(r, (world, 4))[rank] for r in range(world)]))
+    ins = [data(rank, r + 1, salt=r) for r in range(world)]
+    outs = [torch.empty(rank + 1) for _ in range(world)]
+    both(lambda a: comm.all_to_all(outs, ins, a))
+    want = [data(r, rank + 1, salt=rank) for r in range(world)]
+    assert_same(torch.cat(outs), torch.cat(want))
+    flat = torch.empty(world * (rank + 1))
+    splits = [r + 1 for r in range(world)]
+    comm.all_to_all_v_single(flat, torch.cat(ins), [rank + 1] * world, splits, False)
+    assert_same(flat, torch.cat(want))
+    both(comm.barrier)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2, 3)
+def test_messages_tags_and_batches(world, backend):
+    comm, rank = make("messages", backend), dist.get_rank()
+    right, left = (rank + 1) % world, (rank - 1) % world
+    got = torch.empty(5)
+    sending = comm.send(data(rank, 5), right, True)
+    comm.recv(got, left, False)
+    sending.wait()
+    assert_same(got, data(left, 5))
+    one, two = torch.empty(3), torch.empty(3)
+    works = [comm.send(data(rank, 3, salt=tag), right, True, {TAG: str(tag)}) for tag in (1, 2)]
+    comm.recv(two, left, False, hints={TAG: "2"})
+    comm.recv(one, left, False, hints={TAG: "1"})
+    [work.wait() for work in works]
+    assert_same(one, data(left, 3, salt=1))
+    assert_same(two, data(left, 3, salt=2))
+    for async_op in (False, True):
+        batch, got = comm.batch_op_create(), torch.empty(6)
+        batch.send(data(rank, 6), right)
+        batch.recv(got, left)
+        assert len(batch) == 2
+        batch.issue(async_op).wait()
+        assert_same(got, data(left, 6))
+        assert len(batch) == 0
+    batch = comm.batch_op_create()
+    batch.send(data(rank, 6), right)
+    batch.recv(torch.empty(6), world)  # no such rank: nothing is sent
+    with pytest.raises(ValueError, match=f"recv: src {world} is not a rank"):
+        batch.issue(False)
+    comm.barrier(False)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_group_launches_together(world, backend):
+    comm, rank, op = make("group", backend), dist.get_rank(), torchcomms().ReduceOp
+    for async_op in (False, True):
+        first, second = data(rank, 7), data(rank, 9)
+        with comm.group() as group:
+            inner = comm.all_reduce(first, op.MAX, async_op)
+            comm.broadcast(second, 0, async_op)
+            assert inner.status().name == "NOT_STARTED"
+            with pytest.raises(RuntimeError, match="has not been launched"):
+                inner.wait()
+        group.work.wait()
+        inner.wait()
+        assert inner.status().name == group.work.status().name == "COMPLETED"
+        assert_same(first, torch.stack(all_data(world, 7)).amax(0))
+        assert_same(second, data(0, 9))
+    with pytest.raises(KeyError):
+        with comm.group():
+            comm.all_reduce(first, op.SUM, False)
+            raise KeyError("dropped")
+    assert_same(first, torch.stack(all_data(world, 7)).amax(0))
+    with comm.group() as group:
+        pass
+    assert group.work.is_completed()
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
+def test_object_collectives(world, backend):
+    comm, rank = make("objects", backend), dist.get_rank()
+    values = [{"rank": r, "text": "x" * (r * 1000), "size": torch.Size([r])} for r in range(world)]
+    got = [None] * world
+    comm.all_gather_object(got, values[rank])
+    assert got == values
+    for root in range(world):
+        got = [None] * world if rank == root else None
+        comm.gather_object(values[rank], root, got)
+        assert got == (values if rank == root else None)
+        got = [values[0], "second"] if rank == root else [None, None]
+        comm.broadcast_object_list(got, root)
+        assert got == [values[0], "second"]
+        got = [None]
+        comm.scatter_object_list(root, got, values if rank == root else None)
+        assert got == [values[rank]]
+    if world > 1 and rank == 0:
+        comm.send_object_list([values[1], None], 1)
+    elif rank == 1:
+        got = [None, 1]
+        comm.recv_object_list(got, 0)
+        assert got == [values[1], None]
+    with pytest.raises(ValueError, match=f"wanted a list of {world}"):
+        comm.all_gather_object([None] * (world + 1), 1)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2, 3)
+def test_split_inherits_options(world, backend):
+    comm, rank = (
+        make("parent", backend, timeout=17 * SECOND, hints={TIMING: "true"}),
+        dist.get_rank(),
+    )
+    mine = [r for r in range(world) if r % 2 == rank % 2]
+    child = comm.split(mine, "half")
+    options = child.get_options()
+    assert options.timeout == 17 * SECOND and options.hints == {TIMING: "true"}
+    assert options.abort_process_on_timeout_or_error is False
+    assert (child.get_name(), child.get_ranks(), child.get_rank()) == (
+        "half", mine, mine.index(rank)
+    )  # fmt: skip
+    tensor = torch.ones(3)
+    child.all_reduce(tensor, torchcomms().ReduceOp.SUM, False)
+    assert_same(tensor, torch.full((3,), float(len(mine))))
+    first = comm.split([world - 1, 0] if rank in (0, world - 1) else [], timeout=9 * SECOND)
+    if rank in (0, world - 1):
+        assert first.get_ranks() == [world - 1, 0] and first.get_options().timeout == 9 * SECOND
+        first.finalize()
+    else:
+        assert first is None
+    with pytest.raises(ValueError, match="do not include this rank"):
+        comm.split([(rank + 1) % world])
+    child.finalize()
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+def test_accessors_and_set_timeout(world, backend):
+    comm, rank = make("accessors", backend), dist.get_rank()
+    assert comm.get_rank() == rank and comm.get_size() == world
+    assert comm.get_ranks() == list(range(world)) and comm.get_name() == "accessors"
+    assert comm.get_device() == torch.device("cpu") and comm.get_backend() == backend
+    assert comm.get_backend_version() == (
+        torch.__version__ if backend == "gloo" else torchcomms().__version__
+    )
+    assert copy.copy(comm) is comm and copy.deepcopy(comm) is comm
+    comm.set_timeout(5 * SECOND)
+    assert comm.get_options().timeout == 5 * SECOND
+    with pytest.raises(ValueError, match="a millisecond or more"):
+        comm.set_timeout(0 * SECOND)
+    with pytest.raises(TypeError, match="wanted a datetime.timedelta"):
+        comm.barrier(False, timeout=3)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+def test_mistakes_raise_with_nothing_enqueued(world, backend):
+    comm, op, ones = make("mistakes", backend), torchcomms().ReduceOp, torch.ones(4)
+    if dist.get_rank() == 0:
+        for error, match, call in (
+            (ValueError, "'true' or 'false'", lambda: comm.barrier(
+                False, {"torchcomm::ncclx::high_priority_stream": "maybe"})),
+            (TypeError, "hints is 3", lambda: comm.barrier(False, 3)),
+            (TypeError, "op is 'sum'", lambda: comm.all_reduce(ones, "sum", False)),
+            (TypeError, "call ReduceOp.PREMUL_SUM",
+             lambda: comm.all_reduce(ones, op.PREMUL_SUM, False)),
+            (ValueError, "root 7", lambda: comm.broadcast(ones, 7, False)),
+            (ValueError, "src -1", lambda: comm.recv(ones, -1, False)),
+            (ValueError, "output has 3 elements", lambda: comm.all_reduce(
+                ones, op.SUM, False, output=torch.ones(3))),
+            (TypeError, "output has dtype", lambda: comm.all_reduce(
+                ones, op.SUM, False, output=torch.ones(4).int())),
+            (ValueError, "use all_gather_v", lambda: comm.all_gather(
+                [torch.ones(1), torch.ones(2)], torch.ones(1), False)),
+            (ValueError, "output_split_sizes has 0", lambda: comm.all_to_all_v_single(
+                ones, ones, [], [2, 2], False)),
+            (ValueError, "gather_single: output is None", lambda: comm.gather_single(
+                None, ones, 0, False)),
+        ):  # fmt: skip
+            with pytest.raises(error, match=match):
+                call()
+    comm.all_reduce(ones, op.SUM, False)
+    assert_same(ones, torch.full((4,), 2.0))
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+def test_timeout_of_one_operation(world, backend):
+    comm = make("timeouts", backend)
+    if dist.get_rank() == 0:
+        with time_limit(0.4, 15, "all_reduce"):
+            work = comm.barrier(True, timeout=SECOND / 2)
+            with pytest.raises(torchcomms().CommError, match="timed out.*did not (arrive|answer)"):
+                work.wait()
+        assert work.status().name == "TIMEDOUT" and work.is_completed()
+        assert isinstance(work.exception(), torchcomms().CommError)
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.get_future().wait()
+        assert comm.is_aborted()
+    dist.barrier()
+    with pytest.raises(torchcomms().CommError, match="timed out"):
+        comm.barrier(False)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+def test_abort_releases_and_never_ends_the_process(world, backend):
+    comm = make("abort", backend, abort_process_on_timeout_or_error=dist.get_rank() == 0)
+    comm.barrier(False)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        comm.abort()
+        comm.abort()
+        assert comm.is_aborted()
+    dist.barrier()
+    with pytest.raises(torchcomms().CommError, match="aborted"):
+        comm.barrier(False)
+    comm.finalize()
+    comm.finalize()
+    with pytest.raises(RuntimeError, match="was finalized"):
+        comm.barrier(False)
+
+
+@on_ranks(1, 2)
+def test_duration_is_known_when_timing_is_on(world):
+    comm = make("timing", hints={TIMING: "true"})
+    for async_op in (False, True):
+        work = comm.barrier(async_op)
+        work.wait()
+        assert 0 < work.duration() < 20_000
+    comm.finalize()
+    comm = make("no timing")
+    with pytest.raises(RuntimeError, match="no duration was taken"):
+        comm.barrier(False).duration()
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2, 3)
+def test_several_communicators_of_one_name_and_in_threads(world, backend):
+    rank = dist.get_rank()
+    comms = [make("twin", backend), make("twin", backend)]
+    sums = [torch.full((1000,), float(rank + i)) for i in range(2)]
+
+    def reduce(i):
+        for _ in range(20):
+            comms[i].all_reduce(sums[i], torchcomms().ReduceOp.MAX, False)
+
+    threads = [threading.Thread(target=reduce, args=(i,)) for i in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(20) for thread in threads]
+    assert [float(s[0]) for s in sums] == [world - 1.0, float(world)]
+    [comm.finalize() for comm in comms]
+
+
+@on_ranks(2)
+def test_forgetting_finalize_warns(world):
+    comm = make("forgotten")
+    comm.barrier(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del comm
+        gc.collect()
+    assert any("'forgotten' was not finalized" in str(w.message) for w in caught)
+
+
+def test_missing_backends_say_what_is_missing():
+    new_comm = torchcomms().new_comm
+    for backend, error, match in (
+        ("nccl", ValueError, "CUDA tensors, got device cpu"),
+        ("ncclx", ValueError, "CUDA tensors, got device cpu"),
+        ("mpi", ValueError, "unknown backend 'mpi'"),
+    ):
+        with pytest.raises(error, match=match):
+            new_comm(backend, "cpu", rank=0, size=1)
+    with pytest.raises(ValueError, match="got device cuda"):
+        new_comm("shm", "cuda:0", rank=0, size=1)
+    with pytest.raises(RuntimeError, match="takes NCCLX, which is built from.*NCCLX_LIBRARY"):
+        new_comm("ncclx", "cuda:0", rank=0, size=1)
+
+
+def test_ncclx_is_the_library_that_the_environment_names(monkeypatch):
+    paths = []
+    library = types.SimpleNamespace(version=22500)
+
+    def connect(*arguments):
+        paths.append(arguments[7])
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(torchcomms()._C, "new_accelerator_communicator", connect)
+    monkeypatch.setattr(torchcomms()._C, "load_nccl", lambda path, folder: library)
+    monkeypatch.setenv("TORCHCOMM_NCCLX_LIBRARY", "/somewhere/libncclx.so")
+    monkeypatch.setenv("TORCHCOMM_NCCL_LIBRARY", "/somewhere/libnccl.so")
+    for backend in ("ncclx", "nccl"):
+        with pytest.raises(RuntimeError, match="far enough"):
+            torchcomms().new_comm(backend, "cuda:0", store=dist.HashStore(), rank=0, size=1)
+    assert paths == ["/somewhere/libncclx.so", "/somewhere/libnccl.so"]
+    library.version = 22499
+    with pytest.raises(
+        RuntimeError, match=r"needs NCCLX 2\.25\.0 or later, and /somewhere.* 2.24.99"
+    ):
+        torchcomms().new_comm("ncclx", "cuda:0", store=dist.HashStore(), rank=0, size=1)
+
+
+PROCESS = """
+import datetime, sys, torch, torch.distributed as dist, torchcomms_pg
+def hook(): print("hook ran", flush=True)
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.PrefixStore(sys.argv[3], dist.TCPStore("127.0.0.1", port, is_master=False))
+comm = torchcomms_pg.new_comm("shm", "cpu", store=store, rank=rank, size=2,
+                              timeout=datetime.timedelta(seconds=20))
+comm.register_abort_hook(hook)
+comm.barrier(False)
+if rank == 0:
+    comm.barrier(False, timeout=datetime.timedelta(seconds=0.5))
+    print("not reached")
+else:
+    sys.stdin.read()
+"""
+
+
+def test_timeout_ends_the_process_after_the_abort_hooks():
+    port, prefix = pool(2).store_args()
+    env = dict(os.environ)
+    env.pop("TORCHCOMM_ABORT_ON_ERROR", None)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(port), prefix],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=env,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        out, err = processes[0].communicate(timeout=50)
+        assert processes[0].returncode == 1, err
+        assert out == "hook ran\n"
+        assert "ends this process: barrier" in err and "rank 1 did not arrive" in err
+    finally:
+        [process.kill() for process in processes]
+        [process.communicate() for process in processes]

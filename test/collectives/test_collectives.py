@@ -1,0 +1,529 @@
+"""Every collective of torch.distributed moves the right bytes between all ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.ranks import on_ranks
+from harness.values import (
+    HUGE,
+    MOVABLE,
+    SIZES,
+    all_data,
+    assert_reduced,
+    assert_same,
+    data,
+    layouts,
+)
+
+moves = pytest.mark.parametrize("dtype", MOVABLE, ids=lambda d: str(d).removeprefix("torch."))
+beyond_gloo = pytest.mark.beyond_gloo
+
+
+@on_ranks()
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int64))
+def test_all_reduce_leaves_the_sum_on_every_rank(world, dtype):
+    for size in (*SIZES, HUGE):
+        inputs = all_data(world, size, dtype)
+        tensor = inputs[dist.get_rank()].clone()
+        assert dist.all_reduce(tensor) is None
+        assert_reduced(tensor, inputs, what=f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+def test_broadcast_copies_the_root(world, dtype):
+    for size in SIZES:
+        for root in range(world):
+            tensor = data(dist.get_rank(), size, dtype, salt=root)
+            dist.broadcast(tensor, src=root)
+            assert_same(tensor, data(root, size, dtype, salt=root), f"size {size}, root {root}")
+
+
+@on_ranks()
+def test_broadcast_of_a_large_tensor(world):
+    tensor = data(dist.get_rank(), HUGE)
+    dist.broadcast(tensor, src=world - 1)
+    assert_same(tensor, data(world - 1, HUGE))
+
+
+@on_ranks()
+def test_reduce_leaves_the_sum_on_the_root_only(world):
+    for size in (*SIZES, HUGE):
+        for root in range(world):
+            inputs = all_data(world, size, salt=root)
+            tensor = inputs[dist.get_rank()].clone()
+            dist.reduce(tensor, dst=root)
+            if dist.get_rank() == root:
+                assert_reduced(tensor, inputs, what=f"size {size}, root {root}")
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+def test_all_gather_into_tensor_concatenates_in_rank_order(world, dtype):
+    for size in SIZES:
+        inputs = all_data(world, size, dtype)
+        output = torch.empty(world * size, dtype=dtype)
+        dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
+        assert_same(output, torch.cat(inputs), f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_all_gather_into_tensor_accepts_a_stacked_output_and_large_inputs(world):
+    inputs = all_data(world, (3, 5))
+    output = torch.empty(world, 3, 5)
+    dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
+    assert_same(output, torch.stack(inputs))
+    inputs = all_data(world, HUGE)
+    output = torch.empty(world * HUGE)
+    dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
+    assert_same(output, torch.cat(inputs))
+
+
+@on_ranks()
+def test_all_gather_into_tensor_may_gather_in_place(world):
+    for size in SIZES:
+        inputs = all_data(world, size)
+        output = torch.full((world * size,), -1.0)
+        mine = output[dist.get_rank() * size : (dist.get_rank() + 1) * size]
+        mine.copy_(inputs[dist.get_rank()])
+        dist.all_gather_into_tensor(output, mine)
+        assert_same(output, torch.cat(inputs), f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+def test_all_gather_fills_a_list(world, dtype):
+    for size in SIZES:
+        inputs = all_data(world, size, dtype)
+        outputs = [torch.empty_like(inputs[0]) for _ in range(world)]
+        dist.all_gather(outputs, inputs[dist.get_rank()])
+        for rank in range(world):
+            assert_same(outputs[rank], inputs[rank], f"size {size}, output {rank}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_all_gather_of_uneven_sizes(world):
+    for unit in (0, 1, 777, 70_001):
+        inputs = [data(rank, (unit * rank, 2)) for rank in range(world)]
+        outputs = [torch.empty_like(x) for x in inputs]
+        dist.all_gather(outputs, inputs[dist.get_rank()])
+        for rank in range(world):
+            assert_same(outputs[rank], inputs[rank], f"unit {unit}, output {rank}")
+
+
+@on_ranks()
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int32))
+def test_reduce_scatter_tensor_leaves_one_part_of_the_sum_on_each_rank(world, dtype):
+    for size in (*SIZES, HUGE // 4):
+        inputs = all_data(world, world * size, dtype)
+        output = torch.empty(size, dtype=dtype)
+        dist.reduce_scatter_tensor(output, inputs[dist.get_rank()].clone())
+        parts = [x.chunk(world)[dist.get_rank()] if size else x for x in inputs]
+        assert_reduced(output, parts, what=f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_reduce_scatter_tensor_may_scatter_in_place(world):
+    for size in SIZES:
+        inputs = all_data(world, (world, size))
+        tensor = inputs[dist.get_rank()].clone()
+        dist.reduce_scatter_tensor(tensor[dist.get_rank()], tensor)
+        assert_reduced(tensor[dist.get_rank()], [x[dist.get_rank()] for x in inputs])
+
+
+@on_ranks()
+def test_reduce_scatter_of_a_list(world):
+    for size in SIZES:
+        inputs = [all_data(world, size, salt=rank) for rank in range(world)]
+        output = torch.empty(size)
+        dist.reduce_scatter(output, [x.clone() for x in inputs[dist.get_rank()]])
+        assert_reduced(output, [x[dist.get_rank()] for x in inputs], what=f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_reduce_scatter_of_uneven_sizes(world):
+    for unit in (1, 777, 70_001):
+        inputs = [[data(r, unit * part, salt=part) for part in range(world)] for r in range(world)]
+        output = torch.empty(unit * dist.get_rank())
+        dist.reduce_scatter(output, inputs[dist.get_rank()])
+        assert_reduced(output, [x[dist.get_rank()] for x in inputs], what=f"unit {unit}")
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+def test_all_to_all_single_with_equal_splits(world, dtype):
+    for size in SIZES:
+        inputs = all_data(world, (world, size), dtype)
+        output = torch.empty(world, size, dtype=dtype)
+        dist.all_to_all_single(output, inputs[dist.get_rank()])
+        assert_same(output, torch.stack([x[dist.get_rank()] for x in inputs]), f"size {size}")
+
+
+@on_ranks()
+def test_all_to_all_single_with_uneven_splits(world):
+    """Rank r sends (r + 2 * peer) % 4 rows to a peer: some pairs exchange nothing."""
+    me = dist.get_rank()
+
+    def rows(sender, receiver):
+        return (sender + 2 * receiver) % 4
+
+    for width in (0, 1, 33, 40_001):
+        inputs = [
+            data(rank, (sum(rows(rank, peer) for peer in range(world)), width))
+            for rank in range(world)
+        ]
+        split = [[rows(rank, peer) for peer in range(world)] for rank in range(world)]
+        output_splits = [rows(rank, me) for rank in range(world)]
+        output = torch.empty(sum(output_splits), width)
+        dist.all_to_all_single(output, inputs[me], output_splits, split[me])
+        want = torch.cat([inputs[rank].split(split[rank])[me] for rank in range(world)])
+        assert_same(output, want, f"width {width}")
+
+
+@on_ranks()
+def test_all_to_all_single_with_splits_on_one_side_only(world):
+    inputs = all_data(world, (world * 2, 3))
+    output = torch.empty(world * 2, 3)
+    dist.all_to_all_single(output, inputs[dist.get_rank()], input_split_sizes=[2] * world)
+    assert_same(output, torch.cat([x.chunk(world)[dist.get_rank()] for x in inputs]))
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+def test_all_to_all_of_lists_of_any_sizes(world, dtype):
+    """What rank r sends to peer p has 3 * r + p elements of a common unit."""
+    me = dist.get_rank()
+    for unit in (1, 25_001):
+        sent = [
+            [data(rank, (3 * rank + peer) * unit, dtype, salt=peer) for peer in range(world)]
+            for rank in range(world)
+        ]
+        received = [torch.empty_like(sent[rank][me]) for rank in range(world)]
+        dist.all_to_all(received, sent[me])
+        for rank in range(world):
+            assert_same(received[rank], sent[rank][me], f"unit {unit}, from {rank}")
+
+
+@on_ranks()
+@pytest.mark.parametrize("dtype", (torch.float32, torch.uint8))
+def test_gather_collects_on_the_root_only(world, dtype):
+    for size in (*SIZES, HUGE // 4):
+        for root in range(world):
+            inputs = all_data(world, size, dtype, salt=root)
+            mine = dist.get_rank() == root
+            outputs = [torch.empty_like(x) for x in inputs] if mine else None
+            dist.gather(inputs[dist.get_rank()], outputs, dst=root)
+            for rank in range(world if mine else 0):
+                assert_same(outputs[rank], inputs[rank], f"size {size}, root {root}")
+
+
+@on_ranks()
+@pytest.mark.parametrize("dtype", (torch.float32, torch.uint8))
+def test_scatter_hands_one_part_to_each_rank(world, dtype):
+    for size in (*SIZES, HUGE // 4):
+        for root in range(world):
+            parts = all_data(world, size, dtype, salt=root)
+            output = torch.empty(size, dtype=dtype)
+            dist.scatter(output, parts if dist.get_rank() == root else None, src=root)
+            assert_same(output, parts[dist.get_rank()], f"size {size}, root {root}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_gather_and_scatter_of_every_layout(world):
+    for name, tensor in layouts(dist.get_rank()).items():
+        outputs = [torch.empty(6, 5, 4) for _ in range(world)] if dist.get_rank() == 0 else None
+        if done(name, dist.gather, tensor, outputs):
+            for rank in range(world if outputs else 0):
+                assert_same(outputs[rank], data(rank, (6, 5, 4)), name)
+    for name, tensor in layouts(0).items():
+        parts = all_data(world, (6, 5, 4)) if dist.get_rank() == 0 else None
+        if done(name, dist.scatter, tensor, parts):
+            assert_same(tensor, data(dist.get_rank(), (6, 5, 4)), name)
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch 2.14 and later")
+@beyond_gloo
+@on_ranks()
+def test_gather_single_concatenates_on_the_root(world):
+    for size in SIZES:
+        inputs = all_data(world, size)
+        root = world - 1
+        output = torch.empty(world * size) if dist.get_rank() == root else None
+        dist.gather_single(inputs[dist.get_rank()], output, dst=root)
+        if output is not None:
+            assert_same(output, torch.cat(inputs), f"size {size}")
+
+
+@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="torch 2.13 and later")
+@on_ranks()
+def test_canonical_single_names_do_the_same(world):
+    me = dist.get_rank()
+    inputs = all_data(world, (world, 1025))
+    gathered = torch.empty(world * world, 1025)
+    dist.all_gather_single(gathered, inputs[me])
+    assert_same(gathered, torch.cat(inputs))
+    part = torch.empty(1, 1025)
+    dist.reduce_scatter_single(part, inputs[me])
+    assert_reduced(part, [x[me : me + 1] for x in inputs])
+
+
+def done(name, operation, *args):
+    """Run it. Tensors with gaps may be refused (ProcessGroupNCCL does), if the error says so."""
+    try:
+        operation(*args)
+    except (ValueError, RuntimeError) as error:
+        assert name in ("strided", "inner") and not isinstance(error, dist.DistBackendError)
+        assert "dense" in str(error) or "contiguous" in str(error)
+        return False
+    return True
+
+
+@beyond_gloo  # which overwrites what lies between the elements of a tensor with gaps
+@on_ranks()
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int64))
+def test_all_reduce_handles_every_layout(world, dtype):
+    inputs = all_data(world, (6, 5, 4), dtype)
+    for name, tensor in layouts(dist.get_rank(), dtype).items():
+        if done(name, dist.all_reduce, tensor):
+            assert_reduced(tensor.contiguous(), inputs, what=name)
+
+
+@beyond_gloo
+@on_ranks(2, 3)
+def test_ranks_may_use_different_layouts_of_one_shape(world):
+    """Values count, not memory order: rank 0 is contiguous, the others are transposed."""
+    inputs = all_data(world, (6, 5, 4))
+    layout = "transposed" if dist.get_rank() else "contiguous"
+    mine = layouts(dist.get_rank())[layout]
+    dist.all_reduce(mine)
+    assert_reduced(mine.contiguous(), inputs)
+    mine = layouts(dist.get_rank())[layout]
+    dist.broadcast(mine, 0)
+    assert_same(mine, inputs[0])
+
+
+@beyond_gloo
+@on_ranks()
+def test_broadcast_and_reduce_handle_every_layout(world):
+    inputs = all_data(world, (6, 5, 4))
+    for name, tensor in layouts(dist.get_rank()).items():
+        if done(name, dist.broadcast, tensor, world - 1):
+            assert_same(tensor, inputs[world - 1], name)
+    for name, tensor in layouts(dist.get_rank()).items():
+        if done(name, dist.reduce, tensor, 0) and dist.get_rank() == 0:
+            assert_reduced(tensor.contiguous(), inputs, what=name)
+
+
+@beyond_gloo
+@on_ranks()
+def test_list_collectives_handle_every_layout(world):
+    me = dist.get_rank()
+    inputs = all_data(world, (6, 5, 4))
+    for name, tensor in layouts(me).items():
+        outputs = [layouts(0)[name].zero_() for _ in range(world)]
+        if done(name, dist.all_gather, outputs, tensor):
+            for rank in range(world):
+                assert_same(outputs[rank], inputs[rank], name)
+        output = layouts(0)[name].zero_()
+        parts = [layouts(me)[name] for _ in range(world)]
+        if done(name, dist.reduce_scatter, output, parts):
+            assert_reduced(output.contiguous(), inputs, what=name)
+
+
+@beyond_gloo
+@on_ranks()
+def test_flat_collectives_handle_tensors_with_gaps_or_refuse_them(world):
+    """A column of a matrix as input or as output."""
+    me = dist.get_rank()
+    inputs = all_data(world, (world * 3, 2))
+    columns = [x[:, 0] for x in inputs]
+    output = torch.zeros(world * world * 3, 2)
+    if done("strided", dist.all_gather_into_tensor, output[:, 0], columns[me]):
+        assert_same(output[:, 0].contiguous(), torch.cat(columns))
+    output = torch.zeros(3, 2)
+    if done("strided", dist.reduce_scatter_tensor, output[:, 0], columns[me].clone()):
+        assert_reduced(output[:, 0].contiguous(), [x.chunk(world)[me] for x in columns])
+    output = torch.zeros(world * 3, 2)
+    if done("strided", dist.all_to_all_single, output[:, 0], columns[me]):
+        want = torch.cat([x.chunk(world)[me] for x in columns])
+        assert_same(output[:, 0].contiguous(), want)
+    assert not output[:, 1].any()
+
+
+@on_ranks()
+def test_zero_dimensional_tensors_are_tensors_of_one_element(world):
+    tensor = torch.tensor(float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    assert tensor.shape == () and tensor.item() == sum(range(1, world + 1))
+    outputs = [torch.tensor(0.0) for _ in range(world)]
+    dist.all_gather(outputs, torch.tensor(float(dist.get_rank())))
+    assert [x.item() for x in outputs] == list(range(world))
+
+
+@beyond_gloo
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("dtype", (torch.uint8, torch.bfloat16, torch.float32, torch.bool))
+def test_nothing_outside_the_tensors_is_written(world, dtype):
+    """Outputs of every small size, at every alignment, between bytes that must stay."""
+    me = dist.get_rank()
+
+    def guarded(size, offset):
+        whole = torch.ones(size + offset + 64, dtype=dtype)
+        return whole, whole[offset : offset + size]
+
+    for size in (*range(1, 20), 31, 32, 33, 63, 64, 65, 4095, 70_001):
+        offset = size % 7
+        calls = {
+            "all_reduce": (size, lambda x: dist.all_reduce(x)),
+            "max": (size, lambda x: dist.all_reduce(x, dist.ReduceOp.MAX)),
+            "broadcast": (size, lambda x: dist.broadcast(x, 0)),
+            "all_gather": (
+                size * world,
+                lambda x: dist.all_gather_into_tensor(x, data(me, size, dtype)),
+            ),
+            "reduce_scatter": (
+                size,
+                lambda x: dist.reduce_scatter_tensor(x, data(me, size * world, dtype)),
+            ),
+            "all_to_all": (
+                size * world,
+                lambda x: dist.all_to_all_single(x, data(me, size * world, dtype)),
+            ),
+        }
+        for name, (length, call) in calls.items():
+            whole, tensor = guarded(length, offset)
+            call(tensor)
+            outside = torch.cat([whole[:offset], whole[offset + length :]])
+            assert_same(outside, torch.ones_like(outside), f"{name}, size {size}")
+
+
+@on_ranks()
+def test_tensors_that_require_grad_are_reduced_in_place(world):
+    parameter = torch.nn.Parameter(data(dist.get_rank(), 1025))
+    with torch.no_grad():
+        dist.all_reduce(parameter.data)
+        dist.broadcast(parameter, 0)
+    assert parameter.requires_grad
+    assert_reduced(parameter.data, all_data(world, 1025))
+
+
+ASYNC = {
+    "all_reduce": lambda w, r: (x := data(r, 70_001), dist.all_reduce(x, async_op=True)),
+    "broadcast": lambda w, r: (x := data(r, 70_001), dist.broadcast(x, 0, async_op=True)),
+    "all_gather": lambda w, r: (
+        x := torch.empty(w * 70_001),
+        dist.all_gather_into_tensor(x, data(r, 70_001), async_op=True),
+    ),
+    "reduce_scatter": lambda w, r: (
+        x := torch.empty(70_001),
+        dist.reduce_scatter_tensor(x, data(r, w * 70_001), async_op=True),
+    ),
+    "all_to_all": lambda w, r: (
+        x := torch.empty(w * 70_001),
+        dist.all_to_all_single(x, data(r, w * 70_001), async_op=True),
+    ),
+}
+
+
+@beyond_gloo
+@on_ranks()
+@pytest.mark.parametrize("name", ASYNC)
+def test_async_op_gives_the_same_result_after_wait_and_in_the_future(world, name):
+    rank = dist.get_rank()
+    want, work = ASYNC[name](world, rank)
+    work.wait()
+    want = want.clone()
+    tensor, work = ASYNC[name](world, rank)
+    work.get_future().wait()
+    assert work.is_completed()
+    assert_same(tensor, want)
+
+
+@beyond_gloo
+@on_ranks()
+def test_many_async_operations_in_flight_run_in_issue_order(world):
+    """Each reads what the one before wrote."""
+    tensor = torch.ones(2049)
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]
+    for work in reversed(works):
+        work.wait()
+    assert_same(tensor, torch.full((2049,), float(world**8)))
+
+
+@beyond_gloo
+@on_ranks()
+def test_sync_after_async_runs_after_it(world):
+    tensor = torch.ones(100_001)
+    work = dist.all_reduce(tensor, async_op=True)
+    dist.all_reduce(tensor)
+    assert_same(tensor, torch.full((100_001,), float(world**2)))
+    work.wait()
+
+
+@on_ranks()
+def test_results_have_the_same_bits_on_every_rank_and_in_every_run(world):
+    for size in (1, 1025, 300_001):
+        runs = []
+        for _ in range(3):
+            tensor = data(dist.get_rank(), size)
+            dist.all_reduce(tensor)
+            outputs = [torch.empty_like(tensor) for _ in range(world)]
+            dist.all_gather(outputs, tensor)
+            runs += outputs
+        for other in runs[1:]:
+            assert_same(other, runs[0], f"size {size}")
+
+
+@on_ranks()
+def test_barrier_lets_nobody_through_before_the_last_has_come(world):
+    """Before each barrier every rank counts itself in the store; after it all must be counted."""
+    store = dist.PrefixStore("barrier", dist.group.WORLD.get_group_store())
+    first = store.add("round", 0) == 0
+    dist.barrier()
+    for turn in range(20):
+        key = f"{turn}/{first}/{id(world)}" if world == 1 else f"{turn}"
+        before = store.add(key, 1)
+        if turn % 2:
+            dist.barrier()
+        else:
+            dist.barrier(async_op=True).wait()
+        assert before >= 1 and store.add(key, 0) % world == 0 and store.add(key, 0) >= world
+        dist.barrier()
+
+
+@on_ranks(2, 3)
+def test_many_asynchronous_barriers(world):
+    works = [dist.barrier(async_op=True) for _ in range(50)]
+    for work in works:
+        work.wait()
+
+
+@on_ranks()
+def test_monitored_barrier_passes_when_all_arrive(world):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for wait_all_ranks in (False, True):
+        backend.monitored_barrier(wait_all_ranks=wait_all_ranks)
+
+
+@on_ranks()
+def test_sparse_all_reduce_sums_sparse_tensors(world):
+    def mine(rank):
+        index = torch.tensor([[rank, rank + 1, 0], [0, 1, 2]])
+        return torch.sparse_coo_tensor(index, data(rank, 3), (world + 1, 3))
+
+    tensor = mine(dist.get_rank())
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    dense = [mine(rank).to_dense() for rank in range(world)]
+    assert_reduced(work.result()[0].to_dense(), dense)

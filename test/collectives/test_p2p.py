@@ -1,0 +1,262 @@
+"""Point-to-point: what is sent arrives, whole, in order, at the rank it was sent to."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.ranks import on_ranks
+from harness.values import HUGE, MOVABLE, SIZES, assert_same, data, layouts
+
+beyond_gloo = pytest.mark.beyond_gloo
+
+
+@beyond_gloo
+@on_ranks(2, 3)
+@pytest.mark.parametrize("dtype", MOVABLE, ids=lambda d: str(d).removeprefix("torch."))
+def test_send_and_recv_around_a_ring(world, dtype):
+    me = dist.get_rank()
+    left, right = (me - 1) % world, (me + 1) % world
+    for size in SIZES:
+        received = torch.empty(size, dtype=dtype)
+        steps = [
+            lambda: dist.send(data(me, size, dtype), right),
+            lambda: dist.recv(received, left),
+        ]
+        for step in steps if me == 0 else steps[::-1]:
+            step()
+        assert_same(received, data(left, size, dtype), f"size {size}")
+
+
+@on_ranks(2)
+def test_large_messages(world):
+    me = dist.get_rank()
+    for sender in range(2):
+        if me == sender:
+            dist.send(data(me, HUGE), 1 - me)
+        else:
+            received = torch.empty(HUGE)
+            assert dist.recv(received, sender) == sender
+            assert_same(received, data(sender, HUGE))
+
+
+@on_ranks(2, 3, 4)
+def test_isend_and_irecv_between_all_pairs_at_once(world):
+    me = dist.get_rank()
+    peers = [rank for rank in range(world) if rank != me]
+    for size in SIZES:
+        received = {peer: torch.empty(size) for peer in peers}
+        works = [dist.irecv(received[peer], peer) for peer in peers]
+        works += [dist.isend(data(me, size, salt=peer), peer) for peer in peers]
+        for work in works:
+            work.wait()
+        for peer in peers:
+            assert_same(received[peer], data(peer, size, salt=me), f"size {size}, from {peer}")
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_large_isend_both_ways_before_any_recv_does_not_deadlock(world):
+    me = dist.get_rank()
+    sent = dist.isend(data(me, HUGE), 1 - me)
+    received = torch.empty(HUGE)
+    arrived = dist.irecv(received, 1 - me)
+    arrived.wait()
+    sent.wait()
+    assert_same(received, data(1 - me, HUGE))
+
+
+@on_ranks(2)
+def test_works_may_be_waited_for_in_any_order(world):
+    me = dist.get_rank()
+    if me == 0:
+        works = [dist.isend(data(turn, 5001), 1) for turn in range(6)]
+        tensors = []
+    else:
+        tensors = [torch.empty(5001) for _ in range(6)]
+        works = [dist.irecv(tensor, 0) for tensor in tensors]
+    for turn in (5, 0, 3, 1, 4, 2):
+        works[turn].wait()
+    for turn, tensor in enumerate(tensors):
+        assert_same(tensor, data(turn, 5001), f"message {turn}")
+
+
+@on_ranks(2)
+def test_messages_between_two_ranks_do_not_overtake(world):
+    for turn in range(50):
+        size = (turn * 977) % 3000
+        if dist.get_rank() == 0:
+            dist.send(data(turn, size), 1)
+        else:
+            tensor = torch.empty(size)
+            dist.recv(tensor, 0)
+            assert_same(tensor, data(turn, size), f"message {turn}")
+
+
+@on_ranks(2)
+def test_equal_tags_match(world):
+    for tag in (0, 1, 77):
+        tensor = data(dist.get_rank(), 100)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1, tag=tag)
+        else:
+            dist.recv(tensor, 0, tag=tag)
+            assert_same(tensor, data(0, 100))
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_tags_are_matched_or_refused_but_never_ignored(world):
+    """Received in the other order, a message goes to its tag, or the first call says no."""
+    me = dist.get_rank()
+    tensors = [torch.zeros(10), torch.zeros(10)]
+    try:
+        if me == 0:
+            works = [dist.isend(data(tag, 10), 1, tag=tag) for tag in (5, 6)]
+        else:
+            works = [dist.irecv(tensors[tag - 5], 0, tag=tag) for tag in (6, 5)]
+        for work in works:
+            work.wait()
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        assert "tag" in str(error) and not isinstance(error, dist.DistBackendError), error
+        return
+    if me == 1:
+        for tag in (5, 6):
+            assert_same(tensors[tag - 5], data(tag, 10), f"tag {tag}")
+
+
+@on_ranks(3, 4)
+def test_recv_from_any_source_says_who_sent(world):
+    """ProcessGroupNCCL cannot; over shared memory it costs nothing."""
+    size = 1025
+    if dist.get_rank() != 0:
+        dist.send(data(dist.get_rank(), size), 0)
+    else:
+        seen = set()
+        for _ in range(world - 1):
+            tensor = torch.empty(size)
+            source = dist.recv(tensor)
+            assert_same(tensor, data(source, size), f"from {source}")
+            seen.add(source)
+        assert seen == set(range(1, world))
+
+
+@on_ranks(2)
+def test_recv_into_every_layout_and_send_from_it(world):
+    for name in layouts(0):
+        if dist.get_rank() == 0:
+            tensor = layouts(0)[name]
+        else:
+            tensor = layouts(1)[name]
+        if name in ("strided", "inner", "transposed") and dist.get_backend() == "gloo":
+            continue
+        refused = None
+        try:
+            dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
+        except (ValueError, RuntimeError) as error:
+            assert name in ("strided", "inner") and not isinstance(error, dist.DistBackendError)
+            assert "dense" in str(error) or "contiguous" in str(error)
+            refused = error
+        if not refused:
+            assert_same(tensor, data(0, (6, 5, 4)), name)
+
+
+@on_ranks(2, 3, 4)
+def test_batch_isend_irecv_exchanges_with_both_neighbours(world):
+    me = dist.get_rank()
+    left, right = (me - 1) % world, (me + 1) % world
+    for size in (*SIZES, HUGE // 2):
+        from_left, from_right = torch.empty(size), torch.empty(size)
+        operations = [
+            dist.P2POp(dist.isend, data(me, size, salt=1), right),
+            dist.P2POp(dist.isend, data(me, size, salt=2), left),
+            dist.P2POp(dist.irecv, from_left, left),
+            dist.P2POp(dist.irecv, from_right, right),
+        ]
+        if world == 2:  # the same peer twice: matched in order
+            from_right, from_left = from_left, from_right
+            operations[2:] = [
+                dist.P2POp(dist.irecv, from_left, left),
+                dist.P2POp(dist.irecv, from_right, right),
+            ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert_same(from_left, data(left, size, salt=1), f"size {size}")
+        assert_same(from_right, data(right, size, salt=2), f"size {size}")
+
+
+@beyond_gloo
+@on_ranks()
+def test_a_rank_may_send_to_itself_in_a_batch(world):
+    me = dist.get_rank()
+    for size in SIZES:
+        received = torch.empty(size)
+        operations = [
+            dist.P2POp(dist.isend, data(me, size), me),
+            dist.P2POp(dist.irecv, received, me),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert_same(received, data(me, size), f"size {size}")
+
+
+@beyond_gloo
+@on_ranks(2, 3, 4)
+def test_batches_of_many_messages_of_mixed_sizes_and_dtypes(world):
+    """Every rank sends three messages to every rank, itself included, in a rank's own order."""
+    me = dist.get_rank()
+    messages = [(11, torch.float32), (0, torch.int64), (150_001, torch.bfloat16)]
+    received, operations = {}, []
+    for shift in range(world):
+        peer = (me + shift) % world
+        for number, (size, dtype) in enumerate(messages):
+            sent = data(me, size, dtype, salt=10 * peer + number)
+            received[peer, number] = torch.empty(size, dtype=dtype)
+            operations.append(dist.P2POp(dist.isend, sent, peer))
+            operations.append(dist.P2POp(dist.irecv, received[peer, number], peer))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    for (peer, number), tensor in received.items():
+        size, dtype = messages[number]
+        assert_same(tensor, data(peer, size, dtype, salt=10 * me + number), f"{peer}/{number}")
+
+
+@on_ranks(3, 4)
+def test_group_ranks_are_translated_in_subgroups(world):
+    """In the group of ranks 1 and 2, dist.send takes the global rank."""
+    group = dist.new_group([1, 2])
+    me = dist.get_rank()
+    if me in (1, 2):
+        tensor = data(me, 1000)
+        if me == 1:
+            dist.send(tensor, 2, group=group)
+        else:
+            assert dist.recv(tensor, 1, group=group) == 1
+            assert_same(tensor, data(1, 1000))
+        dist.destroy_process_group(group)
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_collectives_and_messages_may_alternate(world):
+    me = dist.get_rank()
+    for turn in range(5):
+        tensor = torch.ones(3001)
+        first = dist.all_reduce(tensor, async_op=True)
+        message = data(me, 3001, salt=turn)
+        second = dist.isend(message, 1) if me == 0 else dist.irecv(message, 0)
+        dist.barrier()
+        first.wait(), second.wait()
+        assert_same(tensor, torch.full((3001,), 2.0))
+        assert_same(message, data(0, 3001, salt=turn))
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_send_object_list_and_recv_object_list(world):
+    things = [{"a": 1}, "text", [1, 2.5]]
+    if dist.get_rank() == 0:
+        dist.send_object_list(things, 1)
+    else:
+        received = [None] * 3
+        assert dist.recv_object_list(received, 0) == 0
+        assert received == things

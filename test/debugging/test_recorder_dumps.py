@@ -1,0 +1,622 @@
+"""Dumps of ranks that hang or disagree, and torch's tools that read them.
+
+torch's analyser, ``torchfrtrace``, and the front end of its debug server are run as they are.
+"""
+
+import datetime
+import json
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from api.test_torchcomm import torchcomms
+from debugging.test_recorder import recorder
+from harness.ranks import (
+    Ranks,
+    check,
+    connect_store,
+    keep_the_gil,
+    receive,
+    report,
+    thread_names,
+    time_limit,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+LIMIT = 1.0
+TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
+SOON = 20.0  # a dump comes with the verdict, which may take a busy machine long
+HERE = os.path.abspath(__file__)
+
+
+def dumped(folder, world):
+    """The traces of all ranks; they may still be on their way."""
+    paths = [f"{folder}/trace_{rank}" for rank in range(world)]
+    assert wait_for(lambda: all(map(os.path.exists, paths)), SOON), os.listdir(folder)
+    traces = []
+    for path in paths:
+        with open(path, "rb") as file:
+            traces.append(pickle.load(file))
+    return traces
+
+
+def analyse(folder, world, *, healthy=False):
+    """(what torch's analyser prints, its table of collectives)."""
+    from torch.distributed.flight_recorder import fr_trace
+
+    dumped(folder, world)
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("Flight Recorder")
+    logger.addHandler(handler)
+    try:
+        fr_trace.main([str(folder), "-p", "trace_", "-o", f"{folder}/database"])
+    finally:
+        logger.removeHandler(handler)
+    with open(f"{folder}/database", "rb") as file:
+        _, database = pickle.load(file)
+    text = "\n".join(lines)
+    if healthy:
+        assert all(collective.pass_check for collective in database.collectives), text
+        assert not any(collective.missing_ranks for collective in database.collectives), text
+    return text, database.collectives
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Makes ranks that dump to tmp_path."""
+    made = []
+
+    def start(world, **env):
+        env = dict(TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "trace_"), **env)
+        made.append(Ranks(world, env=env))
+        return made[-1]
+
+    yield start
+    for ranks in made:
+        ranks.close()
+
+
+def short_group(limit=LIMIT, **kwargs):
+    """The deadline holds once all ranks have used the group, however late they were."""
+    group = dist.new_group(**kwargs)
+    if group != dist.GroupMember.NON_GROUP_MEMBER:
+        dist.barrier(group)
+        group.set_timeout(datetime.timedelta(seconds=limit))
+    return group
+
+
+def fails(call, *args, **kwargs):
+    """The call raises, and this rank's dump is there by then."""
+    with time_limit(0, SOON, "the failure and its dump"):
+        with pytest.raises(torchcomms().CommError) as caught:
+            call(*args, **kwargs)
+    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
+    assert os.path.exists(path), os.listdir(os.path.dirname(path))
+    return str(caught.value)
+
+
+def healthy_job():
+    """All kinds of operations, on all ranks, in a subgroup, and messages in all orders."""
+    rank, world, t = dist.get_rank(), dist.get_world_size(), torch.ones(6)
+    lists = lambda: [torch.ones(2) for _ in range(world)]  # noqa: E731
+    uneven = lambda: [torch.ones(r + 1) for r in range(world)]  # noqa: E731
+    sub = dist.new_group([0, world - 1])
+    dist.all_reduce(t)
+    dist.broadcast(t, 1)
+    dist.reduce(t, 1)
+    dist.all_gather(lists(), torch.ones(2))
+    dist.all_gather(uneven(), torch.ones(rank + 1))
+    dist.all_gather_into_tensor(torch.ones(2 * world), torch.ones(2))
+    dist.reduce_scatter(torch.ones(2), lists())
+    dist.reduce_scatter(torch.ones(rank + 1), uneven())
+    dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * world))
+    dist.all_to_all(lists(), lists())
+    dist.all_to_all(
+        [torch.ones(rank + 1) for _ in range(world)], [torch.ones(r + 1) for r in range(world)]
+    )
+    dist.all_to_all_single(torch.ones(world), torch.ones(world))
+    dist.gather(torch.ones(2), lists() if rank == 1 else None, 1)
+    dist.scatter(torch.ones(2), lists() if rank == 1 else None, 1)
+    dist.all_gather_object([None] * world, {"rank": rank})
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(4))
+    # A pipeline, then a ring, then both directions of a pair at once.
+    if rank > 0:
+        dist.recv(t, rank - 1)
+    if rank < world - 1:
+        dist.send(t, rank + 1)
+    ring = [
+        dist.P2POp(dist.isend, t, (rank + 1) % world),
+        dist.P2POp(dist.irecv, t.clone(), (rank - 1) % world),
+    ]
+    for _ in range(2):
+        [work.wait() for work in dist.batch_isend_irecv(ring)]
+    if rank in (0, world - 1):
+        peer = world - 1 - rank
+        works = [dist.isend(torch.ones(2 + rank), peer), dist.irecv(torch.ones(2 + peer), peer)]
+        [work.wait() for work in works]
+        dist.all_reduce(t, group=sub)
+    if rank == 0:
+        dist.send(t, 1)
+    elif rank == 1:
+        dist.recv(t)
+    dist.barrier()
+    hook = torchcomms().hooks.FlightRecorderHook()
+    torchcomms()._C.process_recorder().write(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", True)
+    del hook
+
+
+def test_the_analyser_finds_nothing_in_a_healthy_job(recording, tmp_path):
+    recording(3).run(healthy_job)
+    text, collectives = analyse(tmp_path, 3, healthy=True)
+    names = {c.collective_name.split()[0] for c in collectives}
+    assert {"nccl:send", "nccl:coalesced", "nccl:all_to_all", "nccl:gather"} < names, names
+    assert "mismatch" not in text.lower() and "missing" not in text.lower(), text
+
+
+def absent_rank(args):
+    """Rank 1 is busy elsewhere when the others reduce; it goes on when told."""
+    store, group = connect_store(*args), short_group(TOGETHER)
+    if dist.get_rank() == 1:
+        report("busy")
+        receive()
+    else:
+        fails(dist.all_reduce, torch.ones(5), group=group)
+        store.add("done", 1)
+    return group.group_name
+
+
+def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path):
+    """Also by the rank that is late, which waits for nothing and raises nothing."""
+    ranks = recording(3)
+    ranks.start(absent_rank, ranks.store_args())
+    ranks.wait_report(1)
+    outcomes = ranks.wait(ranks=[0, 2])
+    check(outcomes)
+    name = outcomes[0].value
+    traces = dumped(tmp_path, 3)
+    ranks.tell(1, "go on")
+    check(ranks.wait())
+    text, collectives = analyse(tmp_path, 3)
+    assert "Not all ranks joining collective, sequence number: 2" in text
+    assert "missing ranks: {1}" in text and "collective: nccl:all_reduce" in text
+    assert "absent_rank at " + HERE in text
+    assert [c.missing_ranks for c in collectives if c.missing_ranks] == [{1}]
+    for rank, trace in enumerate(traces):
+        last = [e for e in trace["entries"] if e["process_group"][0] == name][-1]
+        state = ("completed", "all_reduce_barrier") if rank == 1 else ("started", "all_reduce")
+        assert (last["state"], last["profiling_name"]) == (state[0], f"nccl:{state[1]}")
+
+
+def test_the_analyser_runs_from_the_command_line(recording, tmp_path):
+    ranks = recording(3)
+    ranks.start(absent_rank, ranks.store_args())
+    dumped(tmp_path, 3)
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    ranks.tell(1, "go on")
+    check(ranks.wait())
+    assert done.returncode == 0, done.stderr
+    assert "missing ranks: {1}" in done.stderr
+
+
+def disagreement(kind):
+    rank, store = dist.get_rank(), dist.group.WORLD.get_group_store()
+    group = short_group(TOGETHER)
+
+    def agreed():
+        work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+        store.set(f"issued {rank}", "")
+        work.wait()
+
+    if rank < 2:
+        fails(agreed)
+        return
+    # Once the group has failed, nothing is issued any more.
+    store.wait(["issued 0", "issued 1"])
+    if kind == "operation":
+        fails(dist.broadcast, torch.ones(5), 0, group=group)
+    else:
+        wrong = torch.ones(5, dtype=torch.int32) if kind == "dtype" else torch.ones(7)
+        fails(dist.all_reduce, wrong, group=group)
+
+
+@pytest.mark.parametrize(
+    "kind, error, others, own",
+    [
+        ("operation", "COLLECTIVE_TYPE_MISMATCH", "all_reduce", "broadcast"),
+        ("size", "SIZE_OR_SYNTAX_MISMATCH", "[[5]]", "[[7]]"),
+        ("dtype", "COLLECTIVE_DTYPE_MISMATCH", "Float", "Int"),
+    ],
+)
+def test_a_mismatch_names_the_rank_that_differs(recording, tmp_path, kind, error, others, own):
+    """The analyser takes the first file it finds for right, and who differs from it for wrong."""
+    recording(3).run(disagreement, kind)
+    text, _ = analyse(tmp_path, 3)
+    culprits = set(map(int, re.findall(r"Culprit rank (\d)", text)))
+    assert culprits in ({2}, {0, 1}), text
+    expected, found = (others, own) if culprits == {2} else (own, others)
+    assert error in text and f"'{expected}'" in text.replace("{'", "'").replace("'}", "'"), text
+    assert found in text, text
+
+
+def lost_message():
+    """Rank 0's first message arrives and its second does not; the others are fine."""
+    group, rank, t = short_group(), dist.get_rank(), torch.ones(3)
+    if rank == 0:
+        dist.send(t, 2, group=group)
+        fails(lambda: dist.irecv(t, 2, group=group).wait())
+    else:
+        if rank == 2:
+            dist.recv(t, 0, group=group)
+        wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"), SOON)
+
+
+def test_a_message_that_never_comes_names_its_sender(recording, tmp_path):
+    recording(3).run(lost_message)
+    text, collectives = analyse(tmp_path, 3)
+    assert "nccl:recv 0<-1" in text and "missing ranks: {2}" in text, text
+    assert [c.missing_ranks for c in collectives if c.missing_ranks] == [{2}], text
+    assert text.count("Not all ranks joining") == 1, text
+
+
+def hang_in_subgroup():
+    """Rank 0 waits for rank 1. Rank 2 is not in their group, and has not used the world's."""
+    group, rank = short_group(ranks=[0, 1]), dist.get_rank()
+    if rank == 0:
+        fails(dist.all_reduce, torch.ones(5), group=group)
+    return group.group_name if rank < 2 else None
+
+
+def test_a_hang_in_a_subgroup_is_dumped_on_all_ranks_and_names_its_rank(recording, tmp_path):
+    ranks = recording(3)
+    name = ranks.run(hang_in_subgroup)[1]
+    text, collectives = analyse(tmp_path, 3)
+    assert f"group info: {name}\n" in text and "missing ranks: {1}" in text, text
+    assert [c.missing_ranks for c in collectives if c.missing_ranks] == [{1}]
+
+
+def timeout_of_torchcomm(args):
+    store, rank = connect_store(*args), dist.get_rank()
+    comm = torchcomms().new_comm(
+        "shm", "cpu", "recorded", store=store, rank=rank, size=2,
+        timeout=datetime.timedelta(seconds=30), abort_process_on_timeout_or_error=False,
+    )  # fmt: skip
+    hook = recorder(comm)
+    comm.barrier(False)
+    comm.set_timeout(datetime.timedelta(seconds=LIMIT))
+    if rank == 0:
+        fails(comm.barrier, False)
+        hook.unregister()
+        comm.finalize()
+        return
+    wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), SOON)
+    comm.finalize()
+
+
+def test_a_torchcomm_with_a_recorder_is_dumped_too(recording, tmp_path):
+    ranks = recording(2)
+    ranks.run(timeout_of_torchcomm, ranks.store_args())
+    traces = dumped(tmp_path, 2)
+    mine = [[e for e in t["entries"] if e["process_group"][0] == "recorded"] for t in traces]
+    states = [[entry["state"] for entry in entries] for entries in mine]
+    assert states == [["completed", "started"], ["completed"]]
+
+
+def fails_without_dump():
+    group = short_group()
+    if dist.get_rank() == 0:
+        with pytest.raises(torchcomms().CommError):
+            dist.all_reduce(torch.ones(5), group=group)
+    return torchcomms()._C.process_recorder() is None
+
+
+def test_no_dump_where_none_is_wanted(recording, tmp_path):
+    assert recording(2, TORCH_FR_DUMP_ON_TIMEOUT="0").run(fails_without_dump) == [False, False]
+    assert recording(2, TORCH_FR_BUFFER_SIZE="0").run(fails_without_dump) == [True, True]
+    assert os.listdir(tmp_path) == []
+
+
+def aborted_by_itself():
+    group = short_group()
+    torchcomms().get_comm(group).abort()
+    dist.distributed_c10d._abort_process_group(group)
+
+
+def test_no_dump_of_an_abort_that_was_asked_for(recording, tmp_path):
+    recording(1).run(aborted_by_itself)
+    assert os.listdir(tmp_path) == []
+
+
+def nobody_lets_go_of_the_gil(pipe):
+    group, rank = short_group(TOGETHER), dist.get_rank()
+    if rank == 1:
+        return
+    work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+    keep_the_gil(pipe)
+    with pytest.raises(torchcomms().CommError):
+        work.wait()
+
+
+def dumped_without_the_gil(ranks, holder, path):
+    """Rank 0 keeps the GIL, and lets go of it when its dump is there."""
+    there = wait_for(path.exists, SOON)
+    holder.read()
+    check(ranks.wait())
+    assert there
+    with open(path, "rb") as file:
+        assert "frames" not in pickle.load(file)["entries"][-1]
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "holds the GIL")
+    return str(tmp_path / "holds the GIL")
+
+
+def test_a_dump_does_not_wait_for_the_gil(recording, tmp_path, pipe):
+    ranks = recording(2, TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC="200")
+    ranks.start(nobody_lets_go_of_the_gil, pipe)
+    with open(pipe, "rb") as holder:
+        dumped_without_the_gil(ranks, holder, tmp_path / "trace_0")
+
+
+def only_active():
+    group = short_group()
+    if dist.get_rank() == 0:
+        fails(dist.all_reduce, torch.ones(5), group=group)
+
+
+def test_a_dump_may_leave_out_what_has_completed(recording, tmp_path):
+    env = dict(TORCH_INCLUDE_ONLY_ACTIVE="1", TORCH_INCLUDE_STACK_TRACE="0")
+    recording(2, **env).run(only_active)
+    with open(tmp_path / "trace_0", "rb") as file:
+        (entry,) = pickle.load(file)["entries"]
+    assert entry["profiling_name"] == "nccl:all_reduce" and "frames" not in entry
+
+
+# ---------------------------------------------------------------- the pipe
+
+PIPES = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+
+
+def write_into(pipe):
+    """As ``echo > PIPE``, which would wait where nobody reads: that raises here."""
+    file = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(file, b"\n")
+    os.close(file)
+
+
+def operate_then_destroy():
+    extra = dist.new_group()
+    dist.all_reduce(torch.ones(5))
+    report("operated")
+    receive()
+    dist.destroy_process_group(extra)
+    assert os.path.exists(f"{os.environ['TEST_PIPE']}{dist.get_rank()}.pipe")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("variable", PIPES)
+def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variable):
+    prefix = str(tmp_path / "pipe_")
+    os.mkfifo(f"{prefix}1.pipe")  # left of a process that was killed
+    ranks = recording(2, **{variable: prefix, "TEST_PIPE": prefix})
+    ranks.start(operate_then_destroy)
+    for rank in range(2):
+        ranks.wait_report(rank)
+    for _ in range(2):  # a writer that leaves is not the end of it
+        write_into(f"{prefix}1.pipe")
+        assert wait_for(lambda: os.path.exists(tmp_path / "trace_1"), SOON)
+        with open(tmp_path / "trace_1", "rb") as file:
+            entry = pickle.load(file)["entries"][-1]
+        assert entry["profiling_name"] == "nccl:all_reduce" and entry["frames"]
+        os.unlink(tmp_path / "trace_1")
+    assert sorted(os.listdir(tmp_path)) == ["pipe_0.pipe", "pipe_1.pipe"]
+    for rank in range(2):
+        ranks.tell(rank, "go on")
+    check(ranks.wait())
+    assert os.listdir(tmp_path) == []
+
+
+def keep_the_gil_until_dumped(pipe):
+    dist.all_reduce(torch.ones(5))
+    keep_the_gil(pipe)
+
+
+def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path, pipe):
+    env = {PIPES[0]: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
+    ranks = recording(1, **env)
+    ranks.start(keep_the_gil_until_dumped, pipe)
+    with open(pipe, "rb") as holder:
+        holder.read(1)  # it is held
+        write_into(tmp_path / "pipe_0.pipe")
+        dumped_without_the_gil(ranks, holder, tmp_path / "trace_0")
+
+
+def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
+    program = """if True:
+        import os, sys, torch, torch.distributed as dist
+        import torchcomms_pg
+        dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+        assert os.listdir(sys.argv[1]) == ["0.pipe"]
+    """
+    env = dict(os.environ, **{PIPES[0]: f"{tmp_path}/"})
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=50)
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_the_variable_there_is_neither_pipe_nor_thread(recording):
+    recording(1).run(no_pipe)
+
+
+def no_pipe():
+    dist.all_reduce(torch.ones(5))
+    assert wait_for(lambda: "tcpg_monitor" in thread_names())  # a thread names itself
+    assert "tcpg_dump_pipe" not in thread_names()
+
+
+def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):
+    (tmp_path / "0.pipe").write_text("kept")
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path))
+    assert re.search("cannot make the pipe .*something else", ranks.output(0))
+    assert (tmp_path / "0.pipe").read_text() == "kept"
+
+
+def test_a_pipe_in_a_folder_that_does_not_exist_is_a_warning(recording, tmp_path):
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(tmp_path / "none"))
+    assert re.search("cannot make the pipe .*No such file", ranks.output(0))
+
+
+def use_a_group_without_a_pipe(folder, user=None):
+    os.environ[PIPES[0]] = f"{folder}/"
+    if user is not None:
+        os.seteuid(user)
+    try:
+        group = dist.new_group()
+    finally:
+        if user is not None:
+            os.seteuid(0)
+        del os.environ[PIPES[0]]
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user")
+def test_the_pipe_of_another_user_is_left_alone(recording, tmp_path):
+    folder = tmp_path / "for all"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    os.mkfifo(folder / "0.pipe")
+    ranks = recording(1)
+    ranks.run(use_a_group_without_a_pipe, str(folder), 65534)
+    assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
+    assert os.listdir(folder) == ["0.pipe"]
+
+
+# ---------------------------------------------------------------- the debug server
+
+
+def ask(server, handler, query=""):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/handler/{handler}?{query}", method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.status, answer.read().decode()
+
+
+def worker_handlers():
+    from torch._C._distributed_c10d import _WorkerServer
+
+    server = _WorkerServer("127.0.0.1", 0)
+    rank = dist.get_rank()
+    try:
+        group = short_group()
+        trace = json.loads(ask(server, "torchcomms_fr_trace_json")[1])
+        assert [e["state"] for e in trace["entries"]].count("completed") >= 1
+        active = json.loads(ask(server, "torchcomms_fr_trace_json", "onlyactive=true")[1])
+        assert "entries" not in active and active["pg_config"]
+        health = json.loads(ask(server, "torchcomms_health_check")[1])
+        assert health == dict(healthy=True, rank=rank, failures=[])
+        dist.barrier()
+        if rank == 0:
+            message = fails(dist.all_reduce, torch.ones(5), group=group)
+            health = json.loads(ask(server, "torchcomms_health_check")[1])
+            assert health == dict(healthy=False, rank=0, failures=[message])
+            dist.destroy_process_group(group)
+            assert json.loads(ask(server, "torchcomms_health_check")[1])["healthy"]
+            path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}0"
+            os.unlink(path)
+            assert path in ask(server, "torchcomms_fr_dump_file")[1]
+            assert os.path.exists(path)
+        dist.barrier()
+    finally:
+        server.shutdown()
+
+
+def test_the_workers_of_the_debug_server_answer(recording):
+    recording(2).run(worker_handlers)
+
+
+def debug_pages(port):
+    """torch's front end, as start_debug_server() puts it together, on the loopback interface."""
+    pytest.importorskip("requests")
+    pytest.importorskip("tabulate")
+    pytest.importorskip("jinja2")
+    from http.server import ThreadingHTTPServer
+
+    from torch._C._distributed_c10d import _WorkerServer
+    from torch.distributed.debug import _debug_handlers, _frontend
+    from torch.distributed.debug._store import tcpstore_client
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
+    rank = dist.get_rank()
+    worker = _WorkerServer("127.0.0.1", 0)
+    tcpstore_client().set(f"rank{rank}", f"http://127.0.0.1:{worker.port}")
+    group = short_group()
+    dist.barrier()
+    if rank == 1:
+        wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), 20)
+        dist.barrier()
+        worker.shutdown()
+        return
+    _frontend._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer(
+        ("127.0.0.1", address[1]), handler
+    )
+    server = _frontend.FrontendServer(0)
+
+    def page(path):
+        url = f"http://127.0.0.1:{server._server.server_port}/{path}"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.read().decode()
+
+    group.set_timeout(datetime.timedelta(seconds=30))  # the pages may take their time
+    work = dist.all_reduce(torch.ones(77), group=group, async_op=True)
+    trace = page("torchcomms_fr_trace")
+    assert "nccl:all_reduce" in trace and "default_pg" in trace, trace
+    assert group.group_name in trace
+    assert "77" in page("torchcomms_fr_trace_json")
+
+    def health_page():
+        if hasattr(_debug_handlers, "TorchCommsHealthCheckHandler"):
+            shown = page("torchcomms_health_check")
+        else:  # torch 2.12 has no page for what these handlers answer
+            asked = ("torchcomms_health_check", "torchcomms_fr_dump_file")
+            answers = [_frontend.fetch_all(path, timeout=20)[1] for path in asked]
+            shown = "".join(answer.text for each in answers for answer in each)
+        return shown.replace("&#34;", '"').replace("&#39;", "'")
+
+    assert '"healthy":true' in health_page()
+    with pytest.raises(torchcomms().CommError):
+        work.wait(datetime.timedelta(seconds=LIMIT))
+    health = health_page()
+    assert '"healthy":false' in health and "rank 1 did not arrive" in health, health
+    for other in range(2):
+        path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{other}"
+        assert f"dump written to {path}" in health, health
+    server._server.shutdown()
+    dist.barrier()
+    worker.shutdown()
+
+
+def test_the_pages_of_the_debug_server_show_a_hang(recording):
+    handlers = pytest.importorskip("torch.distributed.debug._debug_handlers", exc_type=ImportError)
+    if not hasattr(handlers, "TorchCommsFlightRecorderHandler"):
+        pytest.skip("this torch has no such pages; they came with 2.12")
+    ranks = recording(2)
+    ranks.run(debug_pages, ranks.store_args()[0])

@@ -1,0 +1,478 @@
+"""Ranks that die, fork, leak or run many threads: named, released, and nothing left behind."""
+
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import ROOT
+from harness.ranks import (
+    BACKEND,
+    Ranks,
+    check,
+    connect_store,
+    init_default_group,
+    on_ranks,
+    report,
+    thread_names,
+    time_limit,
+    wait_for,
+)
+from harness.values import all_data, assert_reduced, assert_same, data
+
+beyond_gloo = pytest.mark.beyond_gloo
+CPU = torch.device("cpu")
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
+def assert_nothing_left(before):
+    """Other programs may come and go in /dev/shm, so what is new must vanish soon."""
+    left = set()
+
+    def clean():
+        nonlocal left
+        left = shared_memory() - before
+        return not left
+
+    assert wait_for(clean, 5), f"left in /dev/shm: {sorted(left)}"
+
+
+def until_failure(peers_of=None):
+    """Collectives of all sizes for ever; the error that ends them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    generator = random.Random(17)
+    for turn in range(10**9):
+        try:
+            size = generator.choice([1, 100, 5000, 100_000, 1_000_000])
+            kind = generator.choice(["all_reduce", "all_gather", "ring", "barrier"])
+            if kind == "all_reduce":
+                dist.all_reduce(torch.ones(size))
+            elif kind == "all_gather":
+                dist.all_gather_into_tensor(torch.empty(world * size), torch.ones(size))
+            elif kind == "ring":
+                operations = [
+                    dist.P2POp(dist.isend, torch.ones(size), (rank + 1) % world),
+                    dist.P2POp(dist.irecv, torch.empty(size), (rank - 1) % world),
+                ]
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+            else:
+                dist.barrier()
+        except RuntimeError as error:
+            return type(error).__name__, str(error), getattr(error, "ranks", None), turn
+        if turn == 3:
+            report("running")
+
+
+@beyond_gloo
+@pytest.mark.parametrize("seed", range(6))
+def test_kill_9_at_a_random_moment_is_reported_by_all_survivors(seed):
+    before = shared_memory()
+    generator = random.Random(seed)
+    world = generator.choice([2, 3, 4])
+    victim = generator.randrange(world)
+    with Ranks(world) as ranks:
+        ranks.start(until_failure)
+        for rank in range(world):
+            ranks.wait_report(rank)
+        time.sleep(generator.random() / 5)  # the random moment
+        ranks.kill(victim)
+        begin = time.monotonic()
+        outcomes = ranks.wait()
+        took = time.monotonic() - begin
+        assert "exit code -9" in outcomes[victim].died
+        survivors = [o for o in outcomes if o.rank != victim]
+        check(survivors)
+        assert took < 20, f"the survivors took {took:.1f} s"  # their deadline is after 30 s
+        for outcome in survivors:
+            name, text, named, _ = outcome.value
+            assert name == "CommError", text
+            assert victim in named, (named, text)
+            assert re.search(rf"(?i)rank[^.]*\b{victim}\b", text), text
+    assert_nothing_left(before)
+
+
+@beyond_gloo
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_during_init_leaves_nothing_and_ends_in_time(seed):
+    before = shared_memory()
+    generator = random.Random(seed)
+    with Ranks(3, init=False) as ranks:
+        ranks.start(init_loop, [ranks.store_args() for _ in range(200)], 3)
+        ranks.wait_report(0)
+        time.sleep(generator.random() / 10)
+        ranks.kill(seed % 3)
+        outcomes = ranks.wait()
+        check([o for o in outcomes if o.rank != seed % 3])
+    assert_nothing_left(before)
+
+
+def init_loop(ports, world):
+    """Starting and ending groups until a peer is gone; that must be an error, not a hang."""
+    rank = int(os.environ["RANK"])
+    for turn, args in enumerate(ports):
+        try:
+            init_default_group(*args, rank, world, 5)
+            dist.all_reduce(torch.ones(10))
+            dist.destroy_process_group()
+        except RuntimeError as error:
+            return str(error)
+        if turn == 0:
+            report("running")
+
+
+def exits(code):
+    dist.barrier()
+    if dist.get_rank() == 1:
+        if code is None:
+            os.abort()
+        os._exit(code)
+    with pytest.raises(RuntimeError) as error:
+        with time_limit(0, 20, "noticing"):  # the deadline is after 30 s
+            dist.all_reduce(torch.ones(100_001))
+    return str(error.value)
+
+
+@beyond_gloo
+@pytest.mark.parametrize("code", [0, 3, None], ids=["exit 0", "exit 3", "abort()"])
+def test_a_rank_that_exits_without_a_word_is_named(code):
+    before = shared_memory()
+    with Ranks(3) as ranks:
+        ranks.start(exits, code)
+        outcomes = ranks.wait()
+        check([outcomes[0], outcomes[2]])
+        for outcome in (outcomes[0], outcomes[2]):
+            assert re.search(r"(?i)rank[^.]*\b1\b", outcome.value), outcome.value
+    assert_nothing_left(before)
+
+
+def late_without_descriptors():
+    dist.barrier()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        if dist.get_rank() == 1:
+            time.sleep(2)  # the other one looks several times whether it lives
+        dist.all_reduce(tensor := torch.ones(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return tensor.item()
+
+
+@beyond_gloo
+def test_a_late_rank_is_not_dead_for_want_of_a_descriptor():
+    with Ranks(2) as ranks:
+        assert ranks.run(late_without_descriptors) == [2.0, 2.0]
+
+
+def hold_group():
+    dist.all_reduce(torch.ones(1_000_000))
+    report("used")
+    dist.barrier()
+
+
+@beyond_gloo
+def test_nothing_is_in_dev_shm_while_a_group_is_alive():
+    """Names are removed as soon as every rank has mapped them: no kill can leave one."""
+    before = shared_memory()
+    with Ranks(3) as ranks:
+        ranks.run(hold_group)
+        assert_nothing_left(before)
+    assert_nothing_left(before)
+
+
+def resources():
+    threads = thread_names()
+    files = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            files.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    with open("/proc/self/maps") as file:
+        mapped = [line for line in file if "/dev/shm" in line or "memfd:" in line]
+    return sorted(threads), sorted(files), mapped
+
+
+def leak_check(ports, world):
+    rank = int(os.environ["RANK"])
+
+    def life(args):
+        store = connect_store(*args)
+        init_default_group(*args, rank, world, 30)
+        work = dist.all_reduce(torch.ones(300_001), async_op=True)
+        work.get_future().then(lambda f: None).wait()
+        group = dist.new_group()
+        dist.all_to_all_single(torch.empty(world * 100), torch.ones(world * 100), group=group)
+        dist.destroy_process_group(group)
+        dist.destroy_process_group()
+        store.add("gone", 1)  # rank 0's process is not the store's, so this cannot race
+        del store, work, group
+
+    life(ports[0])  # torch's own lazily started threads and files
+    before = resources()
+    for args in ports[1:]:
+        life(args)
+
+    def back():
+        now = resources()
+        return len(now[0]) <= len(before[0]) and len(now[1]) <= len(before[1]) and not now[2]
+
+    ok = wait_for(back, 10)
+    return ok, before, resources()
+
+
+def test_no_thread_no_descriptor_and_no_mapping_is_left_after_destroy():
+    with Ranks(2, init=False) as ranks:
+        values = ranks.run(leak_check, [ranks.store_args() for _ in range(6)], 2)
+    for ok, before, after in values:
+        assert ok, f"before: {before}\nafter: {after}"
+
+
+def threads_after_destroy(args, world):
+    before = resources()[0]
+    init_default_group(*args, int(os.environ["RANK"]), world, 30)
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    dist.destroy_process_group()
+    wait_for(lambda: len(resources()[0]) <= len(before), 10)
+    return before, resources()[0]
+
+
+@beyond_gloo
+def test_the_last_destroy_ends_all_threads():
+    with Ranks(2, init=False) as ranks:
+        for before, after in ranks.run(threads_after_destroy, ranks.store_args(), 2):
+            assert len(after) <= len(before), (before, after)
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(world):
+    work = dist.all_reduce(torch.ones(10), async_op=True)  # the worker thread exists
+    work.wait()
+    for call in (
+        "dist.all_reduce(torch.ones(10))",
+        "dist.barrier()",
+        "dist.all_reduce(torch.ones(10), async_op=True).wait()",
+    ):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                eval(call)
+                text = "no error"
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(writing, text.encode()[:4000])
+            os._exit(0)
+        os.close(writing)
+        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 15)
+        if not ended:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        text = os.read(reading, 4000).decode()
+        os.close(reading)
+        assert ended, f"{call} hangs in a forked child"
+        assert "fork" in text.lower(), f"{call}: {text}"
+        dist.all_reduce(tensor := torch.ones(300_001))
+        assert tensor[-1] == 2
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_a_forked_child_that_only_exits_does_no_harm(world):
+    """As DataLoader workers do: they inherit the group and never use it."""
+    dist.all_reduce(torch.ones(10))
+    children = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    dist.all_reduce(tensor := torch.ones(300_001))
+    assert tensor[-1] == 2
+
+
+@beyond_gloo
+@on_ranks(2, 3)
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_threads_issuing_on_one_group_at_once_get_right_results(world, async_op):
+    """All calls are alike, so that any order of the threads pairs them rightly."""
+    errors = []
+
+    def issue():
+        try:
+            for _ in range(25):
+                tensor = torch.full((20_001,), dist.get_rank() + 1.0)
+                work = dist.all_reduce(tensor, async_op=async_op)
+                if work is not None:
+                    work.wait()
+                assert_same(tensor, torch.full((20_001,), world * (world + 1) / 2))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=issue) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@on_ranks(2)
+def test_threads_may_use_groups_of_their_own(world):
+    groups = [dist.new_group() for _ in range(4)]
+    errors = []
+
+    def issue(number):
+        try:
+            for turn in range(10):
+                inputs = all_data(world, 30_001, salt=100 * number + turn)
+                tensor = inputs[dist.get_rank()].clone()
+                dist.all_reduce(tensor, group=groups[number])
+                assert_reduced(tensor, inputs)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=issue, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for group in groups:
+        dist.destroy_process_group(group)
+    if errors:
+        raise errors[0]
+
+
+ENDINGS = {
+    "no destroy": "pass",
+    "destroy": "dist.destroy_process_group()",
+    "work in flight": "w = dist.all_reduce(torch.ones(2_000_000), async_op=True)",
+    "works in flight": "w = [dist.all_reduce(torch.ones(99), async_op=True) for _ in range(2000)]",
+    "work no peer joins": "w = sys.argv[1] == '0' and dist.barrier(async_op=True)",
+    "sys.exit": "sys.exit(5)",
+    "exception": "raise KeyError('the script fails')",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_that_ends_with_or_without_destroy_exits_in_time(ending, tmp_path):
+    """With its own exit code: the backend neither hangs nor crashes at interpreter exit."""
+    if BACKEND == "gloo" and ending != "destroy":
+        pytest.skip("Gloo's threads may crash an interpreter that ends without destroy")
+    end_a_script(ENDINGS[ending], tmp_path, want={"exception": 1, "sys.exit": 5}.get(ending, 0))
+
+
+@pytest.mark.skipif(BACKEND == "gloo", reason="Gloo's threads may crash such an interpreter")
+def test_a_script_whose_libraries_end_slowly_is_not_disturbed_by_other_ranks(tmp_path):
+    """A rank that fails asks the others for dumps, also those that are past their interpreters.
+
+    What libtorch holds in static objects is gone by then. The C library calls last what was
+    registered first, before libtorch was loaded.
+    """
+    slow = "ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).usleep, 5_000_000, None)"
+    end_a_script(ENDINGS["work no peer joins"], tmp_path, first=f"import ctypes; {slow}")
+
+
+def end_a_script(ending, tmp_path, want=0, first=""):
+    before = shared_memory()
+    script = tmp_path / "script.py"
+    lines = f"""
+        {first}
+        import sys, torch, torch.distributed as dist
+        if {BACKEND!r} == "torchcomms":
+            import torchcomms_pg
+        dist.init_process_group(
+            {BACKEND!r}, init_method="file://{tmp_path}/store", rank=int(sys.argv[1]), world_size=2)
+        dist.all_reduce(torch.ones(100_001))
+        dist.all_reduce(torch.ones(11), async_op=True).wait()
+        {ending}
+    """
+    script.write_text(textwrap.dedent(lines))
+    env = dict(os.environ, OMP_NUM_THREADS="1")
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank)], env=env, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=40)
+            assert process.returncode == want, (process.returncode, errors[-3000:])
+    finally:
+        for process in processes:
+            process.kill()
+    if BACKEND == "torchcomms":
+        assert_nothing_left(before)
+
+
+def ten_errors():
+    """Failed groups give back what they hold, too."""
+    import datetime
+
+    store = dist.group.WORLD.get_group_store()
+    before = None
+    for turn in range(6):
+        group = dist.new_group()
+        dist.barrier(group)
+        group.set_timeout(datetime.timedelta(seconds=0.3))
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(10), group=group)
+            store.set(f"turn{turn}", "")
+        store.wait([f"turn{turn}"])
+        dist.distributed_c10d._abort_process_group(group)
+        del group
+        if turn == 1:
+            before = resources()
+    # They go one after another, on threads of their own.
+    most = [len(before[0]), len(before[1]) + 1, len(before[2])]
+    few = lambda: all(len(x) <= n for x, n in zip(resources(), most))  # noqa: E731
+    assert wait_for(few, 10), (before, resources())
+
+
+@beyond_gloo
+def test_groups_that_failed_leave_no_thread_descriptor_or_mapping():
+    with Ranks(2) as ranks:
+        ranks.run(ten_errors)
+
+
+@beyond_gloo
+def test_a_killed_rank_does_not_break_the_next_group_of_the_survivors():
+    with Ranks(3) as ranks:
+        args = ranks.store_args()
+        ranks.start(go_on_without, args)
+        outcomes = ranks.wait()
+        check([outcomes[0], outcomes[1]])
+
+
+def go_on_without(args):
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(10))
+    dist.distributed_c10d._abort_process_group()
+    init_default_group(*args, rank, 2, 30)
+    tensor = data(rank, 1000)
+    dist.all_reduce(tensor)
+    assert_reduced(tensor, all_data(2, 1000))

@@ -1,0 +1,429 @@
+"""When a deadline passes, all ranks find out together who holds up the operation, and say so."""
+
+import contextlib
+import datetime
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness import TESTS
+from harness.ranks import (
+    Ranks,
+    check,
+    connect_store,
+    keep_the_gil,
+    receive,
+    report,
+    time_limit,
+    wait_for,
+)
+
+pytestmark = pytest.mark.beyond_gloo
+LIMIT = 1.0
+TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
+SLACK = 10.0
+BACKENDS = ["dist", "shm", "gloo"]
+KEPT = []  # for as long as the process lives
+
+
+class Group:
+    """Either front end over either library, for a test that is about neither.
+
+    All ranks have done an operation, however late they were, before the deadline holds.
+    """
+
+    def __init__(self, kind, args, world, limit=LIMIT):
+        rank, self.store = int(os.environ["RANK"]), connect_store(*args)
+        joining = datetime.timedelta(seconds=30)
+        self.kind = kind
+        if kind == "dist":
+            options = {"store": self.store, "rank": rank, "world_size": world}
+            dist.init_process_group("torchcomms", timeout=joining, **options)
+        else:
+            self.comm = torchcomms_pg.new_comm(
+                *(kind, "cpu", "tested"),
+                store=self.store,
+                rank=rank,
+                size=world,
+                timeout=joining,
+                abort_process_on_timeout_or_error=False,
+            )
+        self.all_reduce(torch.ones(7))
+        comm = torchcomms_pg.get_comm() if kind == "dist" else self.comm
+        comm.set_timeout(datetime.timedelta(seconds=limit))
+
+    def all_reduce(self, tensor):
+        if self.kind == "dist":
+            dist.all_reduce(tensor)
+        else:
+            self.comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=False)
+
+    def all_reduce_async(self, tensor):
+        if self.kind == "dist":
+            return dist.all_reduce(tensor, async_op=True)
+        return self.comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, async_op=True)
+
+    def broadcast(self, tensor):
+        if self.kind == "dist":
+            dist.broadcast(tensor, 0)
+        else:
+            self.comm.broadcast(tensor, 0, async_op=False)
+
+    def receive(self, tensor, source):
+        if self.kind == "dist":
+            dist.recv(tensor, source)
+        else:
+            self.comm.recv(tensor, source, async_op=False)
+
+    def meet(self, where, ranks):
+        """Returns when so many have come there."""
+        if self.store.add(where, 1) == ranks:
+            self.store.set(f"all {where}", "")
+        self.store.wait([f"all {where}"])
+
+
+def all_answered(body, kind, world, *args):
+    """Ranks, still there, and what `body` has returned on them, with a verdict of all of them.
+
+    Again where a rank was held up for longer than the others wait for its answer.
+    """
+    for _ in range(4):
+        with contextlib.ExitStack() as stack:
+            ranks = stack.enter_context(Ranks(world, init=False))
+            values = ranks.run(body, kind, ranks.store_args(), world, *args)
+            if not re.search("did not answer|its process is stopped", str(values)):
+                stack.pop_all()
+                return ranks, values
+    raise AssertionError(f"in none of four runs did all ranks answer: {values}")
+
+
+def one_stays_away(kind, args, world, absent):
+    group = Group(kind, args, world, TOGETHER)
+    if int(os.environ["RANK"]) == absent:
+        KEPT.append(group)  # it prints the verdict, maybe after this has returned
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
+    try:
+        with time_limit(TOGETHER * 0.9, TOGETHER + SLACK, "the verdict"):
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                group.all_reduce(torch.ones(1024))
+        return caught.value.ranks, caught.value.verdict, str(caught.value)
+    finally:
+        group.meet("done", world - 1)
+
+
+def saves_a_checkpoint(group, world):
+    group.meet("away or about to call", world)
+    group.store.wait(["all done"])
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_rank_prints_and_raises_one_verdict_that_says_where_the_missing_one_is(kind):
+    ranks, values = all_answered(one_stays_away, kind, 3, 1)
+    with ranks:
+        (named, verdict, text), other = values[0], values[2]
+        assert named == [1] and other[0] == [1]
+        assert other[1] == verdict and verdict in text and verdict in other[2]
+        assert "rank 1 has not arrived at all_reduce #2 (1024 x Float, SUM)" in verdict
+        assert "3 ranks" in verdict
+        missing, waiting = verdict.split("\n  ranks 0, 2: ")
+        assert "rank 1: last completed all_reduce #1 (7 x Float, SUM)" in missing
+        assert re.search(r"MainThread: .*test_verdicts.py:\d+ in saves_a_checkpoint", missing)
+        assert waiting.startswith("in all_reduce #2")
+        assert re.search(r"test_verdicts.py:\d+ in all_reduce", waiting)
+        for rank in range(3):
+            assert wait_for(lambda: verdict in ranks.output(rank)), ranks.output(rank)
+
+
+def holds_the_gil(kind, args, world, pipe):
+    group = Group(kind, args, world)
+    if int(os.environ["RANK"]) == 1:
+        return computes_in_native_code(pipe)
+    with open(pipe, "rb") as holder:
+        holder.read(1)  # it is held
+        with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                group.all_reduce(torch.ones(1024))
+        holder.read()
+    return caught.value.verdict
+
+
+def computes_in_native_code(pipe):
+    keep_the_gil(pipe)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return str(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind, pipe):
+    ranks, (verdict, _) = all_answered(holds_the_gil, kind, 2, pipe)
+    ranks.close()
+    assert "rank 1 has not arrived" in verdict
+    assert "holds the GIL" in verdict
+    assert "in computes_in_native_code" in verdict
+
+
+def is_stopped(kind, args, world):
+    group = Group(kind, args, world)
+    report("ready")
+    receive()  # never, on the rank that is stopped
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.all_reduce(torch.ones(1024))
+    return caught.value.ranks, caught.value.verdict
+
+
+def status(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return file.read()
+
+
+@pytest.mark.stops_ranks
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_stopped_process_is_said_to_be_stopped(kind):
+    with Ranks(2, init=False) as ranks:
+        ranks.start(is_stopped, kind, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        ranks.kill(1, signal.SIGSTOP)
+        assert wait_for(lambda: " (stopped)" in status(ranks.pids[1]))
+        ranks.tell(0, "go")
+        outcomes = ranks.wait(ranks=[0])
+        check(outcomes)
+        named, verdict = outcomes[0].value
+    assert named == [1]
+    assert f"rank 1: its process is stopped (pid {ranks.pids[1]})" in verdict
+
+
+SERVER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def loses_the_store(kind, args, world):
+    group = Group(kind, args, world)
+    report("ready")
+    receive()
+    if int(os.environ["RANK"]) == 1:
+        return None  # the other has its verdict
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.all_reduce(torch.ones(1024))
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_store_that_is_gone_is_not_waited_for(kind, how):
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=TESTS,
+    )
+    try:
+        port = int(server.stdout.readline())
+        with Ranks(2, init=False) as ranks:
+            ranks.start(loses_the_store, kind, (port, "lost"), 2)
+            ranks.wait_report(0)
+            ranks.wait_report(1)
+            server.send_signal(how)
+            ranks.tell(0, "go")
+            (outcome,) = ranks.wait(ranks=[0])
+            check([outcome])
+            ranks.tell(1, "go")
+            check(ranks.wait(ranks=[1]))
+            named, verdict = outcome.value
+        assert named == [1], verdict
+        assert "it cannot be known what the other ranks do: the store" in verdict
+    finally:
+        server.kill()
+        server.wait()
+        server.stdin.close()
+        server.stdout.close()
+
+
+def calls_something_else(kind, args, world):
+    group = Group(kind, args, world, TOGETHER)
+    rank = int(os.environ["RANK"])
+    group.meet("about to call", world)
+    with time_limit(0, TOGETHER + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.broadcast(torch.ones(5)) if rank == 1 else group.all_reduce(torch.ones(1024))
+    return caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
+    with Ranks(2, init=False) as ranks:
+        first, second = ranks.run(calls_something_else, kind, ranks.store_args(), 2)
+    assert first == second
+    assert "call different operations" in first
+    assert re.search(r"rank 0: .*all_reduce #2 \(1024 x Float, SUM\)", first), first
+    assert re.search(r"rank 1: .*broadcast #2 \(5 x Float, root 0\)", first), first
+    assert re.search(r"in broadcast", first) and re.search(r"in all_reduce", first), first
+
+
+def uses_two_groups(args, world, waits):
+    group = Group("dist", args, world, limit=600)
+    rank = int(os.environ["RANK"])
+    comms = [torchcomms_pg.get_comm().split(list(range(world)), name) for name in ("one", "two")]
+    for comm in comms:
+        comm.all_reduce(torch.ones(1), torchcomms_pg.ReduceOp.SUM, async_op=False)
+        comm.set_timeout(datetime.timedelta(seconds=TOGETHER))
+    group.meet("about to call", world)
+    with time_limit(0, TOGETHER + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            work = comms[rank].all_reduce(torch.ones(5), torchcomms_pg.ReduceOp.SUM, async_op=waits)
+            work.wait()
+    group.meet("done", world)
+    return caught.value.verdict
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["synchronous", "wait()"])
+def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits):
+    with Ranks(2, init=False) as ranks:
+        verdicts = ranks.run(uses_two_groups, ranks.store_args(), 2, waits)
+    for rank, (verdict, other) in enumerate(zip(verdicts, ("two", "one"), strict=True)):
+        deadlock = (
+            rf"deadlock: rank {1 - rank} waits in all_reduce #2 \(5 x Float, SUM\) "
+            rf"of group '\S*{other}' for rank {rank}, which waits here"
+        )
+        assert re.search(deadlock, verdict), verdict
+
+
+def waits_for_a_message(kind, args, world):
+    group = Group(kind, args, world)
+    if int(os.environ["RANK"]) == 1:
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
+    with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.receive(torch.ones(3), 1)
+    group.meet("done", world - 1)
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
+    ranks, ((named, verdict), _) = all_answered(waits_for_a_message, kind, 2)
+    ranks.close()
+    assert named == [1]
+    assert "rank 1 has not arrived at recv #1 from rank 1 (3 x Float), issued" in verdict
+    assert re.search(r"test_verdicts.py:\d+ in saves_a_checkpoint", verdict)
+
+
+def gives_up_soon(kind, args, world):
+    """The deadline is the group's, far away; the wait is short."""
+    group = Group(kind, args, world, limit=600)
+    if int(os.environ["RANK"]) == 1:
+        return saves_a_checkpoint(group, world)
+    group.meet("away or about to call", world)
+    began = time.monotonic()
+    work = group.all_reduce_async(torch.ones(1024))
+    with pytest.raises(torchcomms_pg.CommError) as caught:
+        work.wait(datetime.timedelta(milliseconds=1))
+    took = time.monotonic() - began
+    group.meet("done", world - 1)
+    return caught.value.verdict, took
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_verdict_says_how_long_ago_the_operation_was_issued(kind):
+    with Ranks(2, init=False) as ranks:
+        verdict, took = ranks.run(gives_up_soon, kind, ranks.store_args(), 2)[0]
+    told = re.search(r", issued ([\d.]+) (s|ms) ago", verdict)
+    assert told, verdict
+    assert float(told[1]) * (1 if told[2] == "s" else 0.001) <= took
+
+
+def two_verdicts(args, world):
+    """One after another, in groups of their own: the second knows nothing of the first."""
+    store = connect_store(*args)
+    joining, limit = datetime.timedelta(seconds=30), datetime.timedelta(seconds=LIMIT)
+    verdicts = []
+    for turn in range(2):
+        prefixed = dist.PrefixStore("same", store)
+        rank = int(os.environ["RANK"])
+        options = {"store": prefixed, "rank": rank, "world_size": world}
+        dist.init_process_group("torchcomms", timeout=joining, **options)
+        dist.barrier()
+        dist.group.WORLD.set_timeout(limit)
+        if rank == turn:
+            store.wait([f"done{turn}"])
+        else:
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                dist.all_reduce(torch.ones(10 + turn))
+            verdicts.append(caught.value.verdict)
+            store.set(f"done{turn}", "")
+        dist.distributed_c10d._abort_process_group()
+    return verdicts
+
+
+def test_a_later_group_of_the_same_name_gets_a_verdict_of_its_own():
+    with Ranks(2, init=False) as ranks:
+        second, first = ranks.run(two_verdicts, ranks.store_args(), 2)
+    assert "rank 0 has not arrived at all_reduce #2 (10 x" in first[0]
+    assert "rank 1 has not arrived at all_reduce #2 (11 x" in second[0]
+
+
+def test_the_verdict_survives_pickling():
+    error = torchcomms_pg.CommError("short", op="all_reduce", seq=3, ranks=[1], verdict="long")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.verdict, again.ranks, str(again)) == ("long", [1], "short")
+    assert torchcomms_pg.CommError("short").verdict == "short"
+
+
+def idle(kind, args, world):
+    """Returns the CPU time that the process spends in two seconds without operations."""
+    group = Group(kind, args, world)
+    group.meet("ready", world)
+    before = time.process_time()
+    time.sleep(2)  # the time that is measured
+    spent = time.process_time() - before
+    group.meet("measured", world)
+    return spent
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_being_ready_for_questions_costs_next_to_nothing(kind):
+    with Ranks(2, init=False) as ranks:
+        for spent in ranks.run(idle, kind, ranks.store_args(), 2):
+            assert spent < 0.1
+
+
+def keeps_the_gil(args, world, pipe):
+    group = Group("shm", args, world)
+    group.meet("ready", world)
+    if int(os.environ["RANK"]) == 1:
+        computes_in_native_code(pipe)
+    group.meet("done", world)
+
+
+def test_the_heartbeat_says_that_the_gil_is_held(pipe):
+    with Ranks(2, init=False, env={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}) as ranks:
+        ranks.start(keeps_the_gil, ranks.store_args(), 2, pipe)
+        with open(pipe, "rb") as holder:
+            wait_for(lambda: "in computes_in_native_code" in ranks.output(1), 20)
+            holder.read()
+        check(ranks.wait())
+        output = ranks.output(1)
+        assert "for 3 s a thread holds the GIL" in output
+        assert "in computes_in_native_code" in output
+        assert "GIL" not in ranks.output(0)

@@ -1,0 +1,101 @@
+"""torch's own tests of torch.distributed, over its own backends and over torchcomms.
+
+They are those of torch.testing._internal.distributed.distributed_test. Gated as for NCCL they run
+with two ranks on the emulated CUDA; gated as for Gloo, with three on CPU tensors, where the
+program's name for torchcomms is gloo (torchcomms_pg.as_gloo). Ranks are forked, which takes a
+fraction of a second where torch's own runner takes ten.
+
+    tools/torch_suite nccl|gloo [ARGUMENTS OF PYTEST]    prints what passes over it alone
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+OURS = "torchcomms"
+SUITE, OVER = "TORCH_SUITE", "TORCH_SUITE_OVER"
+WORLD = {"nccl": "2", "gloo": "3"}
+LIMIT = 30  # seconds of one test
+
+# What passes over torch's own backend alone, and why.
+ARGUED = {
+    "nccl": {"test_get_backend": "asks for the name nccl"},
+    "gloo": {},
+}
+
+
+def collected():
+    """The class with torch's tests, of the suite and over the backend of the environment."""
+    suite, over = os.environ[SUITE], os.environ[OVER]
+    for name in ("barrier", "init_dir"):
+        os.makedirs(f"{os.environ['TEMP_DIR']}/{name}")
+    os.environ.update(BACKEND=suite, WORLD_SIZE=WORLD[suite], MASTER_ADDR="127.0.0.1")
+
+    import torch
+    import torch.distributed as dist
+
+    from torchcomms_pg import as_gloo
+
+    if over == OURS and suite == "gloo":
+        as_gloo.install()
+    elif over == OURS:
+        original = dist.init_process_group
+
+        def init_process_group(backend=None, *args, **kwargs):
+            return original(OURS if backend == suite else backend, *args, **kwargs)
+
+        dist.init_process_group = init_process_group
+    # The parent has asked how many devices there are, and nothing else.
+    torch.cuda._is_in_bad_fork = lambda: False
+    from torch.testing._internal.distributed import distributed_test
+
+    class TestTorch(
+        distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
+    ):
+        def setUp(self):
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    return TestTorch
+
+
+def passed(suite, over, arguments):
+    """The names of the tests of a suite that pass over a backend."""
+    import emulated
+
+    with tempfile.TemporaryDirectory() as folder:
+        device = emulated.environment() if suite == "nccl" else {}
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
+                *("--timeout", str(LIMIT), "--rootdir", folder, "--tb=no", __file__, *arguments),
+            ],
+            env={**os.environ, **device, SUITE: suite, OVER: over, "TEMP_DIR": folder},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    names = set(re.findall(r"^PASSED .*::(\w+)", done.stdout, flags=re.MULTILINE))
+    print(f"{over}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    return names
+
+
+def main():
+    suite, *arguments = sys.argv[1:]
+    theirs, ours = (passed(suite, over, arguments) for over in (suite, OURS))
+    alone = theirs - ours
+    for name in sorted(alone):
+        print(f"over {suite} alone: {name}: {ARGUED[suite].get(name, 'NOT ARGUED')}")
+    if not theirs:
+        print(f"nothing passes over {suite}")
+    return int(not theirs or bool(alone - set(ARGUED[suite])))
+
+
+if OVER in os.environ:
+    TestTorch = collected()
+elif __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Groups of emulated GPUs on several hosts: the first CPU tensor has the ranks connected."""
+
+import datetime
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import emulated
+
+if reason := emulated.available():
+    pytest.skip(reason, allow_module_level=True)
+
+import torchcomms_pg
+from harness import gpus, ranks
+from harness.ranks import connect_store, report, time_limit
+from hosts.test_hosts import move
+
+pytestmark = pytest.mark.torch_version
+
+SECOND = datetime.timedelta(seconds=1)
+
+
+class Meshes:
+    """Counts what this process connects through Gloo; calls `hold` before that."""
+
+    def __init__(self, hold=None):
+        self.made, self.real, self.hold = 0, dist.ProcessGroupGloo, hold
+        dist.ProcessGroupGloo = self
+
+    def __call__(self, *args):
+        self.made += 1
+        if self.hold:
+            self.hold()
+        return self.real(*args)
+
+
+def on_two_hosts(body, world):
+    """Runs a body on ranks of which rank 0 is on another host than the others."""
+    if os.geteuid() != 0:
+        pytest.skip("a host name of its own needs root")
+    with ranks.Ranks(world, init=False, started_with=emulated.environment) as processes:
+        outcomes = processes.run(body, *processes.store_args(), world, timeout=45)
+    if "no namespace" in outcomes:
+        pytest.skip("this machine does not let a process have a host name of its own")
+
+
+def start(port, prefix, world, timeout=40):
+    """The meshes of a default group whose rank 0 is elsewhere, and a store; None: it may not."""
+    if not move("abbb"):
+        return None
+    meshes = Meshes()
+    gpus.torchcomms(port, prefix, world, timeout)
+    return meshes, connect_store(port, f"{prefix}/beside")
+
+
+def needs_none(port, prefix, world):
+    if not (started := start(port, prefix, world)):
+        return "no namespace"
+    meshes, store = started
+    rank = dist.get_rank()
+    tensor = torch.full((1000,), float(rank), device="cuda")
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [3.0] * 1000
+    dist.new_group(list(range(world)))
+    dist.barrier()
+    made = meshes.made
+    dist.barrier()  # before it nobody needs any
+    assert made == 0
+    # A message between two ranks connects these.
+    cpu = torch.full((1000,), 7.0 * (rank == 0))
+    if rank == 1:
+        store.wait(["received"])
+    elif rank == 0:
+        dist.send(cpu, 2)
+    else:
+        dist.recv(cpu, 0)
+        assert cpu.tolist() == [7.0] * 1000
+        store.set("received", "")
+    assert meshes.made == (rank != 1)
+    dist.all_reduce(cpu := torch.ones(3))
+    assert cpu.tolist() == [3.0] * 3
+    objects = [None] * world
+    dist.all_gather_object(objects, rank)
+    assert objects == [0, 1, 2] and meshes.made == [2, 1, 1][rank]  # and a lane
+    dist.destroy_process_group()
+
+
+def test_hosts_are_connected_for_cpu_tensors_with_the_first_of_them():
+    on_two_hosts(needs_none, 3)
+
+
+def leave(port, prefix, world):
+    if not (started := start(port, prefix, world)):
+        return "no namespace"
+    meshes, store = started
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        store.set("gone", "")
+        store.wait(["told"])
+        return None
+    store.wait(["gone"])
+    with time_limit(0, 20, "finding who has left"):  # the deadline is after 40 s
+        with pytest.raises(torchcomms_pg.CommError, match="rank 1 has left") as raised:
+            dist.all_reduce(torch.ones(1))
+    assert raised.value.ranks == [1] and meshes.made == 1
+    store.set("told", "")
+    dist.destroy_process_group()
+    return None
+
+
+def test_a_rank_that_has_left_before_the_first_cpu_tensor_is_named():
+    on_two_hosts(leave, 2)
+
+
+def send_to_none(port, prefix, world, timeout, error, told):
+    """Rank 0 cannot be connected with rank 1, and raises `error`, of which rank 1 is told."""
+    rank = int(os.environ["RANK"])
+    if not move("abbb"):
+        report(None)
+        return None
+    gpus.torchcomms(port, prefix, world, 40)
+    store = connect_store(port, f"{prefix}/beside")
+    dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    if rank == 1:
+        Meshes(hold=lambda: store.wait(["raised"]))
+        store.wait(["raised"])
+        with pytest.raises(torchcomms_pg.CommError, match=told):
+            dist.recv(torch.ones(1), 0)
+    else:
+        Meshes(hold=lambda: report(os.getpid()))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        with pytest.raises(error):
+            dist.send(torch.ones(1), 1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        store.set("raised", "")
+    dist.destroy_process_group()
+    return None
+
+
+@pytest.mark.parametrize(
+    "timeout, error, told",
+    [(40 * SECOND, KeyboardInterrupt, "interrupt"), (2 * SECOND, torchcomms_pg.CommError, "timed")],
+    ids=("ctrl-c", "the deadline"),
+)
+def test_a_wait_for_the_first_connections_ends(timeout, error, told):
+    if os.geteuid() != 0:
+        pytest.skip("a host name of its own needs root")
+    with ranks.Ranks(2, init=False, started_with=emulated.environment) as processes:
+        processes.start(send_to_none, *processes.store_args(), 2, timeout, error, told)
+        if (pid := processes.wait_report(0)) is None:
+            pytest.skip("this machine does not let a process have a host name of its own")
+        if error is KeyboardInterrupt:
+            os.kill(pid, signal.SIGINT)
+        ranks.check(processes.wait(45))
+
+
+def fail_to_connect(port, prefix, world):
+    if not (started := start(port, prefix, world, timeout=30)):
+        return "no namespace"
+
+    def refuse():
+        if dist.get_rank() == 1:
+            raise RuntimeError("no such interface")
+
+    started[0].hold = refuse
+    tensor = torch.ones(1, device="cuda")
+    dist.all_reduce(tensor)
+    with time_limit(0, 20, "the error"):  # the deadline is after 30 s
+        with pytest.raises(torchcomms_pg.CommError, match="no such interface.*GLOO_SOCKET_IFNAME"):
+            dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return None
+
+
+def test_why_a_rank_cannot_be_connected_is_told_to_all():
+    on_two_hosts(fail_to_connect, 2)
+
+
+def come_late(port, prefix, world):
+    if not (started := start(port, prefix, world)):
+        return "no namespace"
+    store = started[1]
+    dist.distributed_c10d._set_pg_timeout(2 * SECOND, dist.group.WORLD)
+    if dist.get_rank() == 0:
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(torch.ones(1))
+        # A rank that is held up while it asks has not always time to learn who is missing.
+        assert raised.value.ranks == [1] or "cannot be known" in str(raised.value)
+        store.set("told", "")
+    else:
+        store.wait(["told"])
+    dist.destroy_process_group()
+    return None
+
+
+def test_a_rank_that_is_missed_by_the_first_cpu_tensor_is_named_at_the_deadline():
+    on_two_hosts(come_late, 2)

@@ -1,0 +1,296 @@
+"""Collectives in CUDA graphs: captured, replayed, and ended in any order."""
+
+import contextlib
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from api import test_spec_examples
+from harness import gpus, ranks
+from harness.gpus import on_gpus, on_ours
+from harness.values import all_data, assert_reduced, assert_same
+
+if reason := gpus.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.torch_version
+
+MIB = 2**20
+MODES = ("global", "thread_local", "relaxed")
+LENGTH = 1000
+BOUND = 20.0  # seconds for what must not hang
+
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@contextlib.contextmanager
+def capture(mode="global"):
+    """Captures a graph in the current stream of the block; gives the graph."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        yield graph
+
+
+class Way:
+    """How an operation in a capture is waited for."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __call__(self, collective, *args):
+        work = collective(*args, async_op=self.how != "sync")
+        # Of torch 2.11 these futures fail but on the root.
+        if self.how == "future" and not gpus.by_root_over_nccl(collective):
+            work.get_future().wait()
+        elif self.how != "sync":
+            work.wait()
+
+
+def bodies(world, issue):
+    """What is captured, of a tensor of (world, LENGTH), and what holds for its result on a rank."""
+    rank, last = dist.get_rank(), world - 1
+
+    def all_reduce(tensor):
+        result = tensor * 2
+        issue(dist.all_reduce, result)
+        return result + 1
+
+    def broadcast(tensor):
+        result = tensor.clone()
+        issue(dist.broadcast, result, last)
+        return result
+
+    def reduce(tensor):
+        result = tensor.clone()
+        issue(dist.reduce, result, last)
+        return result if rank == last else tensor.new_zeros(())
+
+    def all_gather_into_tensor(tensor):
+        result = tensor.new_empty(world * world, LENGTH)
+        issue(dist.all_gather_into_tensor, result, tensor)
+        return result
+
+    def all_gather(tensor):
+        results = [torch.empty_like(tensor) for _ in range(world)]
+        issue(dist.all_gather, results, tensor)
+        return torch.cat(results)
+
+    def gather(tensor):
+        results = [torch.empty_like(tensor) for _ in range(world)] if rank == last else None
+        issue(dist.gather, tensor, results, last)
+        return torch.cat(results) if rank == last else tensor.new_zeros(())
+
+    def reduce_scatter_tensor(tensor):
+        result = tensor.new_empty(1, LENGTH)
+        issue(dist.reduce_scatter_tensor, result, tensor)
+        return result
+
+    def reduce_scatter(tensor):
+        result = tensor.new_empty(LENGTH)
+        issue(dist.reduce_scatter, result, list(tensor))
+        return result
+
+    def scatter(tensor):
+        result = tensor.new_empty(LENGTH)
+        issue(dist.scatter, result, list(tensor) if rank == last else None, last)
+        return result
+
+    def all_to_all_single(tensor):
+        result = torch.empty_like(tensor)
+        issue(dist.all_to_all_single, result, tensor)
+        return result
+
+    def all_to_all(tensor):
+        results = [tensor.new_empty(LENGTH) for _ in range(world)]
+        issue(dist.all_to_all, results, list(tensor))
+        return torch.stack(results)
+
+    def coalesced(tensor):
+        results = [tensor + k for k in range(2)]
+        later = issue.how != "sync"
+        with dist._coalescing_manager(device=tensor.device, async_ops=later) as manager:
+            for result in results:
+                dist.all_reduce(result)
+        if later:
+            manager.wait()
+        return sum(results)
+
+    def messages(tensor):
+        if world == 1:
+            return tensor.new_zeros(())
+        result = torch.empty_like(tensor)
+        operations = [
+            dist.P2POp(dist.isend, tensor, (rank + 1) % world),
+            dist.P2POp(dist.irecv, result, (rank - 1) % world),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return result
+
+    def close(got, wanted):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+    def on(ranks, got, check):
+        """Checks the result, which the other ranks do not have."""
+        return check() if rank in ranks else close(got, torch.zeros(()))
+
+    yield all_reduce, lambda got, x: close(got, 2 * sum(x) + 1)
+    yield broadcast, lambda got, x: assert_same(got, x[last])
+    yield reduce, lambda got, x: on([last], got, lambda: close(got, sum(x)))
+    yield all_gather_into_tensor, lambda got, x: assert_same(got, torch.cat(x))
+    yield all_gather, lambda got, x: assert_same(got, torch.cat(x))
+    yield gather, lambda got, x: on([last], got, lambda: assert_same(got, torch.cat(x)))
+    yield reduce_scatter_tensor, lambda got, x: close(got, sum(x)[rank : rank + 1])
+    yield reduce_scatter, lambda got, x: close(got, sum(x)[rank])
+    yield scatter, lambda got, x: assert_same(got, x[last][rank])
+    yield all_to_all_single, lambda got, x: assert_same(got, torch.stack([y[rank] for y in x]))
+    yield all_to_all, lambda got, x: assert_same(got, torch.stack([y[rank] for y in x]))
+    yield coalesced, lambda got, x: close(got, 2 * sum(x) + world)
+    yield (
+        messages,
+        lambda got, x: on(
+            range(world) if world > 1 else (), got, lambda: assert_same(got, x[rank - 1])
+        ),
+    )
+
+
+def replay(world, body, assert_right, mode):
+    """Captures a body, and replays it with new inputs."""
+    inputs = [all_data(world, (world, LENGTH), salt=salt) for salt in range(3)]
+    tensor = inputs[0][dist.get_rank()].cuda()
+    body(tensor)  # NCCL connects at the first operation
+    with capture(mode) as graph:
+        result = body(tensor)
+    for values in inputs:
+        tensor.copy_(values[dist.get_rank()])
+        graph.replay()
+        try:
+            assert_right(result.cpu(), values)
+        except AssertionError as error:
+            raise AssertionError(f"{body.__name__}: {error}") from error
+    torch.cuda.synchronize()
+
+
+@modes
+@pytest.mark.parametrize("how", ("sync", "async", "future"))
+@on_gpus(1, 2)
+def test_collectives_run_with_each_replay(world, mode, how):
+    for body, assert_right in bodies(world, Way(how)):
+        replay(world, body, assert_right, mode)
+
+
+@on_ours(1, 2)  # torch's nccl refuses tensors with gaps
+def test_collectives_with_temporary_buffers_run_with_each_replay(world):
+    def strided(tensor):
+        result = torch.empty(tensor.shape[::-1], device="cuda").t().copy_(tensor)
+        dist.all_reduce(result)
+        return result
+
+    replay(world, strided, assert_reduced, "global")
+
+
+@modes
+@on_gpus(1)
+def test_a_capture_right_after_an_operation_is_not_disturbed(world, mode):
+    tensor = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(tensor)  # whose end is still looked for
+    dist.all_reduce(tensor, async_op=True)
+    with capture(mode) as graph:
+        result = tensor + 1
+        # Longer than the time between two looks at what is in flight.
+        time.sleep(0.12)
+        more = torch.empty(MIB, device="cuda").fill_(2)
+    graph.replay()
+    assert result.cpu()[0] == 2 and more.cpu()[0] == 2
+
+
+@on_gpus(2)
+def test_waiting_joins_the_streams_of_a_capture(world):
+    tensor, side = torch.ones(LENGTH, device="cuda"), torch.cuda.Stream()
+    dist.all_reduce(tensor)
+    with capture() as graph:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(5_000_000)
+            work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        result = tensor * 2
+    for _ in range(2):
+        tensor.fill_(1)
+        graph.replay()
+        assert (result.cpu() == 2 * world).all()
+
+
+@on_gpus(1, 2)
+def test_graphs_of_one_group_are_replayed_in_turn_with_operations_between(world):
+    tensors = [torch.zeros(LENGTH, device="cuda") for _ in range(3)]
+    dist.all_reduce(tensors[0])
+    graphs = []
+    for tensor in tensors[:2]:
+        with capture("thread_local") as graph:
+            dist.all_reduce(tensor.add_(1))
+        graphs.append(graph)
+    counts = [0.0, 0.0, 0.0]
+    for turn in (0, 1, 1, 2, 0, 2, 1, 0):
+        if turn < 2:
+            graphs[turn].replay()
+        else:
+            dist.all_reduce(tensors[2].add_(1), async_op=True).wait()
+        counts[turn] = (counts[turn] + 1) * world
+    for tensor, count in zip(tensors, counts):
+        assert (tensor.cpu() == count).all(), f"got {tensor[:4].cpu()}, expected {count}"
+
+
+@on_ours(2)
+def test_the_documents_example_of_graphs_runs(world):
+    if torch.cuda.device_count() < world:
+        pytest.skip("needs a GPU for each rank")
+    test_spec_examples.cuda_graphs(world)
+
+
+def a_graph_and_its_group_end(port, prefix, world, first):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(tensor)
+    with capture() as graph:
+        dist.all_reduce(tensor)
+    tensor.fill_(1)
+    graph.replay()
+    assert (tensor.cpu() == world).all()
+
+    def end_graph():
+        nonlocal graph
+        graph = None
+        gc.collect()
+        torch.cuda.synchronize()
+
+    # NCCL frees a communicator when its graphs have gone.
+    for end in (end_graph, dist.destroy_process_group)[:: 1 if first == "graph" else -1]:
+        with ranks.time_limit(0, BOUND, end.__name__):
+            end()
+
+
+@pytest.mark.parametrize("first", ("graph", "group"))
+@gpus.by_version
+def test_a_group_and_its_graph_end_in_any_order(version, first):
+    gpus.apart(2, a_graph_and_its_group_end, first, env=gpus.nccl_environment(version))
+
+
+def capture_first(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor, graph = torch.ones(LENGTH, device="cuda"), torch.cuda.CUDAGraph()
+    with pytest.raises(
+        RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
+    ):
+        with torch.cuda.graph(graph):
+            dist.all_reduce(tensor)
+    dist.all_reduce(tensor)
+    assert (tensor == world).all()
+
+
+def test_a_capture_before_the_first_operation_is_refused_and_the_group_stands():
+    gpus.apart(1, capture_first)

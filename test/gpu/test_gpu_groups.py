@@ -1,0 +1,367 @@
+"""Groups of GPUs: how they come and go, what goes through them beside, and what they refuse."""
+
+import concurrent.futures
+import datetime
+import functools
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import emulated
+import torchcomms_pg
+from harness import gpus, ranks, streams
+from harness.gpus import on_gpus, on_ours
+
+if reason := gpus.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.torch_version
+
+BOUND = 20.0  # seconds for what must not hang
+
+
+def ones(size=1000):
+    return torch.ones(size, device="cuda")
+
+
+def assert_sums(group, members):
+    tensor = ones()
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    assert (tensor.cpu() == members).all(), tensor[:4].cpu()
+
+
+# ---------------------------------------------------------------- how they come
+
+
+def every_kind_of_group(port, prefix, world):
+    for eager in (False, True):
+        gpus.take_device(world)
+        device_id = gpus.current_device() if eager else None
+        gpus.torchcomms(port, f"{prefix}/{eager}", world, 30, device_id=device_id)
+        rank = dist.get_rank()
+        assert_sums(None, world)
+        last = dist.new_group([world - 1])
+        if rank == world - 1:
+            assert_sums(last, 1)
+        options = torchcomms_pg.Backend.Options()
+        options.is_high_priority_stream = True
+        group = dist.new_group(pg_options=options)
+        assert_sums(group, world)
+        dist.destroy_process_group(group)
+        if eager:
+            first = list(range((world + 1) // 2))
+            rest = list(range(len(first), world))
+            part = dist.split_group(split_ranks=[part for part in (first, rest) if part])
+            assert_sums(part, len(first if rank in first else rest))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", (1, 2, 3))
+def test_groups_are_made_lazily_with_a_device_anew_and_by_splitting(world):
+    gpus.apart(world, every_kind_of_group)
+
+
+@on_ours(1, 2, 3)
+def test_tensors_of_both_devices_and_objects_go_through_one_group(world):
+    rank = dist.get_rank()
+    on_cpu, on_gpu = torch.ones(100), ones(100)
+    for work in [dist.all_reduce(x, async_op=True) for x in (on_gpu, on_cpu, on_gpu)]:
+        work.wait()
+    assert (on_cpu == world).all() and (on_gpu.cpu() == world**2).all()
+    objects = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": rank} for rank in range(world)]
+    told = [rank]
+    dist.broadcast_object_list(told, world - 1, device=gpus.current_device())
+    assert told == [world - 1]
+
+
+@on_ours(1, 2)  # torch's nccl keeps to the device of the first operation
+def test_a_rank_has_several_devices(world):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    rank = dist.get_rank()
+    for offset in range(2):
+        tensor = torch.full((1000,), rank + 1.0, device=f"cuda:{(rank + offset) % 2}")
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert (tensor.cpu() == world * world * (world + 1) / 2).all()
+    comms = [torchcomms_pg.get_comm(device=f"cuda:{number}") for number in range(2)]
+    assert comms[0].get_device() != comms[1].get_device()
+
+
+def groups_one_after_another(port, prefix, world):
+    for i in range(3):
+        gpus.torchcomms(port, f"{prefix}/{i}", world, 30)
+        tensor = ones()
+        dist.all_reduce(tensor)
+        assert (tensor.cpu() == world).all()
+        dist.destroy_process_group()
+
+
+@gpus.by_version
+def test_a_group_comes_up_where_another_one_was(version):
+    gpus.apart(2, groups_one_after_another, env=gpus.nccl_environment(version))
+
+
+def to_itself(port, prefix, world):
+    """One rank alone, before the group has connected its GPUs; then with others in one batch."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    sent, got = ones(7), [torch.zeros(7, device="cuda") for _ in range(2)]
+
+    def batch(*operations):
+        for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in operations]):
+            work.wait()
+
+    if rank == 0:
+        batch((dist.irecv, got[0], 0), (dist.isend, sent, 0))
+        assert (got[0].cpu() == 1).all()
+        for wrong in (sent.double(), ones(6)):
+            with pytest.raises(ValueError, match="to itself"):
+                batch((dist.irecv, got[0], 0), (dist.isend, wrong, 0))
+        with pytest.raises(ValueError, match="sends 1 messages to itself and receives 0"):
+            batch((dist.isend, sent, 0))
+    for number in range(2):  # the second batch through the communicator that the first makes
+        mine, theirs = sent + 10 * rank + number, got[1].zero_()
+        batch(
+            (dist.isend, mine, rank),
+            (dist.isend, mine, other),
+            (dist.irecv, got[0].zero_(), rank),
+            (dist.irecv, theirs, other),
+        )
+        assert torch.equal(got[0], mine)
+        assert (theirs.cpu() == 1 + 10 * other + number).all()
+    dist.destroy_process_group()
+
+
+def test_a_rank_sends_to_itself_without_the_others():
+    gpus.apart(2, to_itself)
+
+
+# ---------------------------------------------------------------- the ranks together
+
+
+def barriers():
+    """All ways to one of the group's GPUs, each of which stops the host."""
+    device = torch.cuda.current_device()
+    for arguments in ({}, {"device_ids": [device]}):
+        yield functools.partial(dist.barrier, **arguments)
+        begin = functools.partial(dist.barrier, async_op=True, **arguments)
+        yield lambda begin=begin: begin().wait()
+    if dist.get_backend() != "nccl":
+        comm = torchcomms_pg.get_comm(device=f"cuda:{device}")
+        yield lambda: comm.barrier(False)
+        yield lambda: comm.barrier(True).wait()
+
+
+@on_gpus(2)
+def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    store = dist.distributed_c10d._get_default_store()
+    for number, barrier in enumerate(barriers()):
+        begun, released = f"{number} begun", f"{number} released"
+        if dist.get_rank() == 0:
+            store.set(begun, "")
+            barrier()
+            assert store.check([released])
+            continue
+        with streams.hold() as release, concurrent.futures.ThreadPoolExecutor(1) as thread:
+
+            def let_go():
+                store.wait([begun])
+                time.sleep(0.1)  # a barrier that does not wait is over by then
+                store.set(released, "")
+                release()
+
+            holder = thread.submit(let_go)
+            barrier()
+            holder.result()
+
+
+# ---------------------------------------------------------------- failures
+
+
+def wait_in_vain(work):
+    """For a rank that does not come, until the deadline of the group."""
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError, match="timed out"):
+        work.wait(datetime.timedelta(seconds=60))
+    assert time.monotonic() - begun < BOUND
+
+
+def give_up(work):
+    """By itself."""
+    assert not work.is_completed(), "the operation did not wait for the other ranks"
+    dist.group.WORLD._get_backend(gpus.current_device()).abort()
+    with pytest.raises(torchcomms_pg.CommError, match="abort|revoke"):
+        work.wait()
+
+
+ENDS = {"timeout": wait_in_vain, "abort": give_up}
+
+
+def alone(port, prefix, world, end):
+    """Rank 0 begins an operation without the other, which can go on as it can."""
+    gpus.torchcomms(port, f"{prefix}/first", world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    # Not by a barrier: a rank that is still in one would be told of what comes.
+    store.set(f"here {dist.get_rank()}", "")
+    store.wait([f"here {rank}" for rank in range(world)])
+    if dist.get_rank() == 0:
+        if end == "timeout":
+            torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=3))
+        ENDS[end](dist.all_reduce(tensor, async_op=True))
+        with ranks.time_limit(0, BOUND, "releasing the stream"):
+            torch.cuda.synchronize()
+        with pytest.raises(torchcomms_pg.CommError):
+            dist.all_reduce(tensor)
+        store.set("over", "")
+    else:
+        store.wait(["over"], datetime.timedelta(seconds=60))
+    with ranks.time_limit(0, BOUND, "destroying the group"):
+        dist.destroy_process_group()
+    # The process and its device are as good as before.
+    gpus.torchcomms(port, f"{prefix}/second", world, 30)
+    assert_sums(None, world)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(end):
+    gpus.apart(2, alone, end)
+
+
+def ending_while_the_other_fails(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    if dist.get_rank() == 0:
+        store.wait(["rank 1 ends"])
+        dist.group.WORLD._get_backend(gpus.current_device()).abort()
+        dist.destroy_process_group()
+        store.set("rank 0 has failed", "")
+        return
+    with concurrent.futures.ThreadPoolExecutor() as threads, emulated.hold_nccl("finalize"):
+        ending = threads.submit(dist.destroy_process_group)
+        assert ranks.wait_for(lambda: "tcpg_nccl" in ranks.thread_names(), 20)
+        store.set("rank 1 ends", "")
+        store.wait(["rank 0 has failed"])
+    ending.result()
+
+
+@gpus.emulated_only
+def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl():
+    """Which destroys no communicator that has failed: its memory would stay."""
+    gpus.apart(2, ending_while_the_other_fails)
+
+
+def a_deadline_behind_a_kernel(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=10))
+    dist.barrier()  # both are here
+    with streams.hold():
+        dist.all_reduce(tensor, async_op=True)
+        assert ranks.wait_for(torchcomms_pg.get_comm(device="cuda").is_aborted, 30)
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(tensor)
+    # A rank that was held up for longer than its answer is waited for is not accused either.
+    known = "all ranks have queued|did not answer, so that nobody knows whether it has queued"
+    known = f"({known}) all_reduce #3|cannot be known"
+    assert re.search(known, str(raised.value)), raised.value
+    assert "arrived" not in str(raised.value)
+
+
+def test_nobody_is_said_to_have_arrived_whose_stream_has_not():
+    gpus.apart(2, a_deadline_behind_a_kernel)
+
+
+def a_deadline_behind_the_driver(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    store = dist.distributed_c10d._get_default_store()
+    on_gpu, on_cpu = ones(), torch.ones(4)
+    dist.all_reduce(on_gpu)
+    torch.cuda.synchronize()
+    torchcomms_pg.get_comm().set_timeout(datetime.timedelta(seconds=3))
+    if dist.get_rank() == 1:
+        store.wait(["rank 0 has seen it"])
+        return
+    held = dist.all_reduce(on_gpu, async_op=True)
+    with emulated.hold_driver() as waiters:
+        assert ranks.wait_for(waiters, 20)
+        with pytest.raises(torchcomms_pg.CommError, match="timed out.* did not (arrive|answer)"):
+            dist.all_reduce(on_cpu)
+    store.set("rank 0 has seen it", "")
+    del held
+
+
+@gpus.emulated_only
+def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events():
+    gpus.apart(2, a_deadline_behind_the_driver)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@on_gpus(2)
+def test_a_wrong_argument_leaves_the_group_as_it_was(world):
+    tensor = ones()
+    dist.all_reduce(tensor)
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.all_gather_into_tensor(torch.empty(7, device="cuda"), tensor)
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == world**2).all()
+
+
+@on_ours(1)
+def test_tensors_of_several_devices_in_one_call_are_refused_with_nothing_issued(world):
+    here, others = ones(), [torch.ones(1000)]
+    if torch.cuda.device_count() > 1:
+        others.append(torch.ones(1000, device="cuda:1"))
+    dist.all_reduce(here)
+    backend = dist.group.WORLD._get_backend(here.device)
+    before = backend._get_sequence_number_for_group()
+    for other in others:
+        for call in (
+            lambda: dist.all_gather([other], here),
+            lambda: dist.all_gather_into_tensor(other, here),
+            lambda: dist.reduce_scatter_tensor(other, here),
+            lambda: dist.all_to_all([other], [here]),
+            lambda: dist.all_to_all_single(other, here),
+            lambda: dist.scatter(here, [other], 0),
+            lambda: dist.gather(here, [other], 0),
+        ):
+            with pytest.raises(ValueError, match=rf"is on {other.device}, wanted cuda:0; move it "):
+                call()
+        comm = torchcomms_pg.get_comm(device=here.device)
+        with pytest.raises(ValueError, match=rf"tensor is on {other.device}, wanted cuda:0"):
+            comm.all_reduce(other, torchcomms_pg.ReduceOp.SUM, False)
+    assert backend._get_sequence_number_for_group() == before
+
+
+def float8_where_nccl_has_none(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor, float8 = ones(), ones().to(torch.float8_e4m3fn)
+    dist.all_reduce(tensor)
+    with pytest.raises((ValueError, RuntimeError), match="float8|Float8|type"):
+        dist.all_reduce(float8)
+    dist.broadcast(float8, 0)  # moves bytes
+    assert (float8.float() == 1).all()
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == world**2).all()
+
+
+@gpus.emulated_only
+def test_what_nccl_alone_refuses_leaves_the_group_as_it_was():
+    gpus.apart(2, float8_where_nccl_has_none, env=gpus.nccl_environment("2.18"))

@@ -1,0 +1,179 @@
+"""The place of an operation among what is queued on a GPU, and what it costs the host."""
+
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import emulated
+from harness import gpus, ranks, streams
+from harness.gpus import on_gpus, on_ours
+from harness.values import all_data, assert_same
+
+if reason := gpus.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.torch_version
+
+LENGTH = 10_000
+
+
+def connect(world):
+    """NCCL connects, and CUDA loads kernels, at the first use, and may wait for streams then."""
+    warm = torch.full((LENGTH,), 1.0, device="cuda").fill_(2).add_(1)
+    for layout in gpus.LAYOUTS:
+        gpus.empty((100, 10), layout=layout).copy_(warm[:1000].view(100, 10)).contiguous()
+    dist.all_reduce(warm)
+    dist.all_gather_into_tensor(torch.empty(world * LENGTH, device="cuda"), warm * 10)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
+@on_gpus(1, 2)
+def test_an_operation_comes_after_what_its_stream_has_queued(world, async_op):
+    connect(world)
+    values = torch.ones(LENGTH, device="cuda")
+    torch.cuda.synchronize()
+    with streams.hold():
+        values.add_(dist.get_rank())
+        work = dist.all_reduce(values, async_op=async_op)
+        assert not torch.cuda.current_stream().query()
+        assert work is None or not work.is_completed()
+    if work is not None:
+        work.wait()
+    assert (values.cpu() == world * (world + 1) / 2).all()
+
+
+@on_gpus(1, 2)
+def test_after_waiting_the_current_stream_waits_and_the_host_does_not(world):
+    connect(world)
+    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    inputs = all_data(world, LENGTH)
+    tensor = inputs[dist.get_rank()].cuda()
+    output = torch.full((world * LENGTH,), -7.0, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other), streams.hold():
+        work = dist.all_gather_into_tensor(output, tensor, async_op=True)
+        with torch.cuda.stream(current):
+            work.wait()  # returns, although the other stream is held
+            after = output * 2
+            assert not current.query(), "the current stream did not wait"
+    assert_same(after.cpu(), torch.cat(inputs) * 2)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+@on_ours(1, 2)  # torch's nccl refuses tensors with gaps
+def test_memory_that_an_operation_still_uses_is_given_to_nobody(world, layout):
+    connect(world)
+    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    inputs = all_data(world, (LENGTH, 1))
+    mine = gpus.place(inputs[dist.get_rank()], layout)
+    first = torch.zeros(1, device="cuda")
+    output = torch.empty(world * LENGTH, 1, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other), streams.hold():
+        works = [dist.all_reduce(first, async_op=True)]  # holds up what comes after it
+        with torch.cuda.stream(current):
+            works.append(dist.all_gather_into_tensor(output, mine, async_op=True))
+            del mine
+            reused = [torch.full((LENGTH,), -7.0, device="cuda") for _ in range(20)]
+            current.synchronize()
+            assert not any(work.is_completed() for work in works)
+    for work in works:
+        work.wait()
+    assert_same(output.cpu(), torch.cat(inputs))
+    del reused
+
+
+@on_ours(2)
+def test_a_temporary_is_not_used_again_while_another_stream_waits(world):
+    connect(world)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    for _ in range(3):
+        base = torch.ones(64, 32, device="cuda")
+        torch.cuda.synchronize()
+        with streams.hold(first):
+            with torch.cuda.stream(first):
+                work = dist.all_reduce(base.t(), async_op=True)  # of a copy, since it has gaps
+            with torch.cuda.stream(second):
+                work.wait()
+            with torch.cuda.stream(first):
+                torch.empty(64 * 32, device="cuda").fill_(100)
+        torch.cuda.synchronize()
+        assert (base.cpu() == world).all()
+
+
+@on_ours(1)
+def test_a_future_holds_up_no_stream_of_the_user(world):
+    connect(world)
+    tensor = torch.ones(LENGTH, device="cuda")
+    torch.cuda.synchronize()
+    with streams.hold():
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        done = future.then(lambda future: future.value()[0] * 2)
+        # torch has 32, which it hands out in turn.
+        busy = [stream for stream in (torch.cuda.Stream() for _ in range(32)) if not stream.query()]
+        assert len(busy) <= 2, busy
+    assert (done.wait().cpu() == 2).all()
+
+
+# ---------------------------------------------------------------- what it costs the host
+
+
+def operations_and_the_monitor(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = torch.ones(1000, device="cuda")
+    for _ in range(3):
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+    torch.cuda.synchronize()
+    work = dist.all_reduce(tensor, async_op=True)
+    assert ranks.wait_for(work.get_future_result().done, 20)
+    assert set(emulated.contexts()) == {torch.cuda.current_device()}
+
+
+@gpus.emulated_only
+def test_operations_and_the_monitor_make_no_context_elsewhere():
+    gpus.apart(2, operations_and_the_monitor)  # contexts stay as long as their process
+
+
+@gpus.emulated_only
+@on_ours(1)
+def test_an_operation_takes_few_calls_of_cuda(world):
+    tensor = torch.ones(1000, device="cuda")
+
+    def calls(body, times=20):
+        futures = [dist.all_reduce(tensor, async_op=True).get_future_result() for _ in range(50)]
+        # Their events are used again.
+        assert ranks.wait_for(lambda: all(future.done() for future in futures), 20)
+        gc.collect()  # what it frees would be counted
+        with emulated.counted() as counts:
+            for _ in range(times):
+                body()
+        main = {name: count for name, count in counts["main"].items() if name != "cudaGetDevice"}
+        return sum(main.values()) / times
+
+    assert calls(lambda: dist.all_reduce(tensor)) <= 1
+    assert calls(lambda: dist.all_reduce(tensor, async_op=True).wait()) <= 4
+    with torch.cuda.stream(torch.cuda.Stream()):  # which might be captured: that is asked
+        assert calls(lambda: dist.all_reduce(tensor)) <= 2
+        assert calls(lambda: dist.all_reduce(tensor, async_op=True).wait()) <= 5
+
+
+@gpus.emulated_only
+@on_ours(1)
+def test_of_what_waits_in_a_stream_the_oldest_alone_is_asked_for(world):
+    connect(world)
+    tensor = torch.ones(1000, device="cuda")
+    with streams.hold():
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(300)]
+        asked = 0
+        while not asked:  # nothing is asked while the process is held up
+            with emulated.counted() as calls:
+                time.sleep(0.5)  # some ten looks
+            asked = calls.get("tcpg_events", {}).get("cudaEventQuery", 0)
+        assert asked <= 100, calls
+    for work in works:
+        work.wait()

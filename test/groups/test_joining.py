@@ -1,0 +1,174 @@
+"""Groups that cannot be made: who is at fault is told to all, and soon."""
+
+import ctypes
+import datetime
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness.ranks import Ranks, check, connect_store, init_default_group, report, wait_for
+from harness.scarcity import no_more_descriptors
+
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+CLONE_NEWPID = 0x20000000
+HALF_AN_HOUR = datetime.timedelta(minutes=30)
+SOON = 20  # seconds on a busy machine, of which none is the group's timeout
+
+
+def new_group_without(victim):
+    """(text, ranks at fault, seconds) of the survivors' new_group."""
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.new_group(timeout=HALF_AN_HOUR)
+    return str(raised.value), raised.value.ranks, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_during_new_group_is_told_by_all_survivors(victim):
+    with Ranks(3) as ranks:
+        ranks.start(new_group_without, victim)
+        outcomes = ranks.wait()
+        check([outcome for outcome in outcomes if outcome.rank != victim])
+        for outcome in outcomes:
+            if outcome.rank != victim:
+                text, named, took = outcome.value
+                assert re.search(rf"rank {victim} \(pid {ranks.pids[victim]}\) died", text), text
+                assert named == [victim]
+                assert took < SOON
+
+
+def meet(args, came):
+    """A communicator of three ranks, of whom nobody knows another yet."""
+    rank = int(os.environ["RANK"])
+    store = connect_store(*args)
+    if rank != 1:
+        report("here")
+        store.wait([came], HALF_AN_HOUR)
+        report("goes on")
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm(
+            "shm", "cpu", "met", store=store, rank=rank, size=3, timeout=HALF_AN_HOUR
+        )
+    return str(raised.value), raised.value.ranks
+
+
+def test_a_death_after_a_rank_has_come_is_told_where_no_group_knew_it():
+    with Ranks(3, init=False) as ranks:
+        args = ranks.store_args()
+        store = connect_store(*args)
+        ranks.start(meet, args, "rank 1 is dead")
+        for rank in (0, 2):
+            ranks.wait_report(rank)
+        said = [key for key in keys_of_rank_1() if wait_for(lambda: store.check([key]), 30)]
+        assert said, "rank 1 has not said who it is"
+        ranks.kill(1)
+        assert ranks.exit_code(1) == -9
+        store.set("rank 1 is dead", "")
+        check(ranks.wait(ranks=[0, 2]))
+        for outcome in ranks.wait(ranks=[0, 2]):
+            text, named = outcome.value
+            assert f"rank 1 (pid {ranks.pids[1]}) died" in text and named == [1]
+
+
+def keys_of_rank_1():
+    """Where it does: as it is now, in csrc/comm/Bootstrap.cpp."""
+    return ["torchcomm/met/torchcomms_pg/met/3/1/rank/1"]
+
+
+def join_without_descriptors(culprit):
+    store = dist.distributed_c10d._get_default_store()
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        if dist.get_rank() == culprit:
+            with no_more_descriptors():
+                torchcomms_pg.new_comm("shm", "cpu", "poor", **place(store))
+        torchcomms_pg.new_comm("shm", "cpu", "poor", **place(store))
+    took = time.monotonic() - begun
+    comm = torchcomms_pg.new_comm("shm", "cpu", "again", **place(store))
+    comm.barrier(False)
+    comm.finalize()
+    return str(raised.value), raised.value.ranks, took
+
+
+def place(store):
+    world = dist.get_world_size()
+    return {"store": store, "rank": dist.get_rank(), "size": world, "timeout": HALF_AN_HOUR}
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
+    with Ranks(3) as ranks:
+        for rank, (text, named, took) in enumerate(ranks.run(join_without_descriptors, culprit)):
+            assert "Too many open files" in text, text
+            if rank != culprit:
+                assert f"rank {culprit} cannot join" in text and named == [culprit], text
+            assert took < SOON
+
+
+def join_as_another_user(culprit):
+    store = dist.distributed_c10d._get_default_store()
+    begun = time.monotonic()
+    if dist.get_rank() == culprit:
+        os.seteuid(65534)
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm("shm", "cpu", "mixed", **place(store))
+    return str(raised.value), raised.value.ranks, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_of_another_user_is_told_to_all(culprit):
+    """Who opens the other's memory is refused, and says so."""
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for rank, (text, named, took) in enumerate(ranks.run(join_as_another_user, culprit)):
+            assert "the unique id was made by user" in text, text
+            if rank == 0 or (culprit == 1 and rank == 2):  # these could have joined
+                assert re.search(r"rank [12] cannot join", text) and named[0] in (1, 2), text
+            assert took < SOON
+
+
+def operate_in_container(args):
+    """Rank 1 is in a pid namespace of its own, with the same host name; None: it may not be."""
+    rank = int(os.environ["RANK"])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if rank == 1:
+        if ctypes.CDLL(None).unshare(CLONE_NEWPID) != 0:
+            return None
+        child = os.fork()  # the first process of the namespace
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    try:
+        init_default_group(*args, rank, 2, 60)
+        dist.all_reduce(tensor := torch.ones(1000))
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        over_gloo = not getattr(backend, "supports_window", False)  # torch has it from 2.14 on
+        dist.destroy_process_group()
+        worked = tensor.tolist() == [2] * 1000 and over_gloo
+    except BaseException:
+        worked = False
+        if rank != 1:
+            raise
+    if rank == 1:
+        os._exit(0 if worked else 1)
+    return worked
+
+
+def test_two_containers_of_one_host_name_go_over_gloo():
+    if os.geteuid() != 0:
+        pytest.skip("a pid namespace of its own needs root")
+    with Ranks(2, init=False) as ranks:
+        ranks.start(operate_in_container, ranks.store_args())
+        first = ranks.wait(60, ranks=[1])[0]
+        if first.ok and first.value is None:
+            pytest.skip("this machine does not let a process have a pid namespace of its own")
+        check([first, *ranks.wait(60, ranks=[0])])
+        assert first.value and ranks.wait(60, ranks=[0])[0].value

@@ -1,0 +1,63 @@
+"""A libnccl that carries the tensors of the simulated accelerator and records its calls."""
+
+import ctypes
+import json
+import pathlib
+import subprocess
+
+from harness import ROOT, TESTS
+from torchcomms_pg import nccl
+
+
+class Library:
+    """fake_nccl.cpp as some version of NCCL.
+
+    Args:
+        folder: where it is built.
+        version: as ncclGetVersion tells it.
+        features: parts of the API that not every version has, as fake_nccl.cpp names them.
+    """
+
+    def __init__(self, folder, version, *features):
+        folder = pathlib.Path(folder)
+        self.path = str(folder / "libnccl.so.2")
+        self._log = folder / "log"
+        self._seen = 0
+        subprocess.run(
+            [
+                *("g++", "-std=c++20", "-shared", "-fPIC", f"-DVERSION={version}"),
+                *(f"-DLOG={json.dumps(str(self._log))}", *(f"-D{name}" for name in features)),
+                *("-I", ROOT / "csrc", "-isystem", ROOT / "csrc/nccl/cuda_stub"),
+                *("-isystem", f"{nccl.package_folder()}/include"),
+                *(TESTS / "harness/fake_nccl.cpp", "-o", self.path),
+            ],
+            check=True,
+        )
+
+    @property
+    def functions(self):
+        """Its fakeRank, fakeHang and fakeRefuse."""
+        return ctypes.CDLL(self.path)
+
+    def _all(self):
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return list(map(json.loads, lines))
+
+    def calls(self, name):
+        """All calls of this name."""
+        return [call for call in self._all() if call["call"] == name]
+
+    def latest(self):
+        """The calls since the last time, each as ``name:value:value``."""
+        calls = self._all()[self._seen :]
+        self._seen += len(calls)
+        return [":".join(map(str, (call["call"], *call.get("values", ())))) for call in calls]
+
+    def configs(self, name):
+        """What calls of this name had in their configuration.
+
+        Without what is not set, and without blocking, which is 1 in all of them.
+        """
+        found = [call["config"] for call in self.calls(name)]
+        assert all(config.pop("blocking") == 1 for config in found)
+        return [{k: v for k, v in config.items() if v is not None} for config in found]

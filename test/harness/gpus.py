@@ -1,0 +1,197 @@
+"""Tests on GPUs over torch's own nccl and over torchcomms: on emulated GPUs, or on this machine's.
+
+`on_gpus` makes a function a test whose body runs on every rank over each of the two, so that what
+holds for one is compared with the other. Rank r has the device cuda:(r % number of GPUs). The GPUs
+are those of the emulated CUDA; with `pytest --device cuda`, as tools/gpu_check calls it, those of
+this machine.
+"""
+
+import functools
+import os
+
+import pytest
+import torch
+import torch._dynamo  # some operators import it at first use: seconds, inside a test
+import torch.distributed as dist
+
+import emulated
+from harness import ranks
+from harness.values import all_data
+
+EMULATED = os.environ.get("TEST_DEVICE", "emulated") == "emulated"  # set by --device
+LAYOUTS = ("contiguous", "transposed", "strided")
+
+# NCCL refuses two ranks of one host on one GPU. Ranks that share one say that they are on hosts of
+# their own, joined by sockets. One CTA each: the kernels of all have to find room on the GPU.
+SHARED_GPU = {
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET_GDR_LEVEL": "LOC",
+    "NCCL_MAX_CTAS": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",
+}
+# What it says where that does not help: up to 2.29, and from 2.30 on.
+REFUSALS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
+
+# Of which there are the rules and functions on the emulated GPUs.
+NCCL_VERSIONS = ("2.18", "2.24", "2.27", "2.30") if EMULATED else ("of this machine",)
+by_version = pytest.mark.parametrize("version", NCCL_VERSIONS)
+
+emulated_only = pytest.mark.skipif(not EMULATED, reason="looks into the emulated CUDA")
+
+
+def missing():
+    """Why there are no GPUs to test on; empty if there are."""
+    if EMULATED:
+        return emulated.available()
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
+
+
+def environment():
+    """The variables to start a process with that is to have the GPUs."""
+    return emulated.environment() if EMULATED else {"NCCL_DEBUG": "WARN"}
+
+
+def nccl_environment(version):
+    """The variables for one of NCCL_VERSIONS."""
+    return emulated.nccl_environment(version) if EMULATED else {}
+
+
+def take_device(world):
+    """Called in a rank, before its first tensor."""
+    rank, devices = int(os.environ["RANK"]), torch.cuda.device_count()
+    torch.cuda.set_device(rank % devices)
+    if EMULATED:
+        emulated.set_delays(seed=rank + 1, probability=0.25, longest_us=1500)
+    elif world > devices:
+        os.environ.update(SHARED_GPU, NCCL_HOSTID=f"gpus-{rank}")
+
+
+def start(backend, port, prefix, world, timeout=ranks.GROUP_TIMEOUT, **kwargs):
+    """Called in a rank: its device, and the default group of a backend."""
+    take_device(world)
+    rank = int(os.environ["RANK"])
+    ranks.init_default_group(port, prefix, rank, world, timeout, backend=backend, **kwargs)
+    if world > torch.cuda.device_count() and not EMULATED:
+        try:
+            dist.all_reduce(torch.ones(1, device="cuda"))
+        except RuntimeError as error:
+            if any(words in str(error) for words in REFUSALS):
+                pytest.skip(f"NCCL refuses ranks on one GPU: {error}")
+            raise
+
+
+def nccl(*args, **kwargs):
+    start("nccl", *args, **kwargs)
+
+
+def torchcomms(*args, **kwargs):
+    start("torchcomms", *args, **kwargs)
+
+
+def no_group(port, prefix, world, timeout):
+    """A rank with a device and without a group."""
+    take_device(world)
+
+
+GROUPS = {"nccl": nccl, "torchcomms": torchcomms}
+
+
+def assert_no_misuse():
+    """Called in a rank: nothing was done that NCCL forbids or does not survive."""
+    if EMULATED:
+        told = emulated.misuses()
+        assert not told, told
+
+
+def _on_ranks(*worlds, **options):
+    """As ranks.on_ranks, with GPUs; nothing may be misused."""
+
+    def decorate(body):
+        @functools.wraps(body)
+        def watched(*args, **kwargs):
+            body(*args, **kwargs)
+            assert_no_misuse()
+
+        return ranks.on_ranks(*worlds, started_with=environment, **options)(watched)
+
+    return decorate
+
+
+on_gpu = functools.partial(_on_ranks, 1, init=no_group)
+
+
+def on_gpus(*worlds, groups=tuple(GROUPS), **kwargs):
+    """On ranks with a group, once over each of `groups`."""
+    return _on_ranks(*worlds or (2,), init={name: GROUPS[name] for name in groups}, **kwargs)
+
+
+on_ours = functools.partial(on_gpus, groups=("torchcomms",))
+
+
+def apart(world, body, *args, env=None, **kwargs):
+    """Runs a body that makes its own groups, in ranks of its own; gives what each returns.
+
+    The body is called with port, prefix, world, and what else is given.
+    """
+    with ranks.Ranks(world, init=False, env=env, started_with=environment) as processes:
+        results = processes.run(body, *processes.store_args(), world, *args, **kwargs)
+        processes.run(assert_no_misuse)
+        return results
+
+
+def by_root_over_nccl(collective):
+    """Whether torch's nccl runs a collective as messages from or to the root."""
+    return dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
+
+
+def current_device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def empty(shape, dtype=torch.float32, layout="contiguous"):
+    """A tensor on the current device, in one of LAYOUTS, whose strides differ."""
+    if layout == "transposed":
+        mirrored = torch.empty(shape[::-1], dtype=dtype, device="cuda")
+        return mirrored.permute(*range(len(shape))[::-1])
+    if layout == "strided":
+        shape = (*shape[:-1], 2 * shape[-1])
+        return torch.empty(shape, dtype=dtype, device="cuda")[..., ::2]
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def place(values, layout="contiguous"):
+    """The values of a CPU tensor on the current device."""
+    return empty(tuple(values.shape), values.dtype, layout).copy_(values)
+
+
+class Case:
+    """What the ranks bring to an operation, and room for what it gives, in one of LAYOUTS.
+
+    Attributes:
+        inputs: of each rank, `rows` rows of three.
+        parts: of each rank, as much for every rank.
+    """
+
+    def __init__(self, world, rows, layout):
+        self.rank, self.world, self.rows, self.layout = dist.get_rank(), world, rows, layout
+        self.inputs = all_data(world, (rows, 3))
+        self.parts = all_data(world, (world, rows, 3), salt=1)
+
+    def place(self, values):
+        return place(values, self.layout)
+
+    def empty(self, rows=None):
+        return empty((self.rows if rows is None else rows, 3), layout=self.layout)
+
+    def mine(self):
+        return self.place(self.inputs[self.rank])
+
+    def my_parts(self):
+        return [self.place(part) for part in self.parts[self.rank]]
+
+    def column(self):
+        """What all ranks have for this one."""
+        return [parts[self.rank] for parts in self.parts]

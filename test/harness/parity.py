@@ -1,0 +1,139 @@
+"""One body over Gloo and over the backend under test, in the same processes, and compared.
+
+`@like_gloo(2)` makes a test of a function that uses the default group and returns what it
+computed: nested lists, tuples and dicts of tensors and plain values. Every rank of one pool, which
+all tests of a session share, runs the function twice, over a default group of each backend, with
+the same seeds, and compares the two results bit by bit; with `rounding=True` up to the rounding
+that another order of the additions has.
+"""
+
+import functools
+import inspect
+import os
+import random
+
+from harness import ranks
+from harness.ranks import BACKEND, GROUP_TIMEOUT, Ranks, init_default_group
+
+REFERENCE = "gloo"
+_bare_pools = {}
+
+
+def bare_pool(world):
+    """The session's ranks for this world size, without a default group."""
+    if world in _bare_pools and _bare_pools[world].busy:
+        _bare_pools.pop(world).close()
+    if world not in _bare_pools:
+        _bare_pools[world] = Ranks(world, init=False)
+        ranks.at_close(_bare_pools[world].close)
+    return _bare_pools[world]
+
+
+def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, ours=None):
+    """Make a function a test of the backend against Gloo, once per world size.
+
+    Args:
+        rounding: results may differ by rounding.
+        timeout: of both runs together, in seconds.
+        ours: further arguments of init_process_group, not for Gloo.
+    """
+
+    def decorate(body):
+        import pytest
+
+        def on_rank(stores, world, **kwargs):
+            want = run_over(REFERENCE, stores[0], world, body, kwargs, {})
+            got = run_over(BACKEND, stores[1], world, body, kwargs, ours or {})
+            assert_equal(got, want, rounding)
+
+        def test(world, **kwargs):
+            __tracebackhide__ = True
+            pool = bare_pool(world)
+            stores = [Ranks.store_args(), Ranks.store_args()]
+            pool.run(body, stores, world, timeout=timeout, **kwargs)
+
+        functools.update_wrapper(test, body)
+        del test.__wrapped__
+        parameters = [p for p in inspect.signature(body).parameters.values() if p.name != "world"]
+        world = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([world, *parameters])
+        test.body = on_rank
+        ids = [f"{n}ranks" for n in worlds]
+        return pytest.mark.parametrize("world", worlds, ids=ids)(test)
+
+    return decorate
+
+
+def run_over(backend, store, world, body, kwargs, init):
+    """Called in a rank: the result of the body over a default group of this backend."""
+    import torch
+    import torch.distributed as dist
+
+    init_default_group(*store, int(os.environ["RANK"]), world, GROUP_TIMEOUT, backend, **init)
+    torch.manual_seed(11)
+    random.seed(11)
+    if "world" in inspect.signature(body).parameters:
+        kwargs = dict(kwargs, world=world)
+    result = kept(body(**kwargs))
+    dist.barrier()  # nobody takes the store away from a slower rank
+    dist.destroy_process_group()
+    return result
+
+
+def kept(result):
+    """The result without ties to the group that made it."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        result = result.full_tensor() if hasattr(result, "full_tensor") else result
+        return result.detach().clone()
+    if isinstance(result, dict):
+        return {name: kept(value) for name, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [kept(value) for value in result]
+    return result
+
+
+def assert_equal(got, want, rounding=False, where="result"):
+    """Of two results that `kept` returned."""
+    import torch
+
+    from harness.values import assert_same
+
+    assert type(got) is type(want), f"{where}: got {got!r}, {REFERENCE} has {want!r}"
+    if isinstance(want, dict):
+        assert list(got) == list(want), f"{where}: got {list(got)}, {REFERENCE} has {list(want)}"
+        for name, value in want.items():
+            assert_equal(got[name], value, rounding, f"{where}[{name!r}]")
+    elif isinstance(want, list):
+        assert len(got) == len(want), f"{where}: got {len(got)}, {REFERENCE} has {len(want)}"
+        for number, value in enumerate(want):
+            assert_equal(got[number], value, rounding, f"{where}[{number}]")
+    elif isinstance(want, torch.Tensor) and not rounding:
+        assert_same(got, want, where)
+    elif isinstance(want, torch.Tensor) or (isinstance(want, float) and rounding):
+        torch.testing.assert_close(got, want, msg=lambda text: f"{where}: {text}")
+    else:
+        assert got == want, f"{where}: got {got!r}, {REFERENCE} has {want!r}"
+
+
+def raised(call, *args, **kwargs):
+    """The names of the built-in errors that the call's exception is one of; [] where it succeeds.
+
+    So that two backends can be compared in the kind of their errors: what torch's own bindings
+    raise are subclasses of these.
+    """
+    kinds = (TypeError, ValueError, NotImplementedError, RuntimeError, AssertionError)
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return [kind.__name__ for kind in kinds if isinstance(error, kind)] or [repr(error)]
+    return []
+
+
+def refused(call, *args, **kwargs):
+    """Whether the call raises one of the errors that a caller's mistake has.
+
+    For what the backends themselves check: where Gloo raises RuntimeError NCCL raises ValueError.
+    """
+    return bool({"TypeError", "ValueError", "RuntimeError"} & set(raised(call, *args, **kwargs)))

@@ -1,0 +1,551 @@
+"""Rank processes for the tests: start them, run a function on each, find out who failed.
+
+One helper process (the zygote) imports torch once and forks the ranks, so that starting four
+ranks takes milliseconds instead of ten seconds of imports. It has no threads and never touches a
+backend, so a rank that comes out of it is like any new process. Ranks that only run healthy
+collectives are kept and shared by all tests of a session (`pool`); tests that kill or break ranks
+make their own (`Ranks`).
+
+A rank that fails, dies or hangs is named in the test's failure, with its traceback or the stacks
+of its threads. Hung ranks are killed by pid, and everything dies with the pytest process.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import faulthandler
+import functools
+import importlib
+import inspect
+import itertools
+import os
+import pathlib
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_connections
+
+from harness import ROOT, TESTS
+
+# torch's store asks for the name of every host that connects, and serves nobody meanwhile; a name
+# server that loses the question holds it up for five seconds. No test needs a name server.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+# Inductor compiles a program for each extension of the processor to see whether it may use it: with
+# an empty cache that takes longer than a test may.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
+BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")
+WORLDS = (1, 2, 3, 4)
+GROUP_TIMEOUT = 30.0  # of the shared ranks' default group: longer than any healthy test
+CALL_TIMEOUT = 40.0  # of one function on all ranks: shorter than pytest's 60 s
+
+
+class RankFailure(AssertionError):
+    """At least one rank raised, died or hung."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one rank's call: exactly one of value, error, died or hung is meant."""
+
+    rank: int
+    value: object = None
+    error: str = ""
+    skip: str = ""
+    died: str = ""
+    hung: str = ""
+
+    @property
+    def ok(self):
+        return not (self.error or self.died or self.hung or self.skip)
+
+
+# ---------------------------------------------------------------- the zygote and the rank's side
+
+
+def _die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _zygote(fd):
+    _die_with_parent()
+    import pytest  # noqa: F401
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    control = socket.socket(fileno=fd)
+    exited = {}
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not message:
+            os._exit(0)  # clearing up after all that was imported takes seconds
+        request = pickle.loads(message)
+        if request[0] == "ready":
+            answer = None
+        elif request[0] == "fork":
+            assert len(os.listdir("/proc/self/task")) == 1, "the zygote must not have threads"
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                try:
+                    _rank_main(fds[0], fds[1], *request[1:])
+                finally:
+                    os._exit(99)
+            for inherited in fds:
+                os.close(inherited)
+            answer = pid
+        else:  # ("reap", pid): the exit status, None while it lives
+            if request[1] not in exited:
+                pid, status = os.waitpid(request[1], os.WNOHANG)
+                if pid:
+                    exited[pid] = os.waitstatus_to_exitcode(status)
+            answer = exited.get(request[1])
+        control.send(pickle.dumps(answer))
+
+
+_connection = None  # this rank's connection to the test
+
+
+def report(value):
+    """Called in a rank: tell the test something while the function is still running."""
+    _connection.send_bytes(pickle.dumps(("report", value)))
+
+
+def receive():
+    """Called in a rank: wait for what the test sends with `Ranks.tell`."""
+    return pickle.loads(_connection.recv_bytes())
+
+
+def keep_the_gil(pipe):
+    """Called in a rank: once somebody can read a byte from the pipe, until he has read all."""
+    libc, more = ctypes.PyDLL(None), 1 << 20  # than a pipe holds; CDLL would let go of the GIL
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(os.fsencode(pipe), b"w"))
+    libc.fwrite(bytes(more), 1, more, file)  # goes on where write() is cut short by a stop
+    libc.fclose(file)
+
+
+def _describe(error):
+    text = "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    frame, shown = error.__traceback__, {}
+    while frame is not None:
+        if pathlib.Path(frame.tb_frame.f_code.co_filename).name.startswith("test_"):
+            shown = dict(frame.tb_frame.f_locals)
+        frame = frame.tb_next
+    lines = []
+    for name, value in shown.items():
+        if not inspect.ismodule(value) and not callable(value):
+            with contextlib.suppress(Exception):
+                lines.append(f"    {name} = {repr(value)[:200]}")
+    return text + ("  locals:\n" + "\n".join(lines) if frames and lines else "")
+
+
+def _rank_main(connection_fd, output_fd, rank, env, delete):
+    global _connection
+    _die_with_parent()
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+    os.environ.update(env, RANK=str(rank))
+    for name in delete:
+        os.environ.pop(name, None)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    import torch.distributed as dist
+
+    dist.set_debug_level_from_env()
+    _connection = Connection(connection_fd)
+    import pytest
+
+    while True:
+        try:
+            command = pickle.loads(_connection.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        if command is None:
+            with contextlib.suppress(Exception):
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            os._exit(0)
+        module, name, args, kwargs = command
+        try:
+            if BACKEND == "torchcomms":
+                import torchcomms_pg  # noqa: F401
+            function = getattr(importlib.import_module(module), name)
+            function = getattr(function, "body", function)
+            answer = ("ok", function(*args, **kwargs))
+            packed = pickle.dumps(answer)
+        except pytest.skip.Exception as skip:
+            packed = pickle.dumps(("skip", str(skip)))
+        except BaseException as error:
+            packed = pickle.dumps(("error", _describe(error)))
+        _connection.send_bytes(packed)
+
+
+# ---------------------------------------------------------------- the test's side
+
+
+START = "import sys; from harness import ranks; ranks._zygote(int(sys.argv[1]))"
+
+
+class _Zygote:
+    def __init__(self, started_with):
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        # A failure on an accelerator is raised here, so that tests can look at it.
+        env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        env.update(started_with)
+        env["PYTHONPATH"] = os.pathsep.join(
+            [str(TESTS), str(ROOT)] + env.get("PYTHONPATH", "").split(os.pathsep)
+        ).rstrip(os.pathsep)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def ask(self, *request, fds=()):
+        socket.send_fds(self.control, [pickle.dumps(request)], fds)
+        return pickle.loads(self.control.recv(1 << 16))
+
+
+_zygotes = {}
+
+
+def _zygote_process(started_with=None):
+    """The one whose environment has these variables beside this process's."""
+    variables = tuple(sorted(started_with().items())) if started_with else ()
+    if variables not in _zygotes:
+        _zygotes[variables] = _Zygote(variables)
+    return _zygotes[variables]
+
+
+def start(started_with=(None,)):
+    """Returns once ranks can be forked that were started with each of these."""
+    for zygote in list(map(_zygote_process, started_with)):
+        zygote.ask("ready")
+
+
+@functools.cache
+def _store_server():
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+_names = itertools.count()
+
+
+def connect_store(port, prefix, timeout=GROUP_TIMEOUT):
+    """Called in a rank: a client of the test's store, with a name of its own."""
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=timeout)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+    return dist.PrefixStore(prefix, store)
+
+
+def init_default_group(port, prefix, rank, world, timeout, backend=BACKEND, **kwargs):
+    """Called in a rank."""
+    import torch.distributed as dist
+
+    store = connect_store(port, prefix)
+    timeout = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timeout, **kwargs
+    )
+
+
+class Ranks:
+    """`world` processes, rank 0 to world-1; in a `with` statement they are gone at its end.
+
+    init=False leaves init_process_group to the function under test, which finds what it needs in
+    `store_args()`. A function is called on every rank in place of that, like `_init`.
+
+    started_with is a function that gives the variables of the environment which a process must be
+    started with, such as those of the dynamic loader. `env` is set once it runs.
+    """
+
+    def __init__(
+        self,
+        world,
+        *,
+        init=True,
+        timeout=GROUP_TIMEOUT,
+        env=None,
+        delete_env=(),
+        started_with=None,
+    ):
+        self.world = world
+        self.timeout = timeout
+        self.busy = False
+        self.pids, self.connections, self.outputs = [], [], []
+        self.reports = [[] for _ in range(world)]
+        self._done = {}
+        self._zygote = _zygote_process(started_with)
+        for rank in range(world):
+            ours, theirs = socket.socketpair()
+            output = tempfile.TemporaryFile()
+            request = ("fork", rank, env or {}, tuple(delete_env))
+            self.pids.append(self._zygote.ask(*request, fds=[theirs.fileno(), output.fileno()]))
+            theirs.close()
+            self.connections.append(Connection(ours.detach()))
+            self.outputs.append(output)
+        if init:
+            self.run(_init if init is True else init, *self.store_args(), world, timeout)
+
+    @staticmethod
+    def store_args():
+        """(port, prefix) of a store that nobody else uses, for `connect_store`."""
+        return _store_server().port, f"test{next(_names)}"
+
+    def start(self, function, *args, ranks=None, **kwargs):
+        """Run function(*args, **kwargs) on each of `ranks` (all); does not wait."""
+        self.busy = True
+        packed = pickle.dumps((function.__module__, function.__name__, args, kwargs))
+        for rank in self._ranks(ranks):
+            self._done.pop(rank, None)
+            self.connections[rank].send_bytes(packed)
+
+    def wait(self, timeout=CALL_TIMEOUT, ranks=None, grace=5.0):
+        """The outcome of each rank, in order. Kills what does not answer in time.
+
+        Once one rank has raised, its peers may wait for it for ever: they get `grace` seconds.
+        """
+        ranks = self._ranks(ranks)
+        deadline = time.monotonic() + timeout
+        while missing := [rank for rank in ranks if rank not in self._done]:
+            self._read(missing, max(0.0, deadline - time.monotonic()))
+            if any(rank in self._done and self._done[rank].error for rank in ranks):
+                deadline = min(deadline, time.monotonic() + grace)
+                grace = 1e9
+            if time.monotonic() >= deadline:
+                for rank in missing:
+                    if rank not in self._done:
+                        self._done[rank] = Outcome(rank, hung=self._stacks(rank))
+                        self.kill(rank)
+        self.busy = any(not self._done[rank].ok for rank in ranks)
+        return [self._done[rank] for rank in ranks]
+
+    def run(self, function, *args, timeout=CALL_TIMEOUT, **kwargs):
+        """start() and wait(); raises RankFailure unless every rank returned. Their values."""
+        import pytest
+
+        __tracebackhide__ = True
+        self.start(function, *args, **kwargs)
+        outcomes = self.wait(timeout)
+        if not any(o.error or o.died or o.hung for o in outcomes):
+            for outcome in outcomes:
+                if outcome.skip:
+                    self.busy = False
+                    pytest.skip(outcome.skip)
+        check(outcomes)
+        return [outcome.value for outcome in outcomes]
+
+    def wait_report(self, rank, timeout=CALL_TIMEOUT):
+        """The next value that `rank` passed to report()."""
+        deadline = time.monotonic() + timeout
+        while not self.reports[rank]:
+            if rank in self._done:
+                check([self._done[rank]])
+                raise RankFailure(f"rank {rank} returned without the report the test waits for")
+            if time.monotonic() > deadline:
+                raise RankFailure(f"rank {rank} reported nothing: {self._stacks(rank)}")
+            self._read([rank], max(0.0, deadline - time.monotonic()))
+        return self.reports[rank].pop(0)
+
+    def tell(self, rank, value):
+        self.connections[rank].send_bytes(pickle.dumps(value))
+
+    def kill(self, rank, number=signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[rank], number)
+
+    def exit_code(self, rank, timeout=10.0):
+        """Wait for the rank's process to end; its exit code, -9 after a kill, None if it lives."""
+        deadline = time.monotonic() + timeout
+        while (code := self._zygote.ask("reap", self.pids[rank])) is None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)  # polling a process that is not our child: nothing to wait on
+        return code
+
+    def output(self, rank):
+        self.outputs[rank].seek(0)
+        return self.outputs[rank].read().decode(errors="replace")
+
+    def close(self):
+        for rank, connection in enumerate(self.connections):
+            with contextlib.suppress(OSError):
+                connection.send_bytes(pickle.dumps(None))
+            if self.busy:
+                self.kill(rank)
+        for rank in range(self.world):
+            with contextlib.suppress(ChildProcessError, OSError):
+                if self.exit_code(rank, 5.0) is None:
+                    self.kill(rank)
+                    self.exit_code(rank)
+        for connection, output in zip(self.connections, self.outputs):
+            connection.close()
+            output.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.busy = True
+        self.close()
+
+    def _ranks(self, ranks):
+        return list(range(self.world)) if ranks is None else list(ranks)
+
+    def _read(self, ranks, timeout):
+        by_connection = {self.connections[rank]: rank for rank in ranks}
+        for connection in wait_connections(list(by_connection), min(timeout, 0.5)):
+            rank = by_connection[connection]
+            try:
+                kind, value = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                code = self.exit_code(rank)
+                self._done[rank] = Outcome(
+                    rank, died=f"exit code {code}; its output ends:\n{self.output(rank)[-3000:]}"
+                )
+                continue
+            if kind == "report":
+                self.reports[rank].append(value)
+            elif kind == "ok":
+                self._done[rank] = Outcome(rank, value=value)
+            else:
+                self._done[rank] = Outcome(rank, **{kind: value or kind})
+
+    def _stacks(self, rank):
+        self.kill(rank, signal.SIGUSR1)
+        time.sleep(0.3)  # faulthandler gives no sign when it has written
+        return f"still running; its output ends:\n{self.output(rank)[-4000:]}"
+
+
+def check(outcomes):
+    """Raise RankFailure, naming each rank that failed."""
+    __tracebackhide__ = True
+    bad = [o for o in outcomes if not o.ok]
+    if bad:
+        lines = []
+        for o in bad:
+            what = [w for w in ("error", "died", "hung", "skip") if getattr(o, w)][0]
+            lines.append(f"rank {o.rank} {what}: {getattr(o, what)}")
+        raise RankFailure(
+            f"{len(bad)} of {len(outcomes)} ranks did not succeed\n" + "\n".join(lines)
+        )
+
+
+def _init(port, prefix, world, timeout):
+    init_default_group(port, prefix, int(os.environ["RANK"]), world, timeout)
+
+
+_pools = {}
+
+
+def pool(world, init=True, started_with=None):
+    """The session's ranks for this world size, with a default group initialised as by `init`."""
+    key = world, getattr(init, "__name__", ""), started_with
+    if key in _pools and _pools[key].busy:
+        _pools.pop(key).close()
+    if key not in _pools:
+        _pools[key] = Ranks(world, init=init, started_with=started_with)
+    return _pools[key]
+
+
+_at_close = []
+
+
+def at_close(close):
+    """Call `close` when the session ends."""
+    _at_close.append(close)
+
+
+def close_all():
+    while _at_close:
+        _at_close.pop()()
+    while _pools:
+        _pools.popitem()[1].close()
+    while _zygotes:
+        zygote = _zygotes.popitem()[1]
+        zygote.control.close()
+        zygote.process.wait(5)
+
+
+def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
+    """Make a function a test whose body runs on every rank, once per world size (default 1-4).
+
+    For a dictionary of functions `init`, also once for each of them, under its name.
+    """
+
+    def decorate(body):
+        import pytest
+
+        signature = inspect.signature(body)
+        wants_world = "world" in signature.parameters
+
+        several = isinstance(init, dict)
+
+        def test(world, group=None, **kwargs):
+            __tracebackhide__ = True
+            if wants_world:
+                kwargs["world"] = world
+            chosen = init[group] if several else init
+            pool(world, chosen, started_with).run(body, timeout=timeout, **kwargs)
+
+        functools.update_wrapper(test, body)
+        del test.__wrapped__
+        parameters = [p for p in signature.parameters.values() if p.name != "world"]
+        own = ["world", "group"] if several else ["world"]
+        own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in own]
+        test.__signature__ = inspect.Signature([*own, *parameters])
+        test.body = body
+        test.started_with = started_with
+        if several:
+            test = pytest.mark.parametrize("group", list(init))(test)
+        sizes = worlds or WORLDS
+        return pytest.mark.parametrize("world", sizes, ids=[f"{n}ranks" for n in sizes])(test)
+
+    return decorate
+
+
+@contextlib.contextmanager
+def time_limit(low, high, what):
+    """What is inside takes between low and high seconds."""
+    begin = time.monotonic()
+    yield
+    took = time.monotonic() - begin
+    assert low <= took <= high, f"{what} took {took:.2f} s, expected {low} to {high} s"
+
+
+def thread_names():
+    """Of this process; a thread has its name a moment after its start."""
+    names = []
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(path.read_text().strip())
+    return names
+
+
+def wait_for(condition, timeout=5.0):
+    """Poll for something that has no event to wait on (/proc, /dev/shm). Its last value."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()) and time.monotonic() < deadline:
+        select.select([], [], [], 0.02)
+    return value

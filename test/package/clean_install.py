@@ -1,0 +1,47 @@
+"""Installs a wheel where there is no compiler and nothing of this checkout, and uses it.
+
+    python test/package/clean_install.py WHEEL
+
+The environment is a new one, whose packages are those of this Python but ours: torch is several GB.
+Then test/package/smoke.py trains on two ranks in it.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+
+SMOKE = pathlib.Path(__file__).with_name("smoke.py")
+OURS = ("torchcomms_pg", "__editable__")
+
+
+def main(wheel):
+    with tempfile.TemporaryDirectory(prefix="torchcomms_pg-clean-") as folder:
+        folder = pathlib.Path(folder)
+        venv.create(folder / "env", symlinks=True)
+        python = folder / "env/bin/python"
+        path = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        packages = pathlib.Path(subprocess.check_output(path, text=True).strip())
+        for entry in pathlib.Path(sysconfig.get_path("purelib")).iterdir():
+            if not entry.name.startswith(OURS):
+                (packages / entry.name).symlink_to(entry)
+        smoke = shutil.copy(SMOKE, folder)  # away from the checkout, where the sources are
+        env = {"PATH": str(folder), "HOME": str(folder)}
+        assert not shutil.which("g++", path=env["PATH"])
+        started = time.monotonic()
+        install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index")
+        subprocess.run([python, *install, wheel], env=env, check=True, cwd=folder)
+        print(f"installed in {time.monotonic() - started:.1f} s")
+        where = "import torchcomms_pg as t; print(t.__file__, t._C.__file__)"
+        found = subprocess.check_output([python, "-c", where], env=env, cwd=folder, text=True)
+        assert all(name.startswith(str(packages)) for name in found.split()), found
+        subprocess.run([python, smoke], env=env, check=True, cwd=folder, timeout=120)
+
+
+if __name__ == "__main__":
+    main(os.path.abspath(sys.argv[1]))

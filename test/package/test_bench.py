@@ -1,0 +1,337 @@
+"""tools/bench measures, checks, stores and compares. How fast anything is, is not tested."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import emulated
+from harness import ROOT, TESTS, network
+
+TOOLS = ROOT / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from benchmark import bounds, budgets, compare, operations, plan, scale, table, team  # noqa: E402
+from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # noqa: E402
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (TOOLS, ROOT, TESTS)))
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmark", *map(str, arguments)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def bench(*arguments, timeout=50):
+    with started(*arguments) as process:
+        output = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
+
+
+def row(time, *, bytes=4, backend="torchcomms", ranks=2, op="all_reduce", **also):
+    return Row(Contender(op, bytes, backend, ranks, **also), time, 2 * time, 5, [time] * 5)
+
+
+def store(file, *rows):
+    file.write_text(json.dumps({"rows": [row.as_json() for row in rows]}))
+    return file
+
+
+def test_every_operation_is_measured_checked_stored_and_compared(tmp_path):
+    earlier = store(tmp_path / "earlier.json", row(0.01, bytes=1024))
+    done = bench(
+        *("--op", "all", "--sizes", "4,1K", "--seconds", "0.001", "--backends", "torchcomms,gloo"),
+        *("--json", tmp_path / "now.json", "--compare", earlier),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())
+    assert now["failures"] == []
+    rows = [Row.from_json(values) for values in now["rows"]]
+    wanted = {
+        Contender(op, size, backend, 2)
+        for op in OPERATIONS
+        for size in ([0] if op == "barrier" else [4, 1024])
+        for backend in ("torchcomms", "gloo")
+    }
+    assert {row.contender for row in rows} == wanted
+    assert all(0 < row.median_us <= row.p99_us for row in rows)
+    assert all(len(row.rounds_us) == 5 and row.calls >= 5 for row in rows)
+    assert "all_reduce, 2 ranks, float32, sync, dist" in done.stdout
+    assert "SLOWER" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "all_reduced"], "'all_reduced' is not one of all, all_reduce, broadcast"),
+        (["--sizes", "4,64X"], "'64X' is not a size such as 4, 64K or 16M"),
+        (["--ranks", "2,x"], "'2,x' is not a list such as 2,4"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_what_is_right(arguments, message, capsys):
+    from benchmark.__main__ import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_result_is_an_error(tmp_path):
+    (tmp_path / "other.json").write_text('{"answer": 42}')
+    with pytest.raises(ValueError, match="is no result of tools/bench"):
+        compare.load(tmp_path / "other.json")
+
+
+def test_a_call_counts_as_its_slowest_rank():
+    rounds = [[[1.0, 2.0, 3.0], [3.0, 1.0, 1.0]], [[5.0, 5.0, 5.0], [1.0, 1.0, 6.0]]]
+    got = summarise(Contender("all_reduce", 4, "gloo", 2), rounds)
+    assert got.rounds_us == [3.0, 5.0]
+    assert (got.median_us, got.p99_us, got.calls) == (4.0, 6.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "wanted"),
+    [
+        ([1.0, 1.2], [1.1, 1.3], ""),
+        ([1.0, 1.2], [1.3, 1.4], "SLOWER"),
+        ([1.3, 1.4], [1.0, 1.2], "faster"),
+    ],
+)
+def test_a_difference_counts_where_the_rounds_do_not_overlap(before, now, wanted):
+    old, new = row(1.0), row(1.0)
+    old.rounds_us, new.rounds_us = before, now
+    assert compare.verdict(new, old) == wanted
+
+
+def test_a_budget_is_judged_by_the_worst_size_and_missing_ones_are_not():
+    results = Results()
+    for size, ours in ((4, 5.0), (64 * plan.KB, 10.0)):
+        results.rows += [row(ours, bytes=size), row(150.0, bytes=size, backend="gloo")]
+    judged = {budget.what: budget for budget in budgets.all_of(results)}
+    assert judged["dist.all_reduce of 4 B, 2 ranks"].reached is True
+    against_gloo = judged["all_reduce against Gloo, 2 ranks, 4 B to 64 KB"]
+    assert against_gloo.reached is False
+    assert against_gloo.measured == "15 x at 64 KB"
+    assert judged["inside the library, 4 B, 2 ranks"].reached is None
+    assert "MISSED" in budgets.as_text(judged.values())
+
+
+def test_bounds_count_every_byte_that_has_to_move():
+    mb = 1 << 20
+    copies = [
+        {"copy_bytes": mb, "copiers": 1, "shared_gb_s": 10.0},
+        {"copy_bytes": mb, "copiers": 2, "shared_gb_s": 5.0},
+    ]
+    # One receiver reads and writes it all at the speed of one core.
+    assert bounds.microseconds("broadcast", "direct", mb, 2, copies) == pytest.approx(mb / 10e3)
+    # Both ranks at once, each a buffer, at the speed of both cores.
+    assert bounds.microseconds("all_gather", "direct", mb, 2, copies) == pytest.approx(mb / 5e3)
+    for op in OPERATIONS[:-1]:
+        for ranks in (2, 4, 8):
+            direct = bounds.traffic(op, "direct", ranks)
+            staged = bounds.traffic(op, "staged", ranks)
+            assert direct.busiest <= staged.busiest
+            assert direct.total <= staged.total
+    assert bounds.traffic("barrier", "direct", 2) is None
+
+
+def test_tables_line_up():
+    results = Results()
+    results.rows = [row(5.0), row(100.0, backend="gloo"), row(2000.0, bytes=1 << 20)]
+    lines = table.operations(results.rows).splitlines()
+    assert lines[1].split() == ["size", "torchcomms", "p99", "Gloo", "p99", "ratio", "GB/s"]
+    assert lines[2].split() == ["4", "B", "5.00", "10.0", "100", "200", "20", "-"]
+    assert {len(line) for line in lines[1:]} == {len(lines[1])}
+
+
+def test_a_result_of_before_there_were_hosts_is_still_read(tmp_path):
+    values = row(5.0).as_json()
+    assert values.pop("network") == ""
+    (tmp_path / "earlier.json").write_text(json.dumps({"rows": [values]}))
+    (read,) = compare.load(tmp_path / "earlier.json")
+    assert read.contender == row(5.0).contender
+
+
+def test_sums_of_ranks_that_are_no_power_of_two_are_rounded():
+    got = torch.tensor([1e30, 1e30 * (1 + 1e-6)])
+    assert operations.differs(got, 1e30).startswith("element 1 of 2")
+    assert operations.differs(got, 1e30, rounding=1e-5) == ""
+    assert operations.differs(got, float("inf"), rounding=1e-5).startswith("element 0 of 2")
+
+
+def test_budgets_of_several_hosts_are_judged_apart_from_those_of_one():
+    slow = "2 x 2, 1 Gbit/s"
+    results = Results()
+    results.rows = [
+        row(0.7e6, bytes=64 * plan.MB, ranks=4, network=slow),
+        row(0.9e6, bytes=64 * plan.MB, ranks=4, network=slow, backend="gloo"),
+        row(9.0, bytes=4, ranks=4, network="2 x 2, unshaped"),
+        row(10.0, bytes=4, ranks=4, network="2 x 2, unshaped", backend="gloo"),
+    ]
+    sent = {"placement": "2 x 2", "backend": "torchcomms", "bytes": plan.MB, "bound": 100.0}
+    results.sections["hosts"] = {"count": 2, "steps": [], "sent": [{**sent, "sent": [101, 101.5]}]}
+    judged = {budget.what: budget for budget in budgets.of_hosts(results)}
+    wire = judged["all_reduce, bytes a host sends / what it has to"]
+    assert (wire.reached, wire.measured) == (True, "1.015 x (2 x 2, 1 MB)")
+    link = judged[f"all_reduce of 64 MB, {slow}"]
+    assert (link.reached, link.measured) == (False, "1.30 x, 0.70 s")
+    assert judged[f"all_reduce against Gloo, {slow}, 64 MB"].reached is False
+    assert judged[f"all_reduce against Gloo, {slow}, 64 KB"].reached is None
+    assert judged["all_reduce against Gloo, 2 x 2, unshaped, 4 B"].reached is True
+    assert all(budget.reached is None for budget in budgets.all_of(results))
+
+
+class Target:
+    def __init__(self, rank, ranks, folder):
+        self.rank = rank
+
+    def twice(self, value):
+        return self.rank, 2 * value
+
+    def fail(self):
+        if self.rank == 1:
+            raise ValueError("out of luck")
+        self.hang()
+
+    def hang(self):
+        import time
+
+        time.sleep(60)
+
+
+def test_a_team_answers_and_a_rank_that_fails_ends_it():
+    with team.ForkedTeam(2, Target) as ranks:
+        assert ranks.call("twice", 21) == [(0, 42), (1, 42)]
+        with pytest.raises(team.TeamFailed, match=r"(?s)rank 1: .*out of luck"):
+            ranks.call("fail")
+        assert ranks.closed
+
+
+def test_a_rank_that_does_not_answer_in_time_ends_the_team():
+    with team.ForkedTeam(2, Target) as ranks:
+        with pytest.raises(team.TeamFailed, match="rank 0, 1: no answer in"):
+            ranks.call("hang", timeout=0.2)
+        assert ranks.closed
+
+
+@pytest.mark.skipif(bool(emulated.available()), reason=emulated.available() or "it is there")
+def test_operations_on_gpus_are_measured_beside_nccl_on_an_emulated_cuda(tmp_path):
+    done = bench("--gpus", "emulated", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "now.json").read_text())["gpus"]
+    assert [record["case"] for record in records][:2] == ["all_reduce", "all_reduce async"]
+    for record in records:
+        assert min(record[side]["us"] for side in ("torchcomms", "nccl")) > 0
+        assert record["torchcomms"]["calls"] < record["nccl"]["calls"]
+        assert f"{record['ratio']:.2f}" in done.stdout
+
+
+@pytest.fixture
+def possible():
+    if why := network.missing():
+        pytest.skip(why)
+
+
+def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
+    done = bench("--quick", "--hosts", "2", "--budgets", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())
+    place = "2 x 2, unshaped"
+    assert {Row.from_json(values).contender for values in now["rows"]} == {
+        Contender("all_reduce", size, backend, 4, network=place)
+        for size in (4, plan.MB)
+        for backend in ("torchcomms", "gloo")
+    }
+    assert f"all_reduce, {place}, float32, sync, dist" in done.stdout
+    (step,) = now["hosts"]["steps"]
+    assert (step["kind"], step["network"], step["ranks"]) == ("ddp", place, 4)
+    assert min(step["milliseconds"][side] for side in ("torchcomms", "gloo", "alone")) > 0
+    ours, other = now["hosts"]["sent"]
+    assert (ours["backend"], other["backend"]) == ("torchcomms", "gloo")
+    assert ours["bound"] == other["bound"] == plan.MB
+    for record in (ours, other):
+        assert len(record["sent"]) == 2 and min(record["sent"]) > plan.MB
+    judged = {budget["what"] for budget in now["budgets"]}
+    assert f"all_reduce against Gloo, {place}, 4 B to 1 MB" in judged
+    assert "dist.all_reduce of 4 B, 2 ranks" not in judged
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("hosts, each, steps", [(10, 2, 5), (2, 10, 1)])
+def test_what_many_ranks_cost_grows_with_hosts_and_not_with_ranks(tmp_path, hosts, each, steps):
+    if why := scale.missing():
+        pytest.skip(why)
+    done = bench("--scale", f"{hosts}x{each}", "--json", tmp_path / "now.json", timeout=140)
+    assert done.returncode == 0, done.stdout + done.stderr
+    of = {row["what"]: row for row in json.loads((tmp_path / "now.json").read_text())["scale"]}
+    ranks = hosts * each
+    group, small, large = (of[what] for what in ("the group", "all_reduce 4 B", "all_reduce 1 MB"))
+    assert group["most"]["sockets"] == hosts - 1
+    # Where it takes long, ranks look again.
+    assert sum_of(group["most"]) <= 50 + 3 * each
+    assert sum_of(group["first"]) <= 50 + 8 * ranks
+    # More than eight hosts are a tree.
+    assert 1 <= small["steps"] <= steps and small["most"]["messages"] <= steps
+    assert plan.MB < large["host_sent"] <= 1.04 * 2 * plan.MB * (hosts - 1) / hosts
+    assert large["steps"] <= 2
+    assert 0 < sum_of(of["a verdict"]["most"]) <= 50 + 4 * ranks
+
+
+def sum_of(counts):
+    return sum(n for what, n in counts["store"].items() if what not in ("wait", "look"))
+
+
+def test_without_network_namespaces_it_is_said_why(monkeypatch, capsys, tmp_path):
+    from benchmark.__main__ import main
+
+    monkeypatch.setenv("PATH", str(tmp_path))  # where iproute2 is not
+    assert main(["--hosts", "2"]) == 2
+    assert capsys.readouterr().err == f"error: --hosts 2: {network.missing()}\n"
+
+
+def namespaces_of(process):
+    return [name for name in os.listdir("/run/netns") if name.startswith(f"tcpg-{process.pid}-")]
+
+
+def children_of(process):
+    return pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_interrupt_leaves_no_host_and_no_rank_behind(possible):
+    # More than there is time for.
+    work = ("--op", "all_to_all", "--sizes", "64M", "--seconds", "30")
+    with started("--hosts", "2", *work) as bench:
+        while len(ranks := children_of(bench)) < 4:
+            assert bench.poll() is None, bench.communicate()
+            time.sleep(0.01)
+        assert namespaces_of(bench)
+        bench.send_signal(signal.SIGTERM)  # SIGINT may be ignored where the tests run
+        _, errors = bench.communicate(timeout=40)
+        assert bench.returncode == 1
+        assert "failed: run: interrupted" in errors
+        assert namespaces_of(bench) == []
+        assert [pid for pid in ranks if alive(pid)] == []

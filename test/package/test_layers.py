@@ -1,0 +1,44 @@
+"""Folders of csrc include in one direction only, and one file tells torch versions apart."""
+
+import re
+
+from harness import ROOT
+
+CSRC = ROOT / "csrc"
+SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", ".h", ".inl"}]
+
+# What a folder may include of others, which have their own lines above it.
+ROOMS = {
+    "base": "",
+    "nccl": "base",
+    "host": "base nccl",
+    "shm": "base host nccl",
+    "monitor": "base",
+    "device": "base host monitor",
+    "gloo": "base device host monitor nccl shm",
+    "recorder": "base monitor",
+    "comm": "base device gloo host monitor nccl recorder shm",
+    "backend": "base comm device recorder",
+    "bindings": "base backend comm device gloo host monitor nccl recorder shm",
+}
+
+
+def test_no_folder_includes_what_stands_above_it():
+    rooms = list(ROOMS)
+    for number, room in enumerate(rooms):
+        assert set(ROOMS[room].split()) <= set(rooms[:number]), f"upward or round: {room}"
+    wrong = []
+    for file in SOURCES:
+        room = file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp, of bindings/
+        for path in re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE):
+            assert (CSRC / path).is_file(), f"{file}: {path} is no path from csrc/"
+            other = path.split("/")[0]
+            if other != room and other not in ROOMS[room].split():
+                wrong.append(f"{file.relative_to(CSRC)}: {path}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_only_one_file_tells_torch_versions_apart():
+    asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
+    asking = {str(file.relative_to(CSRC)) for file in SOURCES if asks.search(file.read_text())}
+    assert asking == {"base/TorchCompat.hpp"}

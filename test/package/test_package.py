@@ -1,0 +1,443 @@
+"""What a user of the installed package relies on: it imports everywhere, says what is wrong
+where it cannot, and its types are those of the compiled module."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.resources
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+import torch
+
+import torchcomms_pg
+from harness import ROOT
+from torchcomms_pg import _C, _compat
+
+pytestmark = pytest.mark.torch_version
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", **env},
+    )
+
+
+def test_version_is_that_of_the_metadata():
+    assert torchcomms_pg.__version__ == importlib.metadata.version("torchcomms_pg")
+
+
+def test_typing_files_are_shipped():
+    files = importlib.resources.files("torchcomms_pg")
+    assert files.joinpath("py.typed").is_file()
+    assert files.joinpath("_C.pyi").is_file()
+
+
+def test_entry_point_names_the_registration():
+    (entry,) = importlib.metadata.entry_points(
+        group="torch.distributed.backends", name="torchcomms"
+    )
+    assert entry.load() is torchcomms_pg.register
+
+
+def test_no_top_level_module_takes_the_name_of_the_torchcomms_package():
+    for names in (
+        [path.stem for path in ROOT.iterdir()],
+        (importlib.metadata.distribution("torchcomms_pg").read_text("top_level.txt") or "").split(),
+    ):
+        assert "torchcomms" not in names
+
+
+def test_wheel_has_everything_and_nothing_else(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
+        + ["--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, ROOT],
+        check=True,
+        timeout=50,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    extension = pathlib.Path(_C.__file__).name
+    data = ("_C.pyi", "py.typed", "trace/timeline.html")
+    for file in (extension, *data):
+        assert f"torchcomms_pg/{file}" in names
+    packages = ("torchcomms_pg", "torchcomms_pg_autoload")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    assert {str(file.relative_to(ROOT)) for file in files} <= names
+    info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
+    assert info + "licenses/LICENSE" in names
+    own = (info, *(f"{package}/" for package in packages))
+    assert not [n for n in names if not n.startswith(own)]
+
+
+# Importing
+
+
+def test_imports_without_gpu_driver_or_nccl_package():
+    # A CUDA build of torch maps libnccl by itself; a CPU build leaves it to us, and we wait
+    # until it is used.
+    run = run_python(
+        """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "nvidia":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+import torch, torchcomms_pg
+maps = open("/proc/self/maps").read()
+assert torch.version.cuda or "libnccl" not in maps, "libnccl was loaded"
+print("imported", torchcomms_pg.__version__)
+""",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert run.stdout.strip() == f"imported {torchcomms_pg.__version__}", run.stderr
+
+
+def test_extension_links_neither_nccl_nor_cuda():
+    dump = subprocess.run(
+        ["objdump", "-p", _C.__file__], capture_output=True, text=True, check=True
+    )
+    needed = [line.split()[1] for line in dump.stdout.splitlines() if "NEEDED" in line]
+    assert "libtorch_cpu.so" in needed
+    assert not [name for name in needed if "nccl" in name or "cuda" in name]
+
+
+def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
+    # Anything else could collide with symbols of torch, NCCL or the torchcomms package.
+    dump = subprocess.run(
+        ["nm", "-DC", "--defined-only", _C.__file__], capture_output=True, text=True, check=True
+    )
+    # What else is exported are templates of torch, pybind11 and the standard library, which want
+    # it so.
+    symbols = [line.split(maxsplit=2)[2] for line in dump.stdout.splitlines()]
+    own = [name for name in symbols if name.startswith(("torchcomms_pg", "PyInit"))]
+    # The module's entry, and torch's pluggable allocator.
+    module = pathlib.Path(_C.__file__).name.split(".")[0]
+    assert sorted(own) == [f"PyInit_{module}", "torchcomms_pg_allocate", "torchcomms_pg_free"]
+
+
+def test_a_torch_that_there_is_no_build_for_is_refused_with_the_command_to_build():
+    run = run_python("""
+import sys, torch
+torch.__version__ = "2.99.1+cpu"
+try:
+    import torchcomms_pg
+except ImportError as error:
+    assert "torchcomms_pg._C" not in sys.modules, "one was loaded all the same"
+    print(error)
+""")
+    minor = _compat.minor_of(torch.__version__)
+    assert run.stdout.startswith("torchcomms_pg was built for torch "), run.stderr
+    assert minor in run.stdout.partition(", and torch 2.99.1+cpu is installed")[0]
+    assert "pip install --no-build-isolation" in run.stdout
+
+
+def test_each_torch_minor_finds_the_build_that_is_named_for_it(tmp_path):
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for name in ("_C_torch29", "_C_torch213", "_C_torch215", "_C_torch", "_C_other"):
+        (tmp_path / (name + suffix)).touch()
+    (tmp_path / "_C_torch214.cpython-39-x86_64-linux-gnu.so").touch()  # another Python's
+    assert _compat.builds(tmp_path) == {
+        "2.9": "_C_torch29",
+        "2.13": "_C_torch213",
+        "2.15": "_C_torch215",
+    }
+    assert _compat.builds(tmp_path / "nothing") == {}
+
+
+def test_patch_release_and_other_build_of_a_torch_count_as_the_same():
+    assert _compat.minor_of("2.13.1+cu130") == _compat.minor_of("2.13.0+cpu") == "2.13"
+    assert _compat.minor_of("2.16.0a0+git1234") == "2.16"
+
+
+def test_types_of_the_extension_do_not_show_which_torch_it_is_for():
+    assert torchcomms_pg.Backend.__module__ == _C.__name__ == "torchcomms_pg._C"
+    assert sys.modules["torchcomms_pg._C"] is _C
+
+
+def test_extension_was_built_for_the_torch_that_runs():
+    assert _C.torch_version == _compat.minor_of(torch.__version__)
+
+
+@pytest.mark.parametrize("module", ["env", "nccl"])
+def test_what_is_run_as_a_module_warns_of_nothing(module):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", f"torchcomms_pg.{module}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Without any libnccl the second says so in its last line.
+    assert "RuntimeWarning" not in run.stderr
+    assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
+
+
+# The documents
+
+
+def document(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_each_command_of_the_documents_is_in_the_package():
+    """Whoever has installed it has neither tools/ nor test/."""
+    texts = [document("README.md"), *(file.read_text() for file in (ROOT / "docs").glob("*.md"))]
+    modules = set(re.findall(r"python -m (torchcomms_pg[\w.]*\w)", "\n".join(texts)))
+    assert {"torchcomms_pg.env", "torchcomms_pg.nccl", "torchcomms_pg.trace"} <= modules
+    for module in modules:
+        found = importlib.util.find_spec(module)
+        assert found, module
+        if found.submodule_search_locations is not None:
+            assert importlib.util.find_spec(f"{module}.__main__"), module
+
+
+def anchors(text):
+    """What GitHub makes of the headings."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_page():
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    broken, linked = [], set()
+    for page in [ROOT / "README.md", ROOT / "csrc" / "README.md", *pages]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if page.parent.name == "docs" and page.name == "README.md":
+                linked.add(target)
+            known = target.exists() and (
+                not anchor or anchor in anchors(target.read_text(encoding="utf-8"))
+            )
+            if not known:
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+    assert {page for page in pages if page.name != "README.md"} <= linked
+
+
+def test_the_readme_is_short_and_lists_the_files_of_the_cpu_path_with_their_lines():
+    """Where a file of the list is split or renamed, README.md has the only copy of the list."""
+    text = document("README.md")
+    assert text.count("\n") <= 160
+    said = int(re.search(r"about ([\d,]+) lines", text).group(1).replace(",", ""))
+    command = re.search(r"^\$ cd csrc && (wc -l .*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+    run = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT / "csrc", capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr  # a name that no file has
+    counted = int(run.stdout.split()[-2])
+    assert abs(counted - said) <= 0.05 * counted, f"README.md says {said} lines, they are {counted}"
+
+
+def test_the_reference_has_each_hook_and_what_it_is_given():
+    from torchcomms_pg import _comms
+
+    text = document("docs/api.md")
+    names = [name for name in dir(torchcomms_pg.TorchComm) if re.match(r"register_\w+_hook$", name)]
+    assert len(names) >= 4
+    names += [name for name in dir(torchcomms_pg.hooks) if name.endswith(("Args", "Hook"))]
+    names += ["CommOptions", "TorchWork", "OpName", "RemovableHandle"]
+    names += [name for name in dir(_comms.OpName) if not name.startswith("_")]
+    missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
+    assert missing <= {"name", "value"}, missing  # of every enumeration
+    assert re.search(r"^## Graphs of an accelerator$", text, re.MULTILINE)
+
+
+def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
+    """What has its effect, and what has none: each on a line of its own table."""
+    text = document("docs/environment.md")
+    for name in (
+        "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_NAN_CHECK",
+        "TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_CUDA_EVENT_CACHE",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "TORCHCOMM_ABORT_ON_ERROR",
+    ):  # fmt: skip
+        assert re.search(rf"^\| .*`{name}`.* \|.*\|.*\|$", text, re.MULTILINE), name
+    assert (
+        "NCCL_ALGO" in text and "TORCH_CPP_LOG_LEVEL=INFO" in text and "initIntraNodeComm" in text
+    )
+
+
+# setup.py
+
+
+@pytest.fixture
+def setup_py(monkeypatch):
+    pytest.importorskip("setuptools")
+    spec = importlib.util.spec_from_file_location("setup_under_test", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delenv("TORCHCOMMS_PG_NCCL_INCLUDE", raising=False)
+    return module
+
+
+def test_build_without_torch_says_what_to_install(setup_py, monkeypatch):
+    monkeypatch.setattr(setup_py, "package_folder", lambda name: None)
+    with pytest.raises(setup_py.SetupError, match=r"pip install --no-build-isolation \."):
+        setup_py.find_torch()
+
+
+@pytest.mark.parametrize("hip", (None, "7.1.2"))
+def test_a_torch_for_rocm_is_told_apart(setup_py, monkeypatch, tmp_path, hip):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.15.0'\nhip = {hip!r}\n")
+    monkeypatch.setattr(setup_py, "package_folder", lambda name: tmp_path)
+    assert setup_py.find_torch() == (tmp_path, "2.15.0", hip is not None)
+
+
+def test_build_without_nccl_header_says_what_to_install(setup_py, monkeypatch):
+    monkeypatch.setattr(setup_py, "package_folder", lambda name: None)
+    with pytest.raises(setup_py.SetupError, match=r"pip install 'nvidia-nccl-cu12>=2\.28\.7,<3'"):
+        setup_py.find_nccl_include()
+
+
+def test_nccl_header_named_by_hand_comes_first(setup_py, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHCOMMS_PG_NCCL_INCLUDE", str(tmp_path))
+    with pytest.raises(setup_py.SetupError, match=r"there is no nccl\.h in it"):
+        setup_py.find_nccl_include()
+    (tmp_path / "nccl.h").touch()
+    assert setup_py.find_nccl_include() == tmp_path
+
+
+# The stub
+
+
+Parameters = tuple[str, ...]
+"""The names of a function's parameters, those after a bare `*` with it in front."""
+
+
+def parse_docstring(doc: str | None) -> set[Parameters]:
+    """Reads the parameters of every overload from the docstring that pybind11 writes."""
+    lines = (doc or "").splitlines()
+    if len(lines) > 1 and lines[1].startswith("Overloaded function"):
+        signatures = [line.split(". ", 1)[1] for line in lines if line[:1].isdigit()]
+    else:
+        signatures = lines[:1]
+    return {parse_signature(signature) for signature in signatures}
+
+
+def parse_signature(signature: str) -> Parameters:
+    """Reads ``name(self: X, a: int = 2, *, b: str) -> None``."""
+    parts, depth, quote = [""], 0, ""
+    for char in signature[signature.index("(") + 1 :]:
+        if quote or char in "'\"":
+            quote = "" if char == quote else quote or char
+        depth += (char in "([{<") - (char in ")]}>")
+        if depth < 0:
+            break
+        if char == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += char
+    names = [part.split(":")[0].split("=")[0].strip() for part in parts]
+    return without_self([name for name in names if name not in ("", "/")])
+
+
+def without_self(names: list[str]) -> Parameters:
+    return tuple(names[1:] if names[:1] == ["self"] else names)
+
+
+def stub_parameters(function: ast.FunctionDef) -> Parameters:
+    args = function.args
+    names = [arg.arg for arg in args.posonlyargs + args.args]
+    if args.vararg:
+        names.append("*" + args.vararg.arg)
+    elif args.kwonlyargs:
+        names.append("*")
+    names += [arg.arg for arg in args.kwonlyargs]
+    if args.kwarg:
+        names.append("**" + args.kwarg.arg)
+    return without_self(names)
+
+
+def decorators(function: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(decorator) for decorator in function.decorator_list}
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def differences(path: str, stub: list[ast.stmt], real: dict[str, object]) -> list[str]:
+    """Compares the body of the stub's module or class with the attributes of the real one."""
+    found = []
+    functions: dict[str, list[ast.FunctionDef]] = {}
+    classes: dict[str, ast.ClassDef] = {}
+    variables: set[str] = set()
+    for node in stub:
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.ClassDef):
+            classes[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            variables.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            variables.update(ast.unparse(target) for target in node.targets)
+    in_stub = {*functions, *classes, *variables}
+    # pybind11 gives every enum these.
+    skipped = {"name", "value"} if "__members__" in real else set()
+    wanted = {name for name in real if public(name) or name == "__init__"} - skipped
+    if (getattr(real.get("__init__"), "__doc__", None) or "").startswith("Initialize self."):
+        wanted -= {"__init__"}  # not a constructor, but what says that there is none
+    found += [f"{path}{name}: not in the stub" for name in sorted(wanted - in_stub)]
+    # A private name in the stub is its own help (a TypeVar, say).
+    stated = {name for name in in_stub if public(name) or name.endswith("__")}
+    found += [f"{path}{name}: only in the stub" for name in sorted(stated - set(real))]
+    for name, node in classes.items():
+        if isinstance(real.get(name), type):
+            found += differences(f"{path}{name}.", node.body, dict(vars(real[name])))
+    for name, value in real.items():
+        if name in variables and isinstance(value, property) and value.fset is None:
+            found.append(f"{path}{name}: read-only, but the stub lets it be set")
+        if name not in functions:
+            continue
+        kinds = set().union(*(decorators(node) for node in functions[name]))
+        if isinstance(value, property):
+            if "property" not in kinds:
+                found.append(f"{path}{name}: a property, but a method in the stub")
+            if (value.fset is not None) != (f"{name}.setter" in kinds):
+                found.append(f"{path}{name}: one of module and stub has no setter")
+            continue
+        if isinstance(value, staticmethod) != ("staticmethod" in kinds):
+            found.append(f"{path}{name}: static in one of module and stub")
+        function = value.__func__ if isinstance(value, staticmethod) else value
+        got = parse_docstring(function.__doc__)
+        want = {stub_parameters(node) for node in functions[name]}
+        if got != want:
+            found.append(f"{path}{name}: parameters {sorted(got)}, in the stub {sorted(want)}")
+    return found
+
+
+def test_stub_says_what_the_extension_has():
+    stub = ast.parse(importlib.resources.files("torchcomms_pg").joinpath("_C.pyi").read_text())
+    found = differences("", stub.body, dict(vars(_C)))
+    assert not found, "\n".join(found)
+
+
+def test_docstring_parser_reads_what_pybind11_writes():
+    assert parse_docstring("f() -> None") == {()}
+    assert parse_docstring("f(self: m.A, a: list[int] = [1, 2], b: str = 'x, y(') -> int") == {
+        ("a", "b")
+    }
+    assert parse_docstring("f(a: Callable[[int, str], None], *, b: m.E = <E.X: 1>) -> int") == {
+        ("a", "*", "b")
+    }
+    overloaded = "f(*args, **kwargs)\nOverloaded function.\n\n1. f(a: int)\n\n2. f()\n"
+    assert parse_docstring(overloaded) == {("a",), ()}

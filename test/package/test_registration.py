@@ -1,0 +1,258 @@
+"""The name "torchcomms" reaches this backend, in every way torch offers, or says why not."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import ROOT
+from harness.ranks import Ranks, init_default_group, on_ranks
+from harness.values import assert_same
+
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+CPU = torch.device("cpu")
+
+
+def run_python(code, **env):
+    """A fresh interpreter. (exit code, output)"""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", **env)
+    path = [env.get("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+ALONE = """
+    store = dist.HashStore()
+    dist.init_process_group({backend!r}, store=store, rank=0, world_size=1)
+    dist.all_reduce(tensor := torch.ones(4))
+    assert tensor.tolist() == [1, 1, 1, 1]
+    print("name:", dist.get_backend())
+    dist.destroy_process_group()
+"""
+
+
+def alone(backend="torchcomms", first="import torchcomms_pg", **env):
+    code = f"import torch, torch.distributed as dist\n{first}\n"
+    return run_python(code + textwrap.dedent(ALONE.format(backend=backend)), **env)
+
+
+def test_import_registers_the_name_for_cpu_and_cuda():
+    import torchcomms_pg  # noqa: F401
+
+    assert "torchcomms" in dist.Backend.backend_list
+    # Then comes what other tests of this process have added.
+    assert dist.Backend.backend_capability["torchcomms"][:2] == ["cpu", "cuda"]
+    assert dist.Backend.backend_type_map["torchcomms"] == dist.ProcessGroup.BackendType.CUSTOM
+
+
+def test_registering_again_changes_nothing():
+    import torchcomms_pg.registration
+
+    before = list(dist.Backend.backend_list), dict(dist.Backend._plugins)
+    torchcomms_pg.registration.register()
+    torchcomms_pg.registration.register()
+    assert (list(dist.Backend.backend_list), dict(dist.Backend._plugins)) == before
+
+
+def test_register_fails_closed_when_the_name_is_taken():
+    """The other creator stays in place, and nobody gets it while believing it is this one."""
+    code, output = run_python(
+        """
+        import torch.distributed as dist
+
+        def other(*args):
+            raise AssertionError("the other creator")
+
+        dist.Backend.register_backend("torchcomms", other, devices=["cpu"])
+        try:
+            import torchcomms_pg.registration
+            torchcomms_pg.registration.register()
+        except Exception as error:
+            print("refused:", type(error).__name__, error)
+        assert dist.Backend._plugins["TORCHCOMMS"].creator_fn is other
+        """
+    )
+    assert code == 0, output
+    assert "refused:" in output and "torchcomms" in output and "registered" in output.lower()
+
+
+def test_the_package_declares_the_entry_point():
+    group = importlib.metadata.entry_points(group="torch.distributed.backends")
+    found = [point for point in group if point.name == "torchcomms"]
+    if not found:
+        pytest.skip("torchcomms_pg is used from the checkout, not installed")
+    assert callable(found[0].load())
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 reads the entry points")
+def test_from_torch_2_14_the_name_works_without_an_import(tmp_path):
+    info = tmp_path / "entry-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: entry\nVersion: 1\n")
+    target = "torchcomms_pg.registration:register"
+    (info / "entry_points.txt").write_text(f"[torch.distributed.backends]\ntorchcomms = {target}\n")
+    code, output = alone(first="", PYTHONPATH=str(tmp_path))
+    assert code == 0 and "name: torchcomms" in output, output
+
+
+def test_the_bare_name():
+    code, output = alone()
+    assert code == 0 and "name: torchcomms" in output, output
+
+
+MIXED = ["cpu:torchcomms", "cpu:torchcomms,cuda:torchcomms", "cpu:gloo,cuda:torchcomms"]
+if dist.is_nccl_available():
+    MIXED.append("cpu:torchcomms,cuda:nccl")
+
+
+def mixed(args, world, backend):
+    init_default_group(*args, int(os.environ["RANK"]), world, 20, backend)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    assert tensor[0] == world
+    dist.all_gather_object(things := [None] * world, dist.get_rank())
+    assert things == list(range(world))
+    dist.barrier()
+    group = dist.new_group()
+    dist.all_reduce(tensor, group=group)
+    assert tensor[0] == world**2
+    name = dist.group.WORLD._get_backend(CPU).name()
+    assert name.lower() == ("gloo" if "cpu:gloo" in backend else "torchcomms"), name
+    assert dist.group.WORLD.name().lower() != "undefined"
+    dist.group.WORLD._wait_for_pending_works()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", MIXED)
+def test_mixed_backend_strings_on_a_machine_without_gpu(backend):
+    if "nccl" in backend and not torch.cuda.is_available():
+        pytest.skip("torch's own nccl cannot start without a GPU")
+    with Ranks(2, init=False) as ranks:
+        ranks.run(mixed, ranks.store_args(), 2, backend)
+
+
+def test_cpu_torchcomms_with_cuda_nccl_works_or_torch_itself_refuses():
+    """Where torch was built without NCCL or has no GPU, the refusal is torch's, not ours."""
+    if torch.cuda.is_available():
+        pytest.skip("test_mixed_backend_strings covers it")
+    code, output = alone("cpu:torchcomms,cuda:nccl")
+    if code != 0:
+        assert "nccl" in output.lower() and "torchcomms_pg/" not in output, output
+
+
+@on_ranks(2)
+def test_the_backend_knows_its_name_rank_and_size(world):
+    import torchcomms_pg
+
+    backend = dist.group.WORLD._get_backend(CPU)
+    assert isinstance(backend, torchcomms_pg.Backend)
+    assert backend.name() == "torchcomms" and dist.get_backend() == "torchcomms"
+    assert (backend.rank(), backend.size()) == (dist.get_rank(), world)
+
+
+def with_options(args, world):
+    import copy
+    import datetime
+
+    import torchcomms_pg
+
+    options = torchcomms_pg.Backend.Options()
+    init_default_group(*args, int(os.environ["RANK"]), world, 20, pg_options=options)
+    backend = dist.group.WORLD._get_backend(CPU)
+    assert backend.options._timeout == datetime.timedelta(seconds=20)
+    clone = copy.deepcopy(backend.options)
+    assert clone._timeout == backend.options._timeout and clone is not backend.options
+    assert list(clone.global_ranks_in_group) == list(backend.options.global_ranks_in_group)
+    assert clone.group_name == backend.options.group_name
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor[0] == world
+    dist.destroy_process_group()
+
+
+def test_options_are_taken_kept_and_copied():
+    with Ranks(2, init=False) as ranks:
+        ranks.run(with_options, ranks.store_args(), 2)
+
+
+def wrong_options(args):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="(?i)options"):
+        init_default_group(*args, 0, 1, 5, pg_options="fast please")
+
+
+def test_options_of_a_wrong_type_are_refused():
+    with Ranks(1, init=False) as ranks:
+        ranks.run(wrong_options, ranks.store_args())
+
+
+def detail(args, world):
+    init_default_group(*args, int(os.environ["RANK"]), world, 20)
+    tensor = torch.ones(100)
+    dist.all_reduce(tensor)
+    assert_same(tensor, torch.full((100,), float(world)))
+    with pytest.raises(RuntimeError, match="(?i)shape|collective|mismatch"):
+        dist.all_reduce(torch.ones(10 + dist.get_rank()))
+
+
+def test_debug_detail_wraps_the_backend_and_finds_mismatches():
+    with Ranks(2, init=False, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")) as ranks:
+        ranks.run(detail, ranks.store_args(), 2)
+
+
+def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path):
+    """TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 would hand our name to another project's package."""
+    fake = tmp_path / "torchcomms"
+    fake.mkdir()
+    contents = """
+        def new_comm(*args, **kwargs):
+            raise SystemExit("hijacked")
+
+        def is_backend_built(name):
+            return False
+
+        def _is_backend_registered(name):
+            return name == "torchcomms"
+
+        class _BackendWrapper:
+            pass
+
+        class FlightRecorderHook:
+            pass
+    """
+    for module in ("__init__", "_comms", "_backend_wrapper", "hooks", "objcol"):
+        (fake / f"{module}.py").write_text(textwrap.dedent(contents))
+    code, output = alone(PYTHONPATH=str(tmp_path), TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+    assert code != 0, output
+    assert "hijacked" not in output
+    assert "TORCH_DISTRIBUTED_USE_TORCHCOMMS" in output and "torchcomms_pg" in output, output
+
+
+def test_the_switch_without_that_package_is_harmless():
+    code, output = alone(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+    assert code == 0 and "name: torchcomms" in output, output
+
+
+def test_import_needs_no_gpu_and_loads_no_nccl():
+    code, output = run_python(
+        """
+        import torchcomms_pg
+        with open("/proc/self/maps") as file:
+            mine = [line for line in file if "libnccl" in line]
+        import torch
+        if not torch.version.cuda:
+            assert not mine, mine
+        assert not torch.cuda.is_initialized()
+        """
+    )
+    assert code == 0, output

@@ -1,0 +1,232 @@
+"""The tools on other people's machines: which torch they take, and what they say where they cannot.
+
+The package index is a folder of empty wheels named torch, so nothing is downloaded.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from harness import ROOT, TESTS
+
+VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
+
+
+def write_wheel(folder, name, version):
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}/__init__.py", "")
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with what tools/_env reads, and a tool that installs torch and nothing else."""
+    for name in ("tools", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "tools/try").write_text(
+        'source "$(dirname "${BASH_SOURCE[0]}")/_env"\n'
+        "extra() { [[ $1 != nccl ]] || echo nvidia-nccl-cu12; }\n"
+        'packages none\necho "torch $TORCH_VERSION in ${VENV##*/}"\n'
+    )
+    (tmp_path / "index").mkdir()
+    for version in VERSIONS:
+        write_wheel(tmp_path / "index", "torch", version)
+    write_wheel(tmp_path / "index", "nvidia_nccl_cu12", "2.29.7")
+    return tmp_path
+
+
+def run(checkout, constraint=None, index="index", **env):
+    if constraint is not None:
+        (checkout / "limits.txt").write_text(constraint + "\n")
+        env["PIP_CONSTRAINT"] = str(checkout / "limits.txt")
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(checkout / index),
+        **env,
+    }
+    return subprocess.run(
+        ["bash", checkout / "tools/try"], env=env, capture_output=True, text=True, timeout=110
+    )
+
+
+def last_line(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(240)
+def test_without_a_wish_the_newest_torch_of_the_range_is_taken_and_kept(checkout):
+    assert last_line(run(checkout)) == "torch 2.15.0 in .venv"
+    # What came later, or may no longer be had, changes nothing for an environment that there is.
+    with (checkout / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert last_line(run(checkout, index="nothing")) == "torch 2.15.0 in .venv"
+
+
+@pytest.mark.timeout(240)
+def test_a_constraint_is_obeyed_and_a_version_wished_for_has_its_own_environment(checkout):
+    assert last_line(run(checkout, "torch<=2.14.1")) == "torch 2.14.1 in .venv"
+    assert last_line(run(checkout, TORCH="2.13")) == "torch 2.13.0 in .venv-2.13"
+    # The one that is there need not be there twice.
+    assert last_line(run(checkout, TORCH="2.14")) == "torch 2.14.1 in .venv"
+
+
+@pytest.mark.timeout(240)
+def test_a_constraint_in_the_way_of_the_torch_wished_for_is_named_with_the_command_that_works(
+    checkout,
+):
+    done = run(checkout, "torch<=2.14.1", TORCH="2.15")
+    assert done.returncode == 1
+    assert "error: torch==2.15.0 could not be installed: pip has been told torch<=2.14.1 in " in (
+        done.stderr
+    )
+    assert f"{checkout}/limits.txt" in done.stderr
+    assert "TORCH=2.14.1 tools/try" in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_constraint_that_leaves_nothing_is_named(checkout):
+    done = run(checkout, "torch<2.11")
+    assert done.returncode == 1
+    assert "pip has been told torch<2.11 in " in done.stderr
+    assert "leaves no torch of the range >=2.11,<2.16" in done.stderr
+    assert "PIP_CONSTRAINT=/dev/null tools/try" in done.stderr
+
+
+@pytest.mark.parametrize("wish", ["1.0", "2.10", "2.16.0", "newest", "2.15.0+cpu"])
+def test_a_torch_outside_of_the_range_is_refused_before_anything_is_made(checkout, wish):
+    done = run(checkout, TORCH=wish)
+    assert done.returncode == 1
+    assert f"error: TORCH={wish}: wanted a torch of the range >=2.11,<2.16" in done.stderr
+    assert "2.11, 2.12, 2.13, 2.14, 2.15" in done.stderr
+    assert not list(checkout.glob(".venv*"))
+
+
+@pytest.mark.timeout(240)
+def test_an_index_without_torch_and_one_that_cannot_be_reached_are_told_apart(checkout):
+    done = run(checkout, index="nothing")
+    assert "error: torch>=2.11,<2.16 could not be installed: pip finds no torch" in done.stderr
+    nowhere = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "1"}
+    done = run(checkout, index="nothing", **nowhere)
+    assert "pip cannot reach its package index" in done.stderr
+    assert "then again: tools/try" in done.stderr
+
+
+def why(checkout, log):
+    (checkout / "log").write_text(log)
+    command = [sys.executable, checkout / "tools/_torch.py", "why", checkout / "log"]
+    env = dict(os.environ, PIP_CONFIG_FILE=os.devnull)
+    env.pop("PIP_CONSTRAINT", None)
+    done = subprocess.run(
+        [*command, "torch==2.15.0", "tools/demo"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    return done.stderr
+
+
+def test_a_full_disk_is_told_as_one(checkout):
+    said = why(checkout, "ERROR: Could not install packages: [Errno 28] No space left on device\n")
+    assert said.startswith("error: torch==2.15.0 could not be installed: the disk is full.\n")
+    assert "TMPDIR" in said and "tools/demo" in said
+
+
+def test_a_failure_of_another_kind_points_to_pips_own_words(checkout):
+    said = why(checkout, "ERROR: something else\n")
+    assert said == (
+        "error: torch==2.15.0 could not be installed: see pip's output above.\nAgain: tools/demo\n"
+    )
+
+
+def test_a_python_that_cannot_make_environments_is_told_what_to_install(checkout, tmp_path):
+    python = tmp_path / "python-without-venv"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = run(checkout, PYTHON=str(python))
+    assert done.returncode == 1
+    assert "cannot make virtual environments" in done.stderr
+    assert "apt-get install python3-venv python3-dev" in done.stderr
+
+
+def test_the_pins_are_of_the_range(checkout):
+    tool = [sys.executable, checkout / "tools/_torch.py", "name"]
+    for file in (checkout / "requirements").iterdir():
+        minor = file.stem.removeprefix("torch-")
+        done = subprocess.run(
+            tool, env=dict(os.environ, TORCH=minor), capture_output=True, text=True
+        )
+        assert done.stdout.split() == [
+            f".venv-{minor}",
+            f"torch=={minor}." + done.stdout.strip()[-1],
+        ]
+    assert len(list((checkout / "requirements").iterdir())) == 5
+
+
+# ---------------------------------------------------------------- tools/gpu_check
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_sums_are_right(size):
+    if size == 1:
+        pytest.skip("one is too few")
+    assert size < 3, f"{size} is not"
+
+def test_all_is_well():
+    pass
+"""
+
+
+def test_the_table_has_a_row_for_each_test_function(tmp_path):
+    (tmp_path / "test_gpu_sums.py").write_text(CASES)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "-p", "no:cacheprovider"]
+        + ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path)],
+        env=dict(os.environ, PYTHONPATH=str(TESTS)),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = done.stdout[done.stdout.index("what GPUs have shown") :].splitlines()[2:5]
+    sums, why, well = (" ".join(row.split()) for row in rows)
+    assert sums.startswith("sums: sums are right FAILED ")
+    assert sums.endswith("1 skipped, 1 ok, 1 FAILED")
+    assert why.startswith("3: AssertionError: 3 is not")
+    assert well.startswith("sums: all is well ok ") and well.endswith(" 1 ok")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.timeout(120)
+def test_without_a_gpu_it_says_so():
+    env = {name: value for name, value in os.environ.items() if name != "TORCH"}
+    done = subprocess.run(
+        [ROOT / "tools" / "gpu_check"],
+        env=dict(env, PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "sees no GPU" in done.stderr and "tools/gpu_check --emulated" in done.stderr
