@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/Leaked.hpp"
-#include "comm/NanCheck.hpp"
 #include "comm/Rendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -298,112 +297,6 @@ std::vector<int64_t> Backend::globalRanks() const {
   return ranks;
 }
 
-c10::intrusive_ptr<GroupOptions> Backend::childOptions(
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const {
-  if (opts == nullptr) {
-    return c10::make_intrusive<GroupOptions>(*options_);
-  }
-  const auto ours = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
-  if (ours == nullptr && options_->backend != kBackendName) {  // options of Gloo
-    auto options = c10::make_intrusive<GroupOptions>(*options_);
-    options->timeout = opts->timeout;
-    return options;
-  }
-  TORCH_CHECK_TYPE(
-      ours != nullptr,
-      what,
-      ": the options are not torchcomms_pg.Backend.Options; make them with "
-      "torchcomms_pg.Backend.Options()");
-  auto options = c10::make_intrusive<GroupOptions>(*ours);
-  options->connectGloo = options_->connectGloo;
-  if (!options->endsProcess) {
-    options->endsProcess = options_->endsProcess;
-  }
-  options->acceleratorEnds = options_->acceleratorEnds;
-  options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
-  if (options->accelerator.library.folder.empty()) {
-    options->accelerator.library = options_->accelerator.library;
-  }
-  return options;
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::split(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  auto options = childOptions(opts, "split");
-  options->global_ranks_in_group.clear();
-  const auto global = globalRanks();
-  for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(
-        rank >= 0 && rank < getSize(),
-        "split: rank ",
-        rank,
-        " is not a rank of this group, wanted 0 to ",
-        getSize() - 1);
-    options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
-  }
-  ++splits_;
-  const auto position = std::find(ranks.begin(), ranks.end(), getRank());
-  if (position == ranks.end()) {
-    return nullptr;
-  }
-  // The members meet through the store, not by ncclCommSplit: that needs the
-  // other ranks too, each as often as the members, and torch does not see to it.
-  // It calls split on them once for each device type of the group, but on members
-  // once for each backend, and says of two calls neither that they are one split
-  // nor that they are not. new_group leaves them out with use_local_synchronization.
-  auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
-  return c10::make_intrusive<Backend>(
-      info,
-      static_cast<int>(position - ranks.begin()),
-      static_cast<int>(ranks.size()),
-      std::move(options));
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::shrink(
-    const std::vector<int64_t>& excluded,
-    int flags,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  auto options = childOptions(opts, "shrink");
-  const auto global = globalRanks();
-  const std::vector<int> gone(excluded.begin(), excluded.end());
-  options->global_ranks_in_group.clear();
-  for (int rank = 0; rank < getSize(); ++rank) {
-    if (std::find(gone.begin(), gone.end(), rank) == gone.end()) {
-      options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
-    }
-  }
-  prepare("shrink");
-  std::vector<CommPtr> children;
-  for (const auto& comm : communicators()) {
-    children.push_back(comm->shrink(
-        gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
-  }
-  const int rank = children.front()->rank();
-  const int size = children.front()->size();
-  c10::intrusive_ptr<c10d::Store> store;  // none: as of this group
-  if (store_ != nullptr) {
-    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
-  }
-  return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
-      new Backend(std::move(store), children, rank, size, std::move(options)));
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::merge(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-    const int& rank,
-    const int& size) {
-  auto options = childOptions(opts, "merge");
-  if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
-    options->global_ranks_in_group.clear();  // those of the smaller group
-  }
-  auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
-  merged->forgetPeers();  // its ranks are not those of its store
-  return merged;
-}
-
 uint64_t Backend::getSequenceNumberForGroup() {
   uint64_t issued = 0;
   for (const auto& comm : communicators()) {
@@ -477,97 +370,12 @@ void Backend::enableCollectivesTiming() {
   }
 }
 
-void Backend::enableNanCheck(bool enable) {
-  std::lock_guard lock(hooksMutex_);
-  nanCheck_ = enable;
-  if (enable) {
-    for (const auto& comm : communicators()) {
-      installNanCheck(*comm);
-    }
-    return;
-  }
-  for (const auto& [hooks, id] : std::exchange(nanChecks_, {})) {
-    if (const auto there = hooks.lock()) {
-      there->remove(id);
-    }
-  }
-}
-
-void Backend::installNanCheck(Communicator& comm) {
-  const auto& hooks = comm.hooks();
-  std::erase_if(nanChecks_, [&](const auto& known) {
-    if (known.first.lock() != hooks) {
-      return false;
-    }
-    hooks->remove(
-        known.second);  // of the communicator that this one succeeds, maybe as another rank
-    return true;
-  });
-  const auto id =
-      hooks->add(Hooks::Pre([rank = comm.rank()](const auto& args) { refuseNan(*args, rank); }));
-  nanChecks_.emplace_back(hooks, id);
-}
-
-void Backend::registerOnCompletionHook(
-    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  std::lock_guard lock(hooksMutex_);
-  TORCH_CHECK(
-      completionHooks_ == nullptr,
-      "register_on_completion_hook: group '",
-      options_->group_name,
-      "' has one already; a group takes one");
-  onCompletionHook_ = hook;  // what hasHooks() looks at
-  completionHooks_ = std::make_shared<CallbackThread>();
-  for (const auto& comm : communicators()) {
-    installEndHook(*comm);
-  }
-  enableCollectivesTiming();
-}
-
 void Backend::adopt(Communicator& comm) {
   if (timing_.load(std::memory_order_relaxed)) {
     comm.enableTiming();
   }
   installHooks(comm);
   record(comm);
-}
-
-void Backend::installHooks(Communicator& comm) {
-  std::lock_guard lock(hooksMutex_);
-  installEndHook(comm);
-  if (nanCheck_) {
-    installNanCheck(comm);
-  }
-  installAbortHooks(comm);
-}
-
-void Backend::installEndHook(Communicator& comm) const {
-  if (!onCompletionHook_ && hooksOfCompletion_.empty()) {
-    comm.groupHooks().setEnd(nullptr);
-    return;
-  }
-  comm.groupHooks().setEnd(
-      [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
-          const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
-        if (onCompletion) {
-          thread->add([onCompletion,
-                       info = std::make_shared<c10d::WorkInfo>(
-                           traits(op.kind).type, op.seq, started, finished, finished - started)] {
-            onCompletion(info);
-          });
-        }
-        if (work == nullptr || !work->isSuccess()) {
-          return;  // these hooks tell of works, and of those that succeeded
-        }
-        latest::CompletionHookArgs args;
-        args.completionKey = work->getCompletionKey();
-        if (started != Clock::time_point{}) {
-          args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
-        }
-        for (const auto& [id, hook] : hooks) {
-          hook(args);
-        }
-      });
 }
 
 void Backend::waitForPendingWorks() {
@@ -617,50 +425,6 @@ void Backend::shutdown() {
   if (first) {
     std::rethrow_exception(first);
   }
-}
-
-void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
-  std::lock_guard lock(hooksMutex_);
-  hooksOfCompletion_[id] = std::move(hook);
-  for (const auto& comm : communicators()) {
-    installEndHook(*comm);
-  }
-}
-
-void Backend::unregisterCompletionHook(int64_t id) {
-  std::lock_guard lock(hooksMutex_);
-  hooksOfCompletion_.erase(id);
-  for (const auto& comm : communicators()) {
-    installEndHook(*comm);
-  }
-}
-
-void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
-  std::lock_guard lock(hooksMutex_);
-  abortHooks_[id] = std::move(hook);
-  for (const auto& comm : communicators()) {
-    installAbortHooks(*comm);
-  }
-}
-
-void Backend::unregisterAbortHook(int64_t id) {
-  std::lock_guard lock(hooksMutex_);
-  abortHooks_.erase(id);
-  for (const auto& comm : communicators()) {
-    installAbortHooks(*comm);
-  }
-}
-
-void Backend::installAbortHooks(Communicator& comm) const {
-  if (abortHooks_.empty()) {
-    comm.groupHooks().setFailed(nullptr);
-    return;
-  }
-  comm.groupHooks().setFailed([hooks = abortHooks_] {
-    for (const auto& [id, hook] : hooks) {
-      hook();
-    }
-  });
 }
 
 }  // namespace torchcomms_pg

@@ -1,0 +1,141 @@
+// Hooks that c10d's group has on its operations, and the check for NaN, which is one.
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "backend/Backend.hpp"
+#include "comm/NanCheck.hpp"
+
+namespace torchcomms_pg {
+
+void Backend::enableNanCheck(bool enable) {
+  std::lock_guard lock(hooksMutex_);
+  nanCheck_ = enable;
+  if (enable) {
+    for (const auto& comm : communicators()) {
+      installNanCheck(*comm);
+    }
+    return;
+  }
+  for (const auto& [hooks, id] : std::exchange(nanChecks_, {})) {
+    if (const auto there = hooks.lock()) {
+      there->remove(id);
+    }
+  }
+}
+
+void Backend::installNanCheck(Communicator& comm) {
+  const auto& hooks = comm.hooks();
+  std::erase_if(nanChecks_, [&](const auto& known) {
+    if (known.first.lock() != hooks) {
+      return false;
+    }
+    hooks->remove(
+        known.second);  // of the communicator that this one succeeds, maybe as another rank
+    return true;
+  });
+  const auto id =
+      hooks->add(Hooks::Pre([rank = comm.rank()](const auto& args) { refuseNan(*args, rank); }));
+  nanChecks_.emplace_back(hooks, id);
+}
+
+void Backend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  std::lock_guard lock(hooksMutex_);
+  TORCH_CHECK(
+      completionHooks_ == nullptr,
+      "register_on_completion_hook: group '",
+      options_->group_name,
+      "' has one already; a group takes one");
+  onCompletionHook_ = hook;  // what hasHooks() looks at
+  completionHooks_ = std::make_shared<CallbackThread>();
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
+  enableCollectivesTiming();
+}
+
+void Backend::installHooks(Communicator& comm) {
+  std::lock_guard lock(hooksMutex_);
+  installEndHook(comm);
+  if (nanCheck_) {
+    installNanCheck(comm);
+  }
+  installAbortHooks(comm);
+}
+
+void Backend::installEndHook(Communicator& comm) const {
+  if (!onCompletionHook_ && hooksOfCompletion_.empty()) {
+    comm.groupHooks().setEnd(nullptr);
+    return;
+  }
+  comm.groupHooks().setEnd(
+      [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
+          const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
+        if (onCompletion) {
+          thread->add([onCompletion,
+                       info = std::make_shared<c10d::WorkInfo>(
+                           traits(op.kind).type, op.seq, started, finished, finished - started)] {
+            onCompletion(info);
+          });
+        }
+        if (work == nullptr || !work->isSuccess()) {
+          return;  // these hooks tell of works, and of those that succeeded
+        }
+        latest::CompletionHookArgs args;
+        args.completionKey = work->getCompletionKey();
+        if (started != Clock::time_point{}) {
+          args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
+        }
+        for (const auto& [id, hook] : hooks) {
+          hook(args);
+        }
+      });
+}
+
+void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
+  std::lock_guard lock(hooksMutex_);
+  hooksOfCompletion_[id] = std::move(hook);
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
+}
+
+void Backend::unregisterCompletionHook(int64_t id) {
+  std::lock_guard lock(hooksMutex_);
+  hooksOfCompletion_.erase(id);
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
+}
+
+void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
+  std::lock_guard lock(hooksMutex_);
+  abortHooks_[id] = std::move(hook);
+  for (const auto& comm : communicators()) {
+    installAbortHooks(*comm);
+  }
+}
+
+void Backend::unregisterAbortHook(int64_t id) {
+  std::lock_guard lock(hooksMutex_);
+  abortHooks_.erase(id);
+  for (const auto& comm : communicators()) {
+    installAbortHooks(*comm);
+  }
+}
+
+void Backend::installAbortHooks(Communicator& comm) const {
+  if (abortHooks_.empty()) {
+    comm.groupHooks().setFailed(nullptr);
+    return;
+  }
+  comm.groupHooks().setFailed([hooks = abortHooks_] {
+    for (const auto& [id, hook] : hooks) {
+      hook();
+    }
+  });
+}
+
+}  // namespace torchcomms_pg

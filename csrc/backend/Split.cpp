@@ -1,0 +1,115 @@
+// Groups that come out of a group: split, shrunk, merged.
+#include <algorithm>
+#include <utility>
+
+#include "backend/Backend.hpp"
+
+namespace torchcomms_pg {
+
+c10::intrusive_ptr<GroupOptions> Backend::childOptions(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const {
+  if (opts == nullptr) {
+    return c10::make_intrusive<GroupOptions>(*options_);
+  }
+  const auto ours = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (ours == nullptr && options_->backend != kBackendName) {  // options of Gloo
+    auto options = c10::make_intrusive<GroupOptions>(*options_);
+    options->timeout = opts->timeout;
+    return options;
+  }
+  TORCH_CHECK_TYPE(
+      ours != nullptr,
+      what,
+      ": the options are not torchcomms_pg.Backend.Options; make them with "
+      "torchcomms_pg.Backend.Options()");
+  auto options = c10::make_intrusive<GroupOptions>(*ours);
+  options->connectGloo = options_->connectGloo;
+  if (!options->endsProcess) {
+    options->endsProcess = options_->endsProcess;
+  }
+  options->acceleratorEnds = options_->acceleratorEnds;
+  options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
+  if (options->accelerator.library.folder.empty()) {
+    options->accelerator.library = options_->accelerator.library;
+  }
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  auto options = childOptions(opts, "split");
+  options->global_ranks_in_group.clear();
+  const auto global = globalRanks();
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(
+        rank >= 0 && rank < getSize(),
+        "split: rank ",
+        rank,
+        " is not a rank of this group, wanted 0 to ",
+        getSize() - 1);
+    options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
+  }
+  ++splits_;
+  const auto position = std::find(ranks.begin(), ranks.end(), getRank());
+  if (position == ranks.end()) {
+    return nullptr;
+  }
+  // The members meet through the store, not by ncclCommSplit: that needs the
+  // other ranks too, each as often as the members, and torch does not see to it.
+  // It calls split on them once for each device type of the group, but on members
+  // once for each backend, and says of two calls neither that they are one split
+  // nor that they are not. new_group leaves them out with use_local_synchronization.
+  auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
+  return c10::make_intrusive<Backend>(
+      info,
+      static_cast<int>(position - ranks.begin()),
+      static_cast<int>(ranks.size()),
+      std::move(options));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(
+    const std::vector<int64_t>& excluded,
+    int flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  auto options = childOptions(opts, "shrink");
+  const auto global = globalRanks();
+  const std::vector<int> gone(excluded.begin(), excluded.end());
+  options->global_ranks_in_group.clear();
+  for (int rank = 0; rank < getSize(); ++rank) {
+    if (std::find(gone.begin(), gone.end(), rank) == gone.end()) {
+      options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
+    }
+  }
+  prepare("shrink");
+  std::vector<CommPtr> children;
+  for (const auto& comm : communicators()) {
+    children.push_back(comm->shrink(
+        gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
+  }
+  const int rank = children.front()->rank();
+  const int size = children.front()->size();
+  c10::intrusive_ptr<c10d::Store> store;  // none: as of this group
+  if (store_ != nullptr) {
+    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
+  }
+  return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
+      new Backend(std::move(store), children, rank, size, std::move(options)));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    const int& rank,
+    const int& size) {
+  auto options = childOptions(opts, "merge");
+  if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
+    options->global_ranks_in_group.clear();  // those of the smaller group
+  }
+  auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  merged->forgetPeers();  // its ranks are not those of its store
+  return merged;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,54 @@
+// A part of the group's store as the board of a hang diagnosis.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monitor/HangDiagnosis.hpp"
+
+namespace torchcomms_pg {
+
+// Keys and values of one communicator's diagnoses; used by one thread.
+class StoreBoard final : public SharedBoard {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store().check({key})) {
+      return std::nullopt;
+    }
+    const auto value = store().get(key);
+    return std::string(value.begin(), value.end());
+  }
+
+  bool claim(const std::string& key, const std::string& value) override {
+    const std::vector<uint8_t> wanted(value.begin(), value.end());
+    return store().compareSet(key, {}, wanted) == wanted;
+  }
+
+  int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
+
+ private:
+  // A connection of its own, since another thread may wait in the shared one.
+  // Only now: most groups never need it.
+  c10d::Store& store() {
+    if (!own_) {
+      own_ = shared_->clone();
+      shared_.reset();
+    }
+    return *own_;
+  }
+
+  c10::intrusive_ptr<c10d::Store> shared_;
+  c10::intrusive_ptr<c10d::Store> own_;
+};
+
+}  // namespace torchcomms_pg

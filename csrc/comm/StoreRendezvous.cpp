@@ -1,0 +1,315 @@
+#include "comm/StoreRendezvous.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "host/Interrupt.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// How often a rank that waits looks whether the others are still alive, and whether it is itself
+// to stop; and while the library joins the ranks.
+constexpr Milliseconds kLook{250};
+constexpr Milliseconds kLookWhileJoining{50};
+
+// How often it asks the library then, up to once in this time for each rank of the host: they share
+// its cores.
+constexpr std::chrono::microseconds kJoiningPollOfRank{10};
+
+// How often it asks the store, which would print a warning each time if it waited there for a
+// limited time: ever more seldom, the more so the more ranks meet now, since one process answers
+// all of them.
+constexpr std::chrono::microseconds kFirstPoll{200};
+constexpr std::chrono::microseconds kLastPoll{20'000};
+constexpr std::chrono::microseconds kPollOfRank{100};
+
+std::string introduction(const std::string& group) {
+  return "group '" + group + "' could not be set up: ";
+}
+
+}  // namespace
+
+void failInit(const std::string& group, const std::string& why, std::vector<int> ranks) {
+  Failure failure;
+  failure.op = "init";
+  failure.group = group;
+  failure.ranks = std::move(ranks);
+  failure.message = introduction(group) + why;
+  throw CommError(failure);
+}
+
+std::string reasonOf(const std::string& group, const std::exception& error) {
+  std::string text = error.what();
+  if (const auto* const failure = dynamic_cast<const CommError*>(&error)) {
+    text = failure->failure().message;
+  } else if (const auto* const raised = dynamic_cast<const c10::Error*>(&error)) {
+    text = raised->what_without_backtrace();
+  }
+  const auto known = introduction(group);
+  return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
+}
+
+std::string differences(const std::vector<std::string>& said, const std::string& what) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    ranks[said[rank]].push_back(static_cast<int>(rank));
+  }
+  if (ranks.size() == 1) {
+    return "";
+  }
+  std::string text;
+  for (const auto& [word, members] : ranks) {
+    text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
+            joinRanks(members) + " " + what + " '" + word + "'";
+  }
+  return text;
+}
+
+StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
+    : info_(info),
+      store_(*info.store),
+      turn_(std::max(info.size, info.around) * kPollOfRank),
+      deadline_(Clock::now() + info.timeout),
+      peers_(info.known),
+      heard_(info.size, false),
+      versions_(info.rank == 0 ? info.size : 0) {
+  peers_.resize(info.size);
+  // The same store and name may serve one group after another, also of other
+  // ranks. Every member counts its own arrivals with these members, so that
+  // all agree on which group this is.
+  prefix_ = "torchcomms_pg/" + keyOf(info.members) + "/";
+  const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1);
+  prefix_ += std::to_string(generation) + "/";
+}
+
+std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
+  auto reason = reasonOf(info_.group.name, error);
+  if (known_) {
+    const auto* const failure = dynamic_cast<const CommError*>(&error);
+    return {std::move(reason), failure == nullptr ? std::vector<int>() : failure->failure().ranks};
+  }
+  return {"rank " + std::to_string(info_.rank) + " cannot join: " + reason, {info_.rank}};
+}
+
+std::string StoreRendezvous::exchange(
+    const std::string& mine,
+    const std::function<std::string(const std::vector<std::string>&)>& judge) {
+  if (self_.startTime == 0) {
+    failInit(info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
+  }
+  set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
+  said_ = true;
+  std::string answer;
+  if (info_.rank == 0) {
+    std::vector<std::string> said;
+    for (int peer = 0; peer < info_.size; ++peer) {
+      said.push_back(hear(peer, await(rankKey(peer))));
+    }
+    answer = differentVersions();
+    answer = answer.empty() ? judge(said) : kRefusal + answer;
+    std::string all(1, answer.front());
+    if (answer.front() == kRefusal) {
+      all += "|";
+    } else {
+      for (size_t peer = 0; peer < peers_.size(); ++peer) {
+        all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
+      }
+    }
+    answer = all + answer.substr(1);
+    set("answer", answer);
+  } else {
+    answer = await("answer");
+  }
+  if (!answer.empty() && answer.front() == kRefusal) {
+    raiseRefused(answer);
+  }
+  size_t begin = 1;
+  const Peer* previous = nullptr;
+  for (auto& peer : peers_) {
+    const auto end = answer.find('\n', begin);
+    if (end == std::string::npos) {
+      failInit(
+          info_.group.name,
+          "rank 0's answer in the store, of " + std::to_string(answer.size()) +
+              " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no "
+              "other program writes to");
+    }
+    peer = Peer::parse(answer.substr(begin, end - begin), previous);
+    previous = &peer;
+    begin = end + 1;
+  }
+  heard_.assign(info_.size, true);
+  return answer.front() + answer.substr(begin);
+}
+
+void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
+  auto poll = kFirstPoll;
+  for (auto next = Clock::now() + kLookWhileJoining;; poll += poll / 4) {
+    ncclResult_t state = ncclSuccess;
+    const auto asked = api.commGetAsyncError(comm, &state);
+    state = asked == ncclSuccess ? state : asked;
+    if (state == ncclSuccess) {
+      return;
+    }
+    if (state != ncclInProgress) {
+      look();
+      return;  // nobody says that it could not join: it was made, and has failed since
+    }
+    if (const auto now = Clock::now(); now >= next) {
+      next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);
+      look();
+      if (now >= deadline_) {
+        known_ = true;
+        auto failure = lateRanks();
+        if (failure.ranks.empty() && api.absentRanks != nullptr) {
+          failure.ranks = api.absentRanks(comm);
+        }
+        throw CommError(std::move(failure));
+      }
+    }
+    poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));
+    std::this_thread::sleep_for(poll);
+  }
+}
+
+void StoreRendezvous::checkRefused() {
+  if (store_.check({prefix_ + "refused"})) {
+    raiseRefused(get("refused"));
+  }
+}
+
+void StoreRendezvous::look() {
+  if (host::interrupted()) {
+    std::rethrow_exception(host::takeInterrupt());
+  }
+  const bool all = info_.rank == 0 || heard_.back();
+  for (int peer = 0; peer < (all ? info_.size : 1); ++peer) {
+    if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
+      hear(peer, get(rankKey(peer)));
+    }
+    if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
+      const auto text =
+          "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+      tell({peer}, text);
+      failInit(info_.group.name, text, {peer});
+    }
+  }
+  checkRefused();
+}
+
+void StoreRendezvous::set(const std::string& key, const std::string& value) {
+  store_.set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+
+std::string StoreRendezvous::get(const std::string& key) {
+  const auto value = store_.get(prefix_ + key);
+  return {value.begin(), value.end()};
+}
+
+void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why) noexcept {
+  known_ = true;
+  try {
+    const auto text = kRefusal + joinRanks(ranks) + "|" + why;
+    set("refused", text);
+    if (!said_) {
+      set(rankKey(info_.rank), text);
+    }
+    if (info_.rank == 0) {
+      set("answer", text);
+    }
+  } catch (const std::exception&) {
+    // The store is gone, which the others find out too.
+  }
+}
+
+void StoreRendezvous::raiseRefused(const std::string& text) {
+  known_ = true;
+  const auto bar = std::min(text.find('|'), text.size() - 1);
+  std::istringstream listed(text.substr(1, bar - 1));
+  std::vector<int> ranks;
+  for (int rank = 0; listed >> rank; listed.ignore(2)) {
+    ranks.push_back(rank);
+  }
+  failInit(info_.group.name, text.substr(bar + 1), std::move(ranks));
+}
+
+std::string StoreRendezvous::hear(int peer, const std::string& text) {
+  if (text.front() == kRefusal) {
+    tellAgain(text);
+  }
+  const auto end = text.find('\n');
+  const auto line = text.substr(1, end - 1);
+  peers_[peer] = Peer::parse(line);
+  if (info_.rank == 0) {
+    versions_[peer] = line.substr(line.rfind(' ') + 1);
+  }
+  heard_[peer] = true;
+  return text.substr(end + 1);
+}
+
+std::string StoreRendezvous::differentVersions() const {
+  std::vector<std::string> versions;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    versions.push_back(versions_[rank] + "' on host '" + peers_[rank].host);
+  }
+  return std::ranges::count(versions_, versions_.front()) == info_.size
+             ? ""
+             : differences(versions, "with torchcomms_pg") +
+                   "; install the same version on all hosts";
+}
+
+void StoreRendezvous::tellAgain(const std::string& refusal) {
+  if (info_.rank == 0) {
+    set("answer", refusal);
+  }
+  raiseRefused(refusal);
+}
+
+std::string StoreRendezvous::await(const std::string& key) {
+  auto next = Clock::now() + kLook;
+  for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
+    poll = std::min(poll, std::max(kLastPoll, turn_));
+    std::this_thread::sleep_for(poll);
+    const auto now = Clock::now();
+    if (now >= deadline_) {
+      known_ = true;
+      throw CommError(lateRanks());
+    }
+    if (now >= next) {
+      look();
+      next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
+    }
+  }
+  return get(key);
+}
+
+Failure StoreRendezvous::lateRanks() {
+  std::vector<int> missing;
+  for (int peer = 0; peer < info_.size; ++peer) {
+    if (!store_.check({prefix_ + rankKey(peer)})) {
+      missing.push_back(peer);
+    }
+  }
+  Failure failure;
+  failure.type = c10d::ErrorType::TIMEOUT;
+  failure.op = "init";
+  failure.group = info_.group.name;
+  failure.ranks = missing;
+  failure.message =
+      "group '" + failure.group + "' could not be set up on rank " + std::to_string(info_.rank) +
+      " within " + inSeconds(info_.timeout) + ": " +
+      (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
+                              " did not come; every rank of the group must create it"
+       : heard_.back()  ? std::string("not all ranks have joined")
+                        : std::string("rank 0 did not answer"));
+  return failure;
+}
+
+}  // namespace torchcomms_pg

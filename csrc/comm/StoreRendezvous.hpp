@@ -1,0 +1,114 @@
+// How the ranks of a new communicator learn of each other through the group's store.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/CommError.hpp"
+#include "comm/Peer.hpp"
+#include "comm/Rendezvous.hpp"
+
+namespace torchcomms_pg {
+
+// The first byte of what is said in the store: what follows is what was asked for, ...
+inline constexpr char kId = '=';
+// ... or the reason why there will be no group, after the ranks at fault and '|', ...
+inline constexpr char kRefusal = '!';
+// ... or the reason why these ranks cannot share memory.
+inline constexpr char kApart = '~';
+
+// Raises CommError: the group could not be set up for `why`; `ranks` are at fault.
+[[noreturn]] void failInit(
+    const std::string& group, const std::string& why, std::vector<int> ranks = {});
+
+// Returns what `error` says, without the group and without torch's stack.
+std::string reasonOf(const std::string& group, const std::exception& error);
+
+// "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
+// things, else empty.
+std::string differences(const std::vector<std::string>& said, const std::string& what);
+
+// One rank's part in the rendezvous; used by one thread.
+class StoreRendezvous {
+ public:
+  explicit StoreRendezvous(const RendezvousInfo& info);
+
+  const std::string& prefix() const { return prefix_; }
+  const std::vector<Peer>& peers() const { return peers_; }
+
+  // Calls `body`. Where it raises, all ranks that still wait are told why, but of what each
+  // finds out by itself.
+  template <class Body>
+  auto run(const Body& body) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      if (!known_) {
+        const auto [why, ranks] = blame(error);
+        tell(ranks, why);
+      }
+      throw;
+    }
+  }
+
+  // What the other ranks are to hear of `error`, and who is at fault.
+  std::pair<std::string, std::vector<int>> blame(const std::exception& error) const;
+
+  // Rank 0 learns what every rank says of itself, and where it is, which all know afterwards. All
+  // return what `judge` makes of it on rank 0: kId or kApart, and a text. Of kRefusal they raise
+  // the text.
+  std::string exchange(
+      const std::string& mine,
+      const std::function<std::string(const std::vector<std::string>&)>& judge);
+
+  // Returns when all ranks have joined the library's communicator.
+  void awaitJoined(const NcclApi& api, ncclComm_t comm);
+
+  // Raises what another rank has said of why it cannot join.
+  void checkRefused();
+
+  // Raises where a rank has died, or cannot join, or this one is to stop. Before all know of all,
+  // rank 0 looks after the others, which look after rank 0.
+  void look();
+
+ private:
+  std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
+
+  void set(const std::string& key, const std::string& value);
+
+  std::string get(const std::string& key);
+
+  void tell(const std::vector<int>& ranks, const std::string& why) noexcept;
+
+  [[noreturn]] void raiseRefused(const std::string& text);
+
+  // What rank `peer` has said, but for where it is.
+  std::string hear(int peer, const std::string& text);
+
+  // What is wrong with the versions of this package; empty: nothing.
+  std::string differentVersions() const;
+
+  [[noreturn]] void tellAgain(const std::string& refusal);
+
+  std::string await(const std::string& key);
+
+  Failure lateRanks();
+
+  const RendezvousInfo& info_;
+  const Peer self_ = Peer::self();
+  c10d::Store& store_;
+  // The time between two questions to the store of a rank that has waited for long.
+  const std::chrono::microseconds turn_;
+  const Clock::time_point deadline_;
+  std::string prefix_;
+  std::vector<Peer> peers_;            // by rank, as far as they are known
+  std::vector<bool> heard_;            // who has said it for this group
+  std::vector<std::string> versions_;  // of this package, by rank; of rank 0 only
+  bool said_ = false;                  // this rank
+  bool known_ = false;                 // the other ranks know of this one's failure, or will
+};
+
+}  // namespace torchcomms_pg
