@@ -10,20 +10,18 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from accelerator import test_memory
-from harness.ranks import Ranks, check, on_ranks, report, time_limit, wait_for
+from harness.rank_process import report
+from harness.ranks import Ranks, check, time_limit, wait_for
 
 try:
     import simulated
-    from harness.simulated_group import start
+    from harness.simulated_group import DEVICE, on_sim, start
     from simulated import hold
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
 
 pytestmark = pytest.mark.beyond_gloo
-DEVICE = "sim:0"
 WAIT = 20.0
-
-on_sim = lambda *worlds: on_ranks(*worlds, init=start)  # noqa: E731
 
 
 def with_variable(name):

@@ -16,35 +16,21 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.comms import make
 from harness.fake_nccl import Library
-from harness.ranks import Ranks, check, on_ranks, time_limit, wait_for
-from harness.simulated_group import start
+from harness.ranks import Ranks, check, time_limit, wait_for
 from harness.values import MOVABLE, assert_same, data
 from torchcomms_pg import CommError
 from torchcomms_pg.registration import serve_host_device
 
 try:
     import simulated
+    from harness.simulated_group import DEVICE, both, on_sim, start
     from simulated import hold
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
 
-DEVICE = "sim:0"
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
-on_sim = lambda *worlds, **kwargs: on_ranks(*(worlds or (2, 3)), init=start, **kwargs)  # noqa: E731
-both = pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
-
-
-def make():
-    return torchcomms_pg.new_comm(
-        *("nccl", DEVICE, "windows"),
-        store=dist.distributed_c10d._get_default_store(),
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        abort_process_on_timeout_or_error=False,
-        timeout=datetime.timedelta(seconds=30),
-    )
 
 
 def zeros(*shape, dtype=torch.float32):
@@ -62,7 +48,7 @@ def neighbours(world):
 @both
 @on_sim(1, 2, 3)
 def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     after, before = neighbours(world)
     for salt, dtype in enumerate(MOVABLE):
         want = data(rank, 4001, torch.int32, salt).to(dtype)
@@ -84,7 +70,7 @@ def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
 @pytest.mark.parametrize("seed", range(3))
 @on_sim()
 def test_random_traffic_matches_a_reference(world, seed):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     draw, own = random.Random(seed), random.Random(rank)  # the same on all ranks, and not
     size = draw.choice([100, 5000, 300_000])
     window, want = comm.new_window(zeros(size)), torch.zeros(size)
@@ -114,7 +100,7 @@ def test_random_traffic_matches_a_reference(world, seed):
 @both
 @on_sim(2)
 def test_calls_return_before_the_stream_runs_them(world, async_op):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     window = comm.new_window(zeros(8))
     comm.barrier(False)
     with hold() as held, time_limit(0, 10, "a put, a signal and a wait in a stream that is held"):
@@ -133,7 +119,7 @@ def test_calls_return_before_the_stream_runs_them(world, async_op):
 
 @on_sim(2)
 def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     window = comm.new_window(zeros(300_000))
     for turn in range(1, 20):
         if rank == 0:
@@ -150,7 +136,7 @@ def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
 
 @on_sim(1, 2)
 def test_left_over_signals_do_not_reach_the_next_window(world):
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     after, before = neighbours(world)
     window = comm.new_window(zeros(1))
     for _ in range(3):
@@ -172,7 +158,7 @@ def test_left_over_signals_do_not_reach_the_next_window(world):
 
 @on_sim(2)
 def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     module = torch.nn.Linear(64, 64).to(DEVICE)
     with torch.no_grad():
         before = module.weight.cpu().clone()
@@ -192,7 +178,7 @@ def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world)
 
 @on_sim(2)
 def test_memory_of_the_library_is_not_moved(world):
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     tensor = comm.allocate_tensor(1000, torch.float64)
     assert tensor.device == torch.device(DEVICE) and tensor.shape == (1000,)
     place = tensor.data_ptr()
@@ -205,7 +191,7 @@ def test_memory_of_the_library_is_not_moved(world):
 
 @on_sim(1, 2, 3)
 def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     after, before = neighbours(world)
     window = comm.new_window(zeros(3, 5))
     mapped = window.map_remote_tensor(after)
@@ -221,7 +207,7 @@ def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
 
 @on_sim(1)
 def test_deregistering_waits_for_puts_in_any_stream(world):
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     window, side = comm.new_window(zeros(100)), torch.Stream(DEVICE)
     with hold(side) as held:
         with side:
@@ -238,7 +224,7 @@ def test_deregistering_waits_for_puts_in_any_stream(world):
 
 @on_sim(2)
 def test_a_window_may_be_dropped_while_its_puts_are_under_way(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     window = comm.new_window(zeros(300_000))
     other = window.map_remote_tensor(1 - rank)
     with hold() as held:
@@ -256,7 +242,7 @@ def test_a_window_may_be_dropped_while_its_puts_are_under_way(world):
 
 @on_sim(2)
 def test_mistakes_raise_at_once_and_leave_the_window_usable(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows", "nccl", DEVICE), dist.get_rank()
     window = comm.new_window()
     with pytest.raises(RuntimeError, match="no tensor is registered"):
         window.put(zeros(1), 0, 0, False)
@@ -290,7 +276,7 @@ def test_mistakes_raise_at_once_and_leave_the_window_usable(world):
 @pytest.mark.skipif(TORCH < (2, 12), reason="torch's streams tell of a capture from 2.12 on")
 @on_sim(1)
 def test_a_graph_holds_nothing_of_a_window(world):
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     window, one = comm.new_window(zeros(5)), zeros(1)
     with simulated.Graph().capture():
         for call in (
@@ -340,7 +326,7 @@ def test_what_the_loaded_nccl_cannot_do_is_said(tmp_path, version, features, err
 
 def wait_for_rank_1(how, async_op):
     store = dist.distributed_c10d._get_default_store()
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     window = comm.new_window(zeros(1))
     dist.barrier()
     if how == "late":
@@ -370,7 +356,7 @@ def test_a_wait_without_a_signal_ends(how, async_op):
 
 
 def register_alone():
-    comm = make()
+    comm = make("windows", "nccl", DEVICE)
     dist.barrier()
     if dist.get_rank() == 1:
         os._exit(7)

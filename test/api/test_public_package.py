@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import each_backend, make, torchcomms
+from harness.comms import each_backend, make, torchcomms
 from harness.ranks import on_ranks
 from harness.values import assert_same
 

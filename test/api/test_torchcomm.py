@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.comms import each_backend, make, torchcomms
 from harness.ranks import on_ranks, pool, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
 
@@ -21,30 +22,6 @@ pytestmark = pytest.mark.beyond_gloo
 SECOND = datetime.timedelta(seconds=1)
 TIMING = "torchcomm::shm::timing"
 TAG = "torchcomm::shm::tag"
-
-
-def torchcomms():
-    import torchcomms_pg
-
-    return torchcomms_pg
-
-
-each_backend = pytest.mark.parametrize("backend", ("shm", "gloo"))
-
-
-def make(name, backend="shm", **options):
-    """A communicator of all ranks, over the store of the default group."""
-    options.setdefault("abort_process_on_timeout_or_error", False)
-    options.setdefault("timeout", datetime.timedelta(seconds=20))
-    return torchcomms().new_comm(
-        backend,
-        "cpu",
-        name,
-        store=dist.distributed_c10d._get_default_store(),
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        **options,
-    )
 
 
 def both(call):

@@ -2,7 +2,6 @@
 
 import datetime
 import gc
-import os
 import random
 import time
 
@@ -10,31 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.ranks import Ranks, check, on_ranks, report, wait_for
+from harness.comms import make, torchcomms
+from harness.ranks import Ranks, on_ranks, wait_for
 from harness.values import MOVABLE, assert_same, data, layouts
 
 pytestmark = pytest.mark.beyond_gloo
 TORCH_2_14 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-
-
-def torchcomms():
-    import torchcomms_pg
-
-    return torchcomms_pg
-
-
-def make(name="windows", seconds=20.0):
-    """A communicator of all ranks, over the store of the default group."""
-    return torchcomms().new_comm(
-        "shm",
-        "cpu",
-        name,
-        store=dist.distributed_c10d._get_default_store(),
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        abort_process_on_timeout_or_error=False,
-        timeout=datetime.timedelta(seconds=seconds),
-    )
 
 
 def neighbours(world):
@@ -53,7 +33,7 @@ def library_mappings():
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @on_ranks(1, 2, 3)
 def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     after, before = neighbours(world)
     for salt, dtype in enumerate((*MOVABLE, torch.uint16)):
         whole = data(rank, 4001, torch.int32, salt).to(dtype)
@@ -78,7 +58,7 @@ def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
 @on_ranks(2, 3)
 def test_random_traffic_matches_a_reference(world, seed):
     """Rounds of puts to random places, through windows of different sizes on every rank."""
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     draw, own = random.Random(seed), random.Random(rank)  # the same on all ranks, and not
     sizes = [[draw.choice([1, 100, 5000, 300_000]) for _ in range(world)] for _ in range(3)]
     windows = [comm.new_window(torch.zeros(by_rank[rank])) for by_rank in sizes]
@@ -111,7 +91,7 @@ def test_random_traffic_matches_a_reference(world, seed):
 
 @on_ranks(2, 3)
 def test_signals_count_for_each_window_and_pair(world):
-    comm = make()
+    comm = make("windows")
     after, before = neighbours(world)
     first, second = comm.new_window(torch.zeros(1)), comm.new_window(torch.zeros(1))
     for _ in range(500):
@@ -137,7 +117,7 @@ def test_signals_count_for_each_window_and_pair(world):
 
 @on_ranks(2)
 def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
-    comm, peer = make(), 1 - dist.get_rank()
+    comm, peer = make("windows"), 1 - dist.get_rank()
     mine = torch.zeros(2_000_000)
     window = comm.new_window(mine)
     for turn in range(1, 6):
@@ -153,7 +133,7 @@ def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
 
 @on_ranks(1, 2)
 def test_left_over_signals_do_not_reach_the_next_window(world):
-    comm = make()
+    comm = make("windows")
     after, before = neighbours(world)
     window = comm.new_window(torch.zeros(4))
     for _ in range(5):
@@ -176,7 +156,7 @@ def test_left_over_signals_do_not_reach_the_next_window(world):
 
 @on_ranks(2)
 def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world):
-    comm, peer = make(), 1 - dist.get_rank()
+    comm, peer = make("windows"), 1 - dist.get_rank()
     layer = torch.nn.Linear(3, 4)
     kept, view = layer.weight, layer.weight.detach()[1]
     window = comm.new_window()
@@ -208,7 +188,7 @@ def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world)
 
 @on_ranks(2)
 def test_memory_of_the_library_is_not_moved(world):
-    comm = make()
+    comm = make("windows")
     tensor = comm.allocate_tensor(1000, torch.float64).fill_(3)
     assert tensor.shape == (1000,) and tensor.dtype == torch.float64
     address = tensor.data_ptr()
@@ -226,7 +206,7 @@ def test_memory_of_the_library_is_not_moved(world):
     assert again.eq(1).all() and tensor.eq(3).all()
     with pytest.raises(RuntimeError, match="shut down"):
         window.signal(0, False)
-    other = make()
+    other = make("windows")
     with pytest.raises(ValueError, match="size is -1"):
         other.allocate_tensor(-1, torch.int8)
     with pytest.raises(torch.OutOfMemoryError, match="no shared memory for 281474976710656 bytes"):
@@ -236,7 +216,7 @@ def test_memory_of_the_library_is_not_moved(world):
 
 @on_ranks(2, 3)
 def test_ranks_may_register_different_tensors(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     shapes = [(2, 3), (0, 5), ()]
     dtypes = [torch.float32, torch.int64, torch.bfloat16]
     mine = torch.zeros(shapes[rank], dtype=dtypes[rank])
@@ -270,7 +250,7 @@ def test_ranks_may_register_different_tensors(world):
 
 @on_ranks(2)
 def test_a_put_takes_any_strides(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     mine = torch.zeros(6 * 5 * 4, dtype=torch.complex64)
     window = comm.new_window(mine)
     theirs = data(1 - rank, (6, 5, 4), torch.complex64)
@@ -294,7 +274,7 @@ def test_a_put_takes_any_strides(world):
 
 @on_ranks(1, 2, 3)
 def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     after, before = neighbours(world)
     mine = torch.arange(6).view(2, 3) + 100 * rank
     window = comm.new_window(mine)
@@ -315,7 +295,7 @@ def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
 
 @on_ranks(2)
 def test_a_mapped_tensor_outlives_everything(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     mine = torch.full((100_000,), 5.0 + rank)
     window = comm.new_window(mine)
     views = [window.map_remote_tensor(r) for r in range(2)]
@@ -341,7 +321,7 @@ def test_a_mapped_tensor_outlives_everything(world):
 
 @on_ranks(2)
 def test_a_tensor_that_is_not_owned_may_go(world):
-    comm, peer = make(), 1 - dist.get_rank()
+    comm, peer = make("windows"), 1 - dist.get_rank()
     window = comm.new_window()
     mine = torch.zeros(1000)
     window.tensor_register(mine, owning=False)
@@ -356,244 +336,12 @@ def test_a_tensor_that_is_not_owned_may_go(world):
     comm.finalize()
 
 
-# ---------------------------------------------------------------- mistakes
-
-
-@on_ranks(2)
-def test_mistakes_raise_at_once_and_enqueue_nothing(world):
-    comm = make()
-    window = comm.new_window()
-    one = torch.zeros(1)
-    unregistered = [
-        lambda: window.put(one, 0, 0, False),
-        lambda: window.signal(0, False),
-        lambda: window.wait_signal(0, False),
-        lambda: window.map_remote_tensor(0),
-        window.tensor_deregister,
-        lambda: window.shape,
-        lambda: window.dtype,
-    ]
-    for call in unregistered:
-        with pytest.raises(RuntimeError, match="no tensor is registered"):
-            call()
-    with pytest.raises(ValueError, match="not contiguous"):
-        window.tensor_register(torch.zeros(4, 4).t())
-    with pytest.raises(ValueError, match="not contiguous"):
-        window.tensor_register(torch.zeros(4, dtype=torch.complex64).conj())
-    with pytest.raises(ValueError, match="wanted cpu"):
-        window.tensor_register(torch.zeros(4, device="meta"))
-    with pytest.raises(ValueError, match="dense"):
-        window.tensor_register(torch.zeros(4).to_sparse())
-    array = torch.zeros(4).numpy()
-    seen = torch.zeros(4)
-    seen.numpy()
-    for foreign in (torch.from_numpy(array), torch.zeros(4).share_memory_(), seen):
-        with pytest.raises(ValueError, match=r"belongs to something else.*clone\(\)"):
-            window.tensor_register(foreign)
-
-    window.tensor_register(torch.zeros(10))
-    with pytest.raises(RuntimeError, match="registered with this window already"):
-        window.tensor_register(torch.zeros(10))
-    for rank in (-1, world, 2**40):
-        with pytest.raises(ValueError, match=f"dst_rank {rank} is not a rank"):
-            window.put(one, rank, 0, False)
-        with pytest.raises(ValueError, match=f"signal: dst_rank {rank} is not a rank"):
-            window.signal(rank, False)
-        with pytest.raises(ValueError, match=f"wait_signal: peer_rank {rank} is not a rank"):
-            window.wait_signal(rank, True)
-        with pytest.raises(ValueError, match=f"rank {rank} is not a rank"):
-            window.map_remote_tensor(rank)
-        with pytest.raises(ValueError, match=f"peer_rank {rank} is not a rank"):
-            window.get_attr(rank)
-    for size, offset in ((1, 10), (1, -1), (11, 0), (2, 9), (1, 2**62), (0, 11)):
-        with pytest.raises(ValueError, match=f"{size} elements at offset {offset} "):
-            window.put(torch.zeros(size), 0, offset, True)
-    with pytest.raises(TypeError, match=r"tensor has dtype Double, rank 1 has registered Float"):
-        window.put(torch.zeros(1, dtype=torch.float64), 1, 0, False)
-    with pytest.raises(ValueError, match="wanted cpu"):
-        window.put(torch.zeros(1, device="meta"), 1, 0, False)
-    with pytest.raises(TypeError, match="hints is 3"):
-        window.put(one, 1, 0, False, hints=3)
-    with pytest.raises(TypeError, match="timeout is 3"):
-        window.wait_signal(1, False, timeout=3)
-    with comm.group():
-        for call in (
-            lambda: window.put(one, 0, 0, False),
-            lambda: window.signal(0, True),
-            lambda: window.wait_signal(0, True),
-            window.tensor_deregister,
-            comm.new_window,
-        ):
-            with pytest.raises(RuntimeError, match="group of operations"):
-                call()
-        comm.barrier(False)
-    assert window.get_tensor().eq(0).all()
-    window.tensor_deregister()
-    with pytest.raises(RuntimeError, match="no tensor is registered"):
-        window.tensor_deregister()
-    comm.finalize()
-    with pytest.raises(RuntimeError, match="finalized"):
-        comm.new_window()
-
-
-@on_ranks(2)
-def test_the_limit_of_windows_is_named_and_none_is_lost(world):
-    comm = make()
-    windows = [comm.new_window(torch.zeros(1)) for _ in range(128)]
-    extra = comm.new_window()
-    with pytest.raises(RuntimeError, match="128 windows of this communicator"):
-        extra.tensor_register(torch.zeros(1))
-    windows.pop().tensor_deregister()
-    extra.tensor_register(torch.zeros(1))
-    extra.signal(1 - dist.get_rank(), False)
-    extra.wait_signal(1 - dist.get_rank(), False)
-    for window in (*windows, extra):
-        window.tensor_deregister()
-    comm.finalize()
-
-
-# ---------------------------------------------------------------- failures
-
-
-def wait_for_rank_1(how, seconds, async_op):
-    comm, rank = make(seconds=30.0), dist.get_rank()
-    mine = torch.zeros(10)
-    window = comm.new_window(mine)
-    view = window.map_remote_tensor(1)
-    if rank == 1:
-        window.put(torch.ones(10), 0, 0, False)
-        window.signal(0, False)
-        window.wait_signal(0, False)  # a rank that has not taken its signal yet would fail there
-    if rank == 0:
-        window.wait_signal(1, False)
-        window.signal(1, False)
-        report("waiting")
-    if rank == 1:
-        report("ready")
-        if how == "abort":
-            window.signal(2, False)
-            window.wait_signal(2, False)
-            comm.abort()
-        elif how == "leave":
-            window.signal(2, False)
-            window.wait_signal(2, False)
-            comm.finalize()
-        else:  # is killed, or never signals
-            time.sleep(60)
-        return None
-    if rank == 2:  # waits for nobody but the peers' failure
-        window.wait_signal(1, False)
-        window.signal(1, False)
-    comm.set_timeout(datetime.timedelta(seconds=seconds))  # not of what was before
-    begin = time.monotonic()
-    with pytest.raises(torchcomms().CommError) as error:
-        window.wait_signal(1, async_op).wait()
-    took = time.monotonic() - begin
-    with pytest.raises(torchcomms().CommError):
-        window.put(torch.ones(1), 1, 0, False)
-    with pytest.raises(torchcomms().CommError):
-        window.tensor_deregister()
-    assert view.eq(view).all() and mine.eq(mine).all()  # the memory is there
-    named, text = error.value.ranks, str(error.value)
-    comm.finalize()
-    return named, text, took
-
-
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_wait_signal_for_a_killed_rank_ends_and_names_it(async_op):
-    with Ranks(2) as ranks:
-        ranks.start(wait_for_rank_1, "kill", 30.0, async_op)
-        ranks.wait_report(0)
-        ranks.wait_report(1)
-        ranks.kill(1)
-        outcome = ranks.wait(ranks=[0])[0]
-    check([outcome])
-    named, text, took = outcome.value
-    assert named == [1] and took < 20
-    assert "wait_signal #" in text and "rank 1 (pid " in text and "died" in text, text
-
-
-def test_wait_signal_times_out_and_names_the_rank_that_sent_none():
-    with Ranks(2) as ranks:
-        ranks.start(wait_for_rank_1, "sleep", 1.0, False)
-        outcome = ranks.wait(ranks=[0])[0]
-    check([outcome])
-    named, text, took = outcome.value
-    assert named == [1] and 0.9 <= took < 20
-    assert "from rank 1" in text and "timed out after 1 s: rank 1 sent no signal" in text, text
-
-
-@pytest.mark.parametrize("how", ["abort", "leave"])
-def test_wait_signal_for_a_rank_that_aborts_or_leaves_ends(how):
-    with Ranks(3) as ranks:
-        ranks.start(wait_for_rank_1, how, 30.0, False)
-        outcomes = ranks.wait()
-    check(outcomes)
-    for rank in (0, 2):
-        named, text, took = outcomes[rank].value
-        assert named == [1] and took < 20, text
-        assert ("aborted" if how == "abort" else "destroyed its communicator") in text, text
-
-
-def test_a_timeout_of_its_own_ends_one_wait():
-    with Ranks(2) as ranks:
-        took, _ = ranks.run(short_wait)
-    assert took < 20
-
-
-def short_wait():
-    comm = make(seconds=60)
-    window = comm.new_window(torch.zeros(1))
-    begin = time.monotonic()
-    if dist.get_rank() == 1:
-        with pytest.raises(torchcomms().CommError, match="rank 0 gave up"):
-            window.wait_signal(0, False)
-    else:
-        with pytest.raises(torchcomms().CommError, match="timed out after 0.5 s"):
-            window.wait_signal(1, False, timeout=datetime.timedelta(seconds=0.5))
-    return time.monotonic() - begin
-
-
-@on_ranks(2)
-def test_windows_leave_no_file_mapping_or_thread(world):
-    def resources():
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), library_mappings()
-
-    def use(comm):
-        tensor = torch.zeros(5000)
-        window = comm.new_window(tensor)
-        window.put(torch.ones(10), 1 - dist.get_rank(), 0, True).wait()
-        view = window.map_remote_tensor(1 - dist.get_rank())
-        comm.barrier(False)
-        window.tensor_deregister()
-        forgotten = comm.new_window(torch.zeros(10))
-        return view, forgotten
-
-    comm = make()
-    use(comm)
-    comm.barrier(True).wait()
-    before = resources()
-    for _ in range(30):
-        use(comm)
-    comm.barrier(False)
-    assert wait_for(lambda: resources() <= before), (resources(), before)
-    comm.finalize()
-    for _ in range(3):
-        comm = make()
-        use(comm)  # one is open
-        comm.finalize()
-    del comm
-    gc.collect()
-    assert wait_for(lambda: resources() <= before), (resources(), before)
-
-
 # ---------------------------------------------------------------- hooks and c10d
 
 
 @on_ranks(2)
 def test_hooks_are_told_of_every_operation_of_a_window(world):
-    comm, peer = make(), 1 - dist.get_rank()
+    comm, peer = make("windows"), 1 - dist.get_rank()
     calls, ended = [], []
     comm.register_pre_hook(lambda a: calls.append(("pre", a.name.name, a.op_id, a.peer, a.tensor)))
     comm.register_post_hook(lambda a: calls.append(("post", a.name.name, a.op_id, a.work, a.error)))
@@ -707,7 +455,7 @@ def test_a_c10d_wait_has_its_own_timeout():
 
 @on_ranks(2)
 def test_example_of_the_reference(world):
-    comm, rank = make(), dist.get_rank()
+    comm, rank = make("windows"), dist.get_rank()
     data_, buffer = torch.arange(100.0), torch.zeros(1024)
     window = comm.new_window()
     window.tensor_register(buffer)

@@ -13,37 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import make, torchcomms
+from harness.comms import make, torchcomms
 from harness.ranks import on_ranks, wait_for
+from harness.recorders import entries, process_entries, process_trace, recorder
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 HERE = os.path.abspath(__file__)
-
-
-def recorder(comm=None, **kwargs):
-    hook = torchcomms().hooks.FlightRecorderHook(**kwargs)
-    if comm is not None:
-        hook.register_with_comm(comm)
-    return hook
-
-
-def entries(hook, **kwargs):
-    return json.loads(hook.dump_json(**kwargs)).get("entries", [])
-
-
-def process_trace(completed=True):
-    """What the ring of the process groups holds."""
-    return json.loads(torchcomms()._C.process_recorder().json(completed))
-
-
-def process_entries(group, completed=True):
-    """The entries of one group, its messages included."""
-    name = group.group_name
-    return [
-        entry
-        for entry in process_trace(completed).get("entries", [])
-        if entry["process_group"][0].split(":")[0] == name
-    ]
 
 
 @on_ranks(2, 3)

@@ -4,49 +4,33 @@ torch's analyser, ``torchfrtrace``, and the front end of its debug server are ru
 """
 
 import datetime
-import json
 import logging
 import os
 import pickle
 import re
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import torchcomms
-from debugging.test_recorder import recorder
-from harness.ranks import (
-    Ranks,
-    check,
-    connect_store,
-    keep_the_gil,
-    receive,
-    report,
-    thread_names,
-    time_limit,
-    wait_for,
+from harness.comms import torchcomms
+from harness.rank_process import keep_the_gil, receive, report
+from harness.ranks import check, connect_store, wait_for
+from harness.recorders import (
+    LIMIT,
+    SOON,
+    TOGETHER,
+    dumped,
+    dumped_without_the_gil,
+    fails,
+    recorder,
+    short_group,
 )
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
-LIMIT = 1.0
-TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
-SOON = 20.0  # a dump comes with the verdict, which may take a busy machine long
 HERE = os.path.abspath(__file__)
-
-
-def dumped(folder, world):
-    """The traces of all ranks; they may still be on their way."""
-    paths = [f"{folder}/trace_{rank}" for rank in range(world)]
-    assert wait_for(lambda: all(map(os.path.exists, paths)), SOON), os.listdir(folder)
-    traces = []
-    for path in paths:
-        with open(path, "rb") as file:
-            traces.append(pickle.load(file))
-    return traces
 
 
 def analyse(folder, world, *, healthy=False):
@@ -70,40 +54,6 @@ def analyse(folder, world, *, healthy=False):
         assert all(collective.pass_check for collective in database.collectives), text
         assert not any(collective.missing_ranks for collective in database.collectives), text
     return text, database.collectives
-
-
-@pytest.fixture
-def recording(tmp_path):
-    """Makes ranks that dump to tmp_path."""
-    made = []
-
-    def start(world, **env):
-        env = dict(TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "trace_"), **env)
-        made.append(Ranks(world, env=env))
-        return made[-1]
-
-    yield start
-    for ranks in made:
-        ranks.close()
-
-
-def short_group(limit=LIMIT, **kwargs):
-    """The deadline holds once all ranks have used the group, however late they were."""
-    group = dist.new_group(**kwargs)
-    if group != dist.GroupMember.NON_GROUP_MEMBER:
-        dist.barrier(group)
-        group.set_timeout(datetime.timedelta(seconds=limit))
-    return group
-
-
-def fails(call, *args, **kwargs):
-    """The call raises, and this rank's dump is there by then."""
-    with time_limit(0, SOON, "the failure and its dump"):
-        with pytest.raises(torchcomms().CommError) as caught:
-            call(*args, **kwargs)
-    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
-    assert os.path.exists(path), os.listdir(os.path.dirname(path))
-    return str(caught.value)
 
 
 def healthy_job():
@@ -350,22 +300,6 @@ def nobody_lets_go_of_the_gil(pipe):
         work.wait()
 
 
-def dumped_without_the_gil(ranks, holder, path):
-    """Rank 0 keeps the GIL, and lets go of it when its dump is there."""
-    there = wait_for(path.exists, SOON)
-    holder.read()
-    check(ranks.wait())
-    assert there
-    with open(path, "rb") as file:
-        assert "frames" not in pickle.load(file)["entries"][-1]
-
-
-@pytest.fixture
-def pipe(tmp_path):
-    os.mkfifo(tmp_path / "holds the GIL")
-    return str(tmp_path / "holds the GIL")
-
-
 def test_a_dump_does_not_wait_for_the_gil(recording, tmp_path, pipe):
     ranks = recording(2, TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC="200")
     ranks.start(nobody_lets_go_of_the_gil, pipe)
@@ -385,238 +319,3 @@ def test_a_dump_may_leave_out_what_has_completed(recording, tmp_path):
     with open(tmp_path / "trace_0", "rb") as file:
         (entry,) = pickle.load(file)["entries"]
     assert entry["profiling_name"] == "nccl:all_reduce" and "frames" not in entry
-
-
-# ---------------------------------------------------------------- the pipe
-
-PIPES = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-
-
-def write_into(pipe):
-    """As ``echo > PIPE``, which would wait where nobody reads: that raises here."""
-    file = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    os.write(file, b"\n")
-    os.close(file)
-
-
-def operate_then_destroy():
-    extra = dist.new_group()
-    dist.all_reduce(torch.ones(5))
-    report("operated")
-    receive()
-    dist.destroy_process_group(extra)
-    assert os.path.exists(f"{os.environ['TEST_PIPE']}{dist.get_rank()}.pipe")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("variable", PIPES)
-def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variable):
-    prefix = str(tmp_path / "pipe_")
-    os.mkfifo(f"{prefix}1.pipe")  # left of a process that was killed
-    ranks = recording(2, **{variable: prefix, "TEST_PIPE": prefix})
-    ranks.start(operate_then_destroy)
-    for rank in range(2):
-        ranks.wait_report(rank)
-    for _ in range(2):  # a writer that leaves is not the end of it
-        write_into(f"{prefix}1.pipe")
-        assert wait_for(lambda: os.path.exists(tmp_path / "trace_1"), SOON)
-        with open(tmp_path / "trace_1", "rb") as file:
-            entry = pickle.load(file)["entries"][-1]
-        assert entry["profiling_name"] == "nccl:all_reduce" and entry["frames"]
-        os.unlink(tmp_path / "trace_1")
-    assert sorted(os.listdir(tmp_path)) == ["pipe_0.pipe", "pipe_1.pipe"]
-    for rank in range(2):
-        ranks.tell(rank, "go on")
-    check(ranks.wait())
-    assert os.listdir(tmp_path) == []
-
-
-def keep_the_gil_until_dumped(pipe):
-    dist.all_reduce(torch.ones(5))
-    keep_the_gil(pipe)
-
-
-def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path, pipe):
-    env = {PIPES[0]: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
-    ranks = recording(1, **env)
-    ranks.start(keep_the_gil_until_dumped, pipe)
-    with open(pipe, "rb") as holder:
-        holder.read(1)  # it is held
-        write_into(tmp_path / "pipe_0.pipe")
-        dumped_without_the_gil(ranks, holder, tmp_path / "trace_0")
-
-
-def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
-    program = """if True:
-        import os, sys, torch, torch.distributed as dist
-        import torchcomms_pg
-        dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
-        assert os.listdir(sys.argv[1]) == ["0.pipe"]
-    """
-    env = dict(os.environ, **{PIPES[0]: f"{tmp_path}/"})
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=50)
-    assert os.listdir(tmp_path) == []
-
-
-def test_without_the_variable_there_is_neither_pipe_nor_thread(recording):
-    recording(1).run(no_pipe)
-
-
-def no_pipe():
-    dist.all_reduce(torch.ones(5))
-    assert wait_for(lambda: "tcpg_monitor" in thread_names())  # a thread names itself
-    assert "tcpg_dump_pipe" not in thread_names()
-
-
-def test_a_file_in_the_pipes_place_is_left_alone(recording, tmp_path):
-    (tmp_path / "0.pipe").write_text("kept")
-    ranks = recording(1)
-    ranks.run(use_a_group_without_a_pipe, str(tmp_path))
-    assert re.search("cannot make the pipe .*something else", ranks.output(0))
-    assert (tmp_path / "0.pipe").read_text() == "kept"
-
-
-def test_a_pipe_in_a_folder_that_does_not_exist_is_a_warning(recording, tmp_path):
-    ranks = recording(1)
-    ranks.run(use_a_group_without_a_pipe, str(tmp_path / "none"))
-    assert re.search("cannot make the pipe .*No such file", ranks.output(0))
-
-
-def use_a_group_without_a_pipe(folder, user=None):
-    os.environ[PIPES[0]] = f"{folder}/"
-    if user is not None:
-        os.seteuid(user)
-    try:
-        group = dist.new_group()
-    finally:
-        if user is not None:
-            os.seteuid(0)
-        del os.environ[PIPES[0]]
-    dist.all_reduce(torch.ones(1), group=group)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user")
-def test_the_pipe_of_another_user_is_left_alone(recording, tmp_path):
-    folder = tmp_path / "for all"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
-    os.mkfifo(folder / "0.pipe")
-    ranks = recording(1)
-    ranks.run(use_a_group_without_a_pipe, str(folder), 65534)
-    assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
-    assert os.listdir(folder) == ["0.pipe"]
-
-
-# ---------------------------------------------------------------- the debug server
-
-
-def ask(server, handler, query=""):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/handler/{handler}?{query}", method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return answer.status, answer.read().decode()
-
-
-def worker_handlers():
-    from torch._C._distributed_c10d import _WorkerServer
-
-    server = _WorkerServer("127.0.0.1", 0)
-    rank = dist.get_rank()
-    try:
-        group = short_group()
-        trace = json.loads(ask(server, "torchcomms_fr_trace_json")[1])
-        assert [e["state"] for e in trace["entries"]].count("completed") >= 1
-        active = json.loads(ask(server, "torchcomms_fr_trace_json", "onlyactive=true")[1])
-        assert "entries" not in active and active["pg_config"]
-        health = json.loads(ask(server, "torchcomms_health_check")[1])
-        assert health == dict(healthy=True, rank=rank, failures=[])
-        dist.barrier()
-        if rank == 0:
-            message = fails(dist.all_reduce, torch.ones(5), group=group)
-            health = json.loads(ask(server, "torchcomms_health_check")[1])
-            assert health == dict(healthy=False, rank=0, failures=[message])
-            dist.destroy_process_group(group)
-            assert json.loads(ask(server, "torchcomms_health_check")[1])["healthy"]
-            path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}0"
-            os.unlink(path)
-            assert path in ask(server, "torchcomms_fr_dump_file")[1]
-            assert os.path.exists(path)
-        dist.barrier()
-    finally:
-        server.shutdown()
-
-
-def test_the_workers_of_the_debug_server_answer(recording):
-    recording(2).run(worker_handlers)
-
-
-def debug_pages(port):
-    """torch's front end, as start_debug_server() puts it together, on the loopback interface."""
-    pytest.importorskip("requests")
-    pytest.importorskip("tabulate")
-    pytest.importorskip("jinja2")
-    from http.server import ThreadingHTTPServer
-
-    from torch._C._distributed_c10d import _WorkerServer
-    from torch.distributed.debug import _debug_handlers, _frontend
-    from torch.distributed.debug._store import tcpstore_client
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
-    rank = dist.get_rank()
-    worker = _WorkerServer("127.0.0.1", 0)
-    tcpstore_client().set(f"rank{rank}", f"http://127.0.0.1:{worker.port}")
-    group = short_group()
-    dist.barrier()
-    if rank == 1:
-        wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), 20)
-        dist.barrier()
-        worker.shutdown()
-        return
-    _frontend._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer(
-        ("127.0.0.1", address[1]), handler
-    )
-    server = _frontend.FrontendServer(0)
-
-    def page(path):
-        url = f"http://127.0.0.1:{server._server.server_port}/{path}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            return answer.read().decode()
-
-    group.set_timeout(datetime.timedelta(seconds=30))  # the pages may take their time
-    work = dist.all_reduce(torch.ones(77), group=group, async_op=True)
-    trace = page("torchcomms_fr_trace")
-    assert "nccl:all_reduce" in trace and "default_pg" in trace, trace
-    assert group.group_name in trace
-    assert "77" in page("torchcomms_fr_trace_json")
-
-    def health_page():
-        if hasattr(_debug_handlers, "TorchCommsHealthCheckHandler"):
-            shown = page("torchcomms_health_check")
-        else:  # torch 2.12 has no page for what these handlers answer
-            asked = ("torchcomms_health_check", "torchcomms_fr_dump_file")
-            answers = [_frontend.fetch_all(path, timeout=20)[1] for path in asked]
-            shown = "".join(answer.text for each in answers for answer in each)
-        return shown.replace("&#34;", '"').replace("&#39;", "'")
-
-    assert '"healthy":true' in health_page()
-    with pytest.raises(torchcomms().CommError):
-        work.wait(datetime.timedelta(seconds=LIMIT))
-    health = health_page()
-    assert '"healthy":false' in health and "rank 1 did not arrive" in health, health
-    for other in range(2):
-        path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{other}"
-        assert f"dump written to {path}" in health, health
-    server._server.shutdown()
-    dist.barrier()
-    worker.shutdown()
-
-
-def test_the_pages_of_the_debug_server_show_a_hang(recording):
-    handlers = pytest.importorskip("torch.distributed.debug._debug_handlers", exc_type=ImportError)
-    if not hasattr(handlers, "TorchCommsFlightRecorderHandler"):
-        pytest.skip("this torch has no such pages; they came with 2.12")
-    ranks = recording(2)
-    ranks.run(debug_pages, ranks.store_args()[0])

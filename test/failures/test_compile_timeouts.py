@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import ROOT
-from harness.ranks import Ranks, check, connect_store, receive, time_limit, wait_for
+from harness.rank_process import receive
+from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

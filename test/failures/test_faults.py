@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness import ROOT
+from harness.rank_process import report
 from harness.ranks import (
     BACKEND,
     Ranks,
@@ -22,7 +23,6 @@ from harness.ranks import (
     connect_store,
     init_default_group,
     on_ranks,
-    report,
     thread_names,
     time_limit,
     wait_for,

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness.ranks import Ranks, check, report
+from harness.rank_process import report
+from harness.ranks import Ranks, check
 
 pytestmark = pytest.mark.beyond_gloo
 LONG = datetime.timedelta(minutes=30)

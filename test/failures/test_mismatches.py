@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import each_backend, make, torchcomms
+from harness.comms import each_backend, make, torchcomms
 from harness.ranks import Ranks, connect_store, init_default_group, on_ranks
 
 pytestmark = pytest.mark.beyond_gloo

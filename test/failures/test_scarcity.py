@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness.ranks import Ranks, init_default_group, report
+from harness.rank_process import report
+from harness.ranks import Ranks, init_default_group
 from harness.scarcity import no_more_threads
 
 pytestmark = pytest.mark.beyond_gloo

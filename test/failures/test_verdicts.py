@@ -16,16 +16,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import TESTS
-from harness.ranks import (
-    Ranks,
-    check,
-    connect_store,
-    keep_the_gil,
-    receive,
-    report,
-    time_limit,
-    wait_for,
-)
+from harness.rank_process import keep_the_gil, receive, report
+from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

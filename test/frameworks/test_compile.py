@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
-from api.test_torchcomm import TAG, torchcomms
-from api.test_torchcomm import make as make_comm
+from api.test_torchcomm import TAG
+from harness.comms import make as make_comm
+from harness.comms import torchcomms
 from harness.ranks import on_ranks
 from harness.values import assert_same, data
 

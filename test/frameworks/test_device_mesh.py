@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from api.test_torchcomm import each_backend, make, torchcomms
 from frameworks.test_ddp_fsdp import dense_model
+from harness.comms import each_backend, make, torchcomms
 from harness.ranks import Ranks, connect_store, on_ranks
 from harness.values import assert_same, data
 

@@ -15,7 +15,8 @@ if reason := emulated.available():
 
 import torchcomms_pg
 from harness import gpus, ranks
-from harness.ranks import connect_store, report, time_limit
+from harness.rank_process import report
+from harness.ranks import connect_store, time_limit
 from hosts.test_hosts import move
 
 pytestmark = pytest.mark.torch_version

@@ -1,13 +1,14 @@
 """TorchComm on GPU tensors beside plain values: every operation, batches, groups, windows."""
 
+import datetime
 import functools
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import torchcomms_pg
 from harness import gpus
+from harness.comms import make
 from harness.gpus import on_ours
 from harness.values import assert_reduced, assert_same, data
 from torchcomms_pg import ReduceOp
@@ -22,16 +23,8 @@ WINDOW_SIZES = (1, 1025, 300_000)
 
 
 def new_comm(name):
-    """A communicator of all ranks that raises what fails."""
-    return torchcomms_pg.new_comm(
-        "auto",
-        gpus.current_device(),
-        name,
-        store=dist.distributed_c10d._get_default_store(),
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        abort_process_on_timeout_or_error=False,
-    )
+    patience = datetime.timedelta(minutes=1)
+    return make(name, "auto", gpus.current_device(), timeout=patience)
 
 
 @functools.cache

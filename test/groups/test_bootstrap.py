@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import torchcomms
+from harness.comms import torchcomms
 from harness.ranks import Ranks, on_ranks
 
 pytestmark = pytest.mark.beyond_gloo

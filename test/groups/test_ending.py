@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import ROOT
-from harness.ranks import Ranks, init_default_group, receive, report, wait_for
+from harness.rank_process import receive, report
+from harness.ranks import Ranks, init_default_group, wait_for
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 FREE = ("TORCHCOMM_ABORT_ON_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")

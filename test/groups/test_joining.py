@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness.ranks import Ranks, check, connect_store, init_default_group, report, wait_for
+from harness.rank_process import report
+from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_descriptors
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]

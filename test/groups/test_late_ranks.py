@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from debugging.test_recorder_dumps import ask
 from harness.ranks import Ranks, wait_for
+from harness.recorders import ask
 
 pytestmark = pytest.mark.beyond_gloo
 SUM = torchcomms_pg.ReduceOp.SUM

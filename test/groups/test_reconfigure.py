@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import make, torchcomms
-from debugging.test_recorder import process_entries, recorder
+from harness.comms import make, torchcomms
 from harness.parity import like_gloo, refused
-from harness.ranks import Ranks, init_default_group, on_ranks, report, time_limit, wait_for
+from harness.rank_process import report
+from harness.ranks import Ranks, init_default_group, on_ranks, time_limit, wait_for
+from harness.recorders import process_entries, recorder
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = [

@@ -2,11 +2,16 @@
 
 import os
 
-import torch._dynamo  # noqa: F401  (some operators import it at first use: seconds, inside a test)
+import pytest
+import torch._dynamo  # some operators import it at first use: seconds, inside a test
 
 import simulated
 from harness import ranks
+from harness.ranks import wait_for
 from torchcomms_pg.registration import serve_host_device
+
+DEVICE = "sim:0"
+both = pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
 
 
 def start(port, prefix, world, timeout, **kwargs):
@@ -16,3 +21,26 @@ def start(port, prefix, world, timeout, **kwargs):
     rank = int(os.environ["RANK"])
     simulated.set_delays(seed=rank + 1, probability=0.25, longest_us=1500)
     ranks.init_default_group(port, prefix, rank, world, timeout, **kwargs)
+
+
+def on_sim(*worlds, **kwargs):
+    """As ranks.on_ranks, with a default group that carries the device."""
+    return ranks.on_ranks(*worlds or (2, 3), init=start, **kwargs)
+
+
+def sim(tensor):
+    return tensor.to(DEVICE)
+
+
+def current():
+    return torch.accelerator.current_stream()
+
+
+def finish(work, async_op):
+    assert (work is not None) == async_op
+    if async_op:
+        work.wait()
+
+
+def idle_within(seconds):
+    return wait_for(lambda: current().query(), seconds)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_torchcomm import make, torchcomms
+from harness.comms import make, torchcomms
 from harness.ranks import Ranks, check, connect_store, on_ranks, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from harness.network import DEVICE, Network, missing
-from harness.ranks import Ranks, check, receive, report, wait_for
+from harness.rank_process import receive, report
+from harness.ranks import Ranks, check, wait_for
 from harness.values import all_data, assert_reduced
 
 pytestmark = pytest.mark.beyond_gloo

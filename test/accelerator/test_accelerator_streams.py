@@ -1,0 +1,337 @@
+"""The order of operations in the streams of an accelerator, and their graphs.
+
+Streams of the simulated one are held up, so that nothing is left to chance.
+"""
+
+import datetime
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness.ranks import time_limit
+from harness.values import all_data, assert_reduced, assert_same, data
+
+try:
+    import simulated
+    from harness.simulated_group import DEVICE, both, current, finish, idle_within, on_sim, sim
+    from simulated import hold
+except ImportError:
+    pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
+
+
+# ---------------------------------------------------------------- the order of streams
+
+
+@on_sim()
+@both
+def test_an_operation_comes_after_what_the_current_stream_has_queued(world, async_op):
+    tensor = torch.zeros(1000, device=DEVICE)
+    torch.accelerator.synchronize()
+    with hold():
+        tensor.fill_(dist.get_rank() + 1)
+        work = dist.all_reduce(tensor, async_op=async_op)
+        if async_op:
+            time.sleep(0.05)  # what has not been ordered would run now
+            assert not work.is_completed()
+    finish(work, async_op)
+    assert (tensor.cpu() == world * (world + 1) / 2).all()
+
+
+def others_held_up(world, wait):
+    """Rank 0 dawdles; on the others `wait` must order the current stream, and not the host."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"queued {dist.get_process_group_ranks(None)} {others_held_up.calls}"
+    others_held_up.calls += 1
+    tensor = torch.full((1000,), float(dist.get_rank() + 1), device=DEVICE)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        with hold():
+            work = dist.all_reduce(tensor, async_op=True)
+            store.wait([f"{key} {rank}" for rank in range(1, world)])
+        work.wait()
+        return tensor, None
+    work = dist.all_reduce(tensor, async_op=True)
+    with time_limit(0, 15, "waiting in the stream"):
+        wait(work, tensor)
+        after = tensor * 10
+    stalled = not idle_within(0.2)
+    completed = work.is_completed()
+    store.set(f"{key} {dist.get_rank()}", "")
+    assert stalled, "the current stream did not wait"
+    assert not completed
+    return tensor, after
+
+
+others_held_up.calls = 0
+
+
+@on_sim()
+@pytest.mark.parametrize("how", ("wait", "block_current_stream", "future"))
+def test_waiting_holds_up_the_current_stream_and_not_the_host(world, how):
+    ways = {
+        "wait": lambda work, _: work.wait(),
+        "block_current_stream": lambda work, _: work.block_current_stream(),
+        "future": lambda work, _: work.get_future().wait(),
+    }
+    tensor, after = others_held_up(world, ways[how])
+    total = world * (world + 1) / 2
+    assert (tensor.cpu() == total).all()
+    assert after is None or (after.cpu() == total * 10).all()
+
+
+@on_sim()
+def test_what_a_futures_callback_does_comes_after_the_operation(world):
+    def double(work, tensor):
+        def callback(future):
+            (value,) = future.value()
+            return value.mul_(2)
+
+        work.get_future().then(callback).wait()
+
+    tensor, after = others_held_up(world, double)
+    total = world * (world + 1) / 2
+    if after is not None:
+        assert (tensor.cpu() == total * 2).all() and (after.cpu() == total * 20).all()
+
+
+@on_sim()
+def test_the_operation_keeps_its_tensors_while_it_runs(world):
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    inputs = all_data(world, 1000)
+    mine = sim(inputs[rank])
+    output = torch.empty(world * 1000, device=DEVICE)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        with hold():
+            work = dist.all_gather_into_tensor(output, mine, async_op=True)
+            store.wait([f"freed {r} {world}" for r in range(1, world)])
+    else:
+        # One tensor and one temporary buffer, used by the operation alone from here on.
+        spread = torch.empty(1000, 2, device=DEVICE)[:, 0].copy_(mine)
+        work = dist.all_gather_into_tensor(output, spread, async_op=True)
+        del spread, mine
+        gc.collect()
+        current().synchronize()  # freed memory would be poisoned now
+        reused = [torch.full((1000,), -7.0, device=DEVICE) for _ in range(20)]
+        current().synchronize()
+        store.set(f"freed {rank} {world}", "")
+        del reused
+    work.wait()
+    assert_same(output.cpu(), torch.cat(inputs))
+    store.delete_key(f"freed {rank} {world}")
+
+
+@on_sim(2)
+def test_waiting_lets_go_of_the_memory(world):
+    tensor = torch.ones(12345, device=DEVICE)
+    output = torch.empty(world * 12345, device=DEVICE)
+    with hold():  # it has not ended, which would let go of the memory too, on another thread
+        work = dist.all_gather_into_tensor(output, tensor, async_op=True)
+        address = tensor.data_ptr()
+        work.wait()
+        del tensor
+        gc.collect()
+        assert torch.empty(12345, device=DEVICE).data_ptr() == address
+    assert (output.cpu() == 1).all()
+
+
+@on_sim()
+def test_results_of_temporary_buffers_come_after_the_operation(world):
+    store = dist.distributed_c10d._get_default_store()
+    inputs = all_data(world, (30, 40), salt=4)
+    tensor = torch.empty(40, 30, device=DEVICE).t()
+    tensor.copy_(sim(inputs[dist.get_rank()]))
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        with hold():
+            work = dist.all_reduce(tensor, async_op=True)
+            store.wait([f"strided {r} {world}" for r in range(1, world)])
+    else:
+        work = dist.all_reduce(tensor, async_op=True)
+        time.sleep(0.05)  # a copy out of the buffer that nothing orders would come now
+        store.set(f"strided {dist.get_rank()} {world}", "")
+    work.wait()
+    assert_reduced(tensor.cpu(), inputs)
+    dist.barrier()
+    store.delete_key(f"strided {dist.get_rank()} {world}")
+
+
+@on_sim(2)
+def test_no_buffer_of_an_operation_is_used_again_before_its_end(world):
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(40, 30, device=DEVICE).t()
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        store.wait(["buffers taken"])
+    work = dist.all_reduce(tensor, async_op=True)  # through a contiguous copy
+    others = [torch.full((30, 40), 7.0, device=DEVICE) for _ in range(4)]
+    torch.accelerator.current_stream().synchronize()
+    store.set("buffers taken", "")
+    work.wait()
+    assert (tensor.cpu() == world).all()
+    assert all((other.cpu() == 7).all() for other in others)
+    dist.barrier()
+    store.delete_key("buffers taken")
+
+
+@on_sim(2)
+def test_a_synchronous_operation_runs_in_the_current_stream_and_returns_at_once(world):
+    tensor = torch.ones(1000, device=DEVICE)
+    torch.accelerator.synchronize()
+    with hold():
+        with time_limit(0, 15, "queueing"):
+            assert dist.all_reduce(tensor) is None
+            tensor.mul_(3)
+        assert not current().query()
+    assert (tensor.cpu() == 3 * world).all()
+
+
+@on_sim(2)
+def test_operations_of_two_streams_keep_their_order_in_the_communicator(world):
+    other = torch.sim.Stream()
+    first, second = (torch.full((1000,), v, device=DEVICE) for v in (1.0, 2.0))
+    torch.accelerator.synchronize()
+    with hold(other) as held:
+        with torch.sim.stream(other):
+            work = dist.all_reduce(first, async_op=True)
+        later = dist.all_reduce(second, async_op=True)
+        time.sleep(0.02)
+        assert not later.is_completed()
+        held.release()
+    work.wait()
+    later.wait()
+    assert (first.cpu() == world).all() and (second.cpu() == 2 * world).all()
+
+
+@on_sim(2)
+def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
+    store = dist.distributed_c10d._get_default_store()
+    dist.all_reduce(torch.ones(1, device=DEVICE))
+    group = dist.group.WORLD._get_backend(torch.device(DEVICE))
+    options = dist.BarrierOptions()
+    options.device = torch.device(DEVICE)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        with hold():
+            options.asyncOp = True
+            work = group.barrier(options)
+            assert not work.is_completed()
+            store.set("held", "")
+        work.wait()
+        assert work.is_completed()
+    else:
+        store.wait(["held"])
+        options.asyncOp = False
+        group.barrier(options)
+    dist.barrier()
+    store.delete_key("held")
+
+
+# ---------------------------------------------------------------- graphs
+
+# Before, streams do not tell of a capture, except CUDA's.
+graphs = pytest.mark.skipif(
+    not hasattr(torch.Stream, "is_capturing"), reason="streams tell of a capture from torch 2.12 on"
+)
+
+
+@graphs
+@on_sim()
+@both
+def test_a_graph_with_operations_can_be_replayed(world, async_op):
+    rank = dist.get_rank()
+    value = torch.zeros(70_001, device=DEVICE)
+    spread = torch.zeros(500, 2, device=DEVICE)[:, 0]  # goes through a temporary buffer
+    dist.all_reduce(value)  # connects
+    graph = simulated.Graph()
+    with graph.capture():
+        doubled = value * 2
+        work = dist.all_reduce(doubled, async_op=async_op)
+        finish(work, async_op)
+        result = -doubled
+        finish(dist.broadcast(spread, world - 1, async_op=async_op), async_op)
+        copied = spread * 1
+    assert work is None or work.is_completed()
+    for salt in range(3):
+        inputs = all_data(world, 70_001, salt=salt)
+        value.copy_(sim(inputs[rank]))
+        spread.fill_(rank + salt)
+        graph.replay()
+        between = torch.ones(3, device=DEVICE)
+        dist.all_reduce(between, async_op=True).wait()  # keeps its place between the replays
+        assert_reduced(result.cpu(), [-2 * x for x in inputs])
+        assert (copied.cpu() == world - 1 + salt).all() and (between.cpu() == world).all()
+
+
+@graphs
+@on_sim(2)
+def test_messages_and_batches_in_graphs(world):
+    rank = dist.get_rank()
+    peer = 1 - rank
+    sent, received = (torch.zeros(1000, device=DEVICE) for _ in range(2))
+    tensors = [torch.zeros(10 + i, device=DEVICE) for i in range(3)]
+    dist.all_reduce(tensors[0])
+    first, second = simulated.Graph(), simulated.Graph()
+    with first.capture():
+        ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    with second.capture():
+        device = torch.device(DEVICE)
+        with dist._coalescing_manager(device=device, async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        manager.wait()
+    for salt in range(3):
+        sent.copy_(sim(data(rank, 1000, salt=salt)))
+        for tensor in tensors:
+            tensor.fill_(1 + rank)
+        first.replay()
+        second.replay()
+        assert_same(received.cpu(), data(peer, 1000, salt=salt))
+        assert all((tensor.cpu() == 3).all() for tensor in tensors)
+
+
+@graphs
+@on_sim(2)
+def test_nothing_watches_or_records_what_a_graph_holds(world):
+    group = dist.new_group()
+    comm = torchcomms_pg.get_comm(group, DEVICE)
+    recorder = torchcomms_pg.hooks.FlightRecorderHook(max_entries=10)
+    tensor = torch.ones(10, device=DEVICE)
+    dist.all_reduce(tensor, group=group)
+    recorder.register_with_comm(comm)
+    graph = simulated.Graph()
+    group.set_timeout(datetime.timedelta(seconds=2))
+    with graph.capture():
+        dist.all_reduce(tensor, group=group)
+        dist.barrier(group, async_op=True).wait()
+    time.sleep(2.5)  # its deadline, had it one
+    group.set_timeout(datetime.timedelta(seconds=30))  # of what is not in it
+    assert "all_reduce" not in recorder.dump_json()
+    tensor.fill_(1)
+    graph.replay()
+    assert (tensor.cpu() == world).all()
+    dist.all_reduce(tensor, group=group)
+    assert "all_reduce" in recorder.dump_json()
+    recorder.unregister()
+    dist.destroy_process_group(group)
+    del graph  # after the group
+
+
+@graphs
+@on_sim(2)
+def test_a_capture_before_the_ranks_are_connected_says_what_to_do(world):
+    group = dist.new_group()
+    tensor = torch.ones(10, device=DEVICE)
+    with simulated.Graph().capture():
+        with pytest.raises(RuntimeError, match="before the capture"):
+            dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor.cpu() == world).all()
+    dist.destroy_process_group(group)
