@@ -9,29 +9,51 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness import catalogue
+from harness.catalogue import LAYOUTS
 from harness.ranks import wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 try:
-    from harness.simulated_group import DEVICE, both, finish, on_sim, sim
+    from harness.simulated_group import DEVICE, on_sim, sim
     from simulated import _simulated
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
 
-SIZES = (0, 1, 7, 70_001)
+ROWS = (0, 1, 7, 23_334)
+WAYS = ("sync", "async", "future")
+
+
+class Case(catalogue.Case):
+    device = DEVICE
+
+
+class CommCase(Case):
+    @property
+    def comm(self):
+        return torchcomms_pg.get_comm(device=DEVICE)
+
+
+def cases(kind, world, how):
+    yield from (kind(world, rows, how) for rows in ROWS)
+    yield from (kind(world, 30, how, layout) for layout in LAYOUTS[1:])
 
 
 # ---------------------------------------------------------------- every operation
 
 
 @on_sim()
-@both
-def test_all_reduce(world, async_op):
-    for size in SIZES:
-        inputs = all_data(world, size)
-        tensor = sim(inputs[dist.get_rank()])
-        finish(dist.all_reduce(tensor, async_op=async_op), async_op)
-        assert_reduced(tensor.cpu(), inputs, what=f"size {size}")
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("operation", catalogue.OPERATIONS)
+def test_collectives_are_those_of_plain_values(world, operation, how):
+    catalogue.run(catalogue.OPERATIONS[operation], cases(Case, world, how))
+
+
+@on_sim()
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
+def test_operations_of_torchcomm_are_those_of_plain_values(world, operation, how):
+    catalogue.run(catalogue.TORCHCOMM[operation], cases(CommCase, world, how))
 
 
 @on_sim(2)
@@ -47,121 +69,6 @@ def test_all_reduce_with_every_kind_of_reduction(world, op):
     reduce_op = dist.ReduceOp.SUM if op == "BOOL" else getattr(dist.ReduceOp, op)
     dist.all_reduce(tensor, reduce_op, async_op=True).wait()
     assert_reduced(tensor.cpu(), inputs, reduce_op)
-
-
-@on_sim()
-@both
-def test_broadcast_and_reduce(world, async_op):
-    for root in range(world):
-        inputs = all_data(world, 7001, salt=root)
-        tensor = sim(inputs[dist.get_rank()])
-        finish(dist.broadcast(tensor, root, async_op=async_op), async_op)
-        assert_same(tensor.cpu(), inputs[root])
-        tensor = sim(inputs[dist.get_rank()])
-        finish(dist.reduce(tensor, root, async_op=async_op), async_op)
-        if dist.get_rank() == root:
-            assert_reduced(tensor.cpu(), inputs)
-
-
-@on_sim()
-@both
-def test_all_gather(world, async_op):
-    rank = dist.get_rank()
-    for size in SIZES:
-        inputs = all_data(world, size)
-        outputs = [torch.empty(size, device=DEVICE) for _ in range(world)]
-        finish(dist.all_gather(outputs, sim(inputs[rank]), async_op=async_op), async_op)
-        assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(inputs))
-        output = torch.empty(world * size, device=DEVICE)
-        work = dist.all_gather_into_tensor(output, sim(inputs[rank]), async_op=async_op)
-        finish(work, async_op)
-        assert_same(output.cpu(), torch.cat(inputs))
-    uneven = [data(r, 5 * r + 1) for r in range(world)]
-    outputs = [torch.empty(5 * r + 1, device=DEVICE) for r in range(world)]
-    finish(dist.all_gather(outputs, sim(uneven[rank]), async_op=async_op), async_op)
-    assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(uneven))
-
-
-@on_sim()
-@both
-def test_reduce_scatter(world, async_op):
-    rank = dist.get_rank()
-    for size in SIZES:
-        inputs = all_data(world, (world, size))
-        expected = [x[rank] for x in inputs]
-        output = torch.empty(size, device=DEVICE)
-        work = dist.reduce_scatter_tensor(output, sim(inputs[rank]).view(-1), async_op=async_op)
-        finish(work, async_op)
-        assert_reduced(output.cpu(), expected)
-        parts = [sim(x) for x in inputs[rank]]
-        finish(dist.reduce_scatter(output, parts, async_op=async_op), async_op)
-        assert_reduced(output.cpu(), expected)
-
-
-@on_sim()
-@both
-def test_all_to_all(world, async_op):
-    rank = dist.get_rank()
-    inputs = all_data(world, (world, 601))
-    output = torch.empty(world, 601, device=DEVICE)
-    finish(dist.all_to_all_single(output, sim(inputs[rank]), async_op=async_op), async_op)
-    assert_same(output.cpu(), torch.stack([x[rank] for x in inputs]))
-    outputs = [torch.empty(601, device=DEVICE) for _ in range(world)]
-    parts = [sim(x) for x in inputs[rank]]
-    finish(dist.all_to_all(outputs, parts, async_op=async_op), async_op)
-    assert_same(torch.stack([x.cpu() for x in outputs]), torch.stack([x[rank] for x in inputs]))
-    # Rank r sends r + p + 1 rows to rank p.
-    rows = [[r + p + 1 for p in range(world)] for r in range(world)]
-    sent = [data(r, (sum(rows[r]), 3)) for r in range(world)]
-    output = torch.empty(sum(rows[rank]), 3, device=DEVICE)
-    work = dist.all_to_all_single(
-        output, sim(sent[rank]), [rows[r][rank] for r in range(world)], rows[rank], None, async_op
-    )
-    finish(work, async_op)
-    assert_same(output.cpu(), torch.cat([sent[r].split(rows[r])[rank] for r in range(world)]))
-
-
-@on_sim()
-@both
-def test_gather_and_scatter(world, async_op):
-    rank = dist.get_rank()
-    for root in range(world):
-        inputs = all_data(world, (world, 333), salt=root)
-        outputs = [torch.empty(world, 333, device=DEVICE) for _ in range(world)]
-        work = dist.gather(
-            sim(inputs[rank]), outputs if rank == root else None, root, async_op=async_op
-        )
-        finish(work, async_op)
-        if rank == root:
-            assert_same(torch.stack([x.cpu() for x in outputs]), torch.stack(inputs))
-        output = torch.empty(333, device=DEVICE)
-        parts = [sim(x) for x in inputs[root]] if rank == root else None
-        finish(dist.scatter(output, parts, root, async_op=async_op), async_op)
-        assert_same(output.cpu(), inputs[root][rank])
-
-
-@on_sim()
-@both
-def test_gather_to_one_tensor(world, async_op):
-    comm, rank = torchcomms_pg.get_comm(device=DEVICE), dist.get_rank()
-    for root in range(world):
-        inputs = all_data(world, 333, salt=root)
-        output = torch.empty(world * 333, device=DEVICE) if rank == root else None
-        comm.gather_single(output, sim(inputs[rank]), root, async_op).wait()
-        if rank == root:
-            assert_same(output.cpu(), torch.cat(inputs))
-
-
-@on_sim()
-def test_tensors_of_any_strides(world):
-    inputs = all_data(world, (40, 30))
-    tensor = torch.empty(30, 40, device=DEVICE).t()
-    tensor.copy_(sim(inputs[dist.get_rank()]))
-    dist.all_reduce(tensor, async_op=True).wait()
-    assert_reduced(tensor.cpu(), inputs)
-    output = torch.empty(30, world * 40, device=DEVICE).t()
-    dist.all_gather_into_tensor(output, sim(inputs[dist.get_rank()].t().contiguous().t()))
-    assert_same(output.cpu(), torch.cat(inputs))
 
 
 @on_sim()

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import catalogue
+from harness.comms import each_backend, make
 from harness.ranks import on_ranks
 from harness.values import HUGE, MOVABLE, SIZES, all_data, assert_reduced, assert_same, data
 
@@ -312,36 +314,40 @@ def test_tensors_that_require_grad_are_reduced_in_place(world):
     assert_reduced(parameter.data, all_data(world, 1025))
 
 
-ASYNC = {
-    "all_reduce": lambda w, r: (x := data(r, 70_001), dist.all_reduce(x, async_op=True)),
-    "broadcast": lambda w, r: (x := data(r, 70_001), dist.broadcast(x, 0, async_op=True)),
-    "all_gather": lambda w, r: (
-        x := torch.empty(w * 70_001),
-        dist.all_gather_into_tensor(x, data(r, 70_001), async_op=True),
-    ),
-    "reduce_scatter": lambda w, r: (
-        x := torch.empty(70_001),
-        dist.reduce_scatter_tensor(x, data(r, w * 70_001), async_op=True),
-    ),
-    "all_to_all": lambda w, r: (
-        x := torch.empty(w * 70_001),
-        dist.all_to_all_single(x, data(r, w * 70_001), async_op=True),
-    ),
-}
+class Case(catalogue.Case):
+    def finish(self, name, work):
+        super().finish(name, work)
+        assert work is None or work.is_completed()
+        if self.comm:
+            assert work.status().name == "COMPLETED" and work.exception() is None
+
+
+ROWS = (0, 1, 7, 23_334)
+
+
+def cases(world):
+    for how in ("sync", "async", "future"):
+        yield from (Case(world, rows, how) for rows in ROWS)
 
 
 @beyond_gloo
 @on_ranks()
-@pytest.mark.parametrize("name", ASYNC)
-def test_async_op_gives_the_same_result_after_wait_and_in_the_future(world, name):
-    rank = dist.get_rank()
-    want, work = ASYNC[name](world, rank)
-    work.wait()
-    want = want.clone()
-    tensor, work = ASYNC[name](world, rank)
-    work.get_future().wait()
-    assert work.is_completed()
-    assert_same(tensor, want)
+@pytest.mark.parametrize("operation", catalogue.OPERATIONS)
+def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
+    catalogue.run(catalogue.OPERATIONS[operation], cases(world))
+
+
+@beyond_gloo
+@each_backend
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
+def test_operations_of_torchcomm_give_the_values_of_plain_pytorch(world, operation, backend):
+    comm = make("catalogue", backend)
+    every = list(cases(world))
+    for case in every:
+        case.comm = comm
+    catalogue.run(catalogue.TORCHCOMM[operation], every)
+    comm.finalize()
 
 
 @beyond_gloo

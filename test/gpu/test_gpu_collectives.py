@@ -1,14 +1,14 @@
 """Collectives of GPU tensors beside plain values: torch's nccl and torchcomms alike."""
 
 import concurrent.futures
-import contextlib
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from harness import gpus
+from harness import catalogue, gpus
+from harness.catalogue import LAYOUTS
 from harness.gpus import on_gpus, on_ours
 from harness.values import assert_reduced, assert_same, data
 
@@ -21,162 +21,32 @@ WAYS = ("sync", "async", "future", "side stream")
 SIZES = (0, 1, 1000, 100_003)  # rows of three
 
 
-class Case(gpus.Case):
-    """One call of an operation: how it is issued and waited for, and of what tensors."""
+class Case(catalogue.Case):
+    """One call of torch.distributed on this GPU, in its stream or in one beside it."""
 
-    def __init__(self, world, how, rows, layout):
-        super().__init__(world, rows, layout)
-        self.how = how
-        self.side = torch.cuda.Stream() if how == "side stream" else None
+    device = "cuda"
 
-    def __str__(self):
-        return f"{self.how}, {self.rows} x 3, {self.layout}"
-
-    def issue(self, collective, *args, **kwargs):
-        if self.how == "sync":
-            assert collective(*args, **kwargs) is None, "a synchronous operation returned a work"
-            return
-        if self.side:
-            self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side) if self.side else contextlib.nullcontext():
-            work = collective(*args, async_op=True, **kwargs)
-        by_root = gpus.by_root_over_nccl(collective)
-        if self.how == "future" and not by_root:  # of torch 2.11 they fail but on the root
-            work.get_future().wait()
-        else:
-            work.wait()
+    def issue(self, name, *args):
+        self.options = dict(device_ids=[torch.cuda.current_device()]) if name == "barrier" else {}
+        if self.how != "side stream":
+            return super().issue(name, *args)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work = super().issue(name, *args)
         # torch 2.11 and 2.12 copy the root's own part in this stream, outside of the work.
-        if self.side and by_root:
-            torch.cuda.current_stream().wait_stream(self.side)
+        if gpus.by_root_over_nccl(name):
+            torch.cuda.current_stream().wait_stream(side)
+        return work
+
+    def finish(self, name, work):
+        if self.how == "future" and gpus.by_root_over_nccl(name):
+            work.wait()  # futures of torch 2.11 fail but on the root
+        else:
+            super().finish(name, work)
 
 
-def joined(tensors):
-    return torch.cat([tensor.cpu() for tensor in tensors])
-
-
-def all_reduce(case):
-    tensor = case.mine()
-    case.issue(dist.all_reduce, tensor)
-    assert_reduced(tensor.cpu(), case.inputs)
-
-
-def broadcast(case):
-    for root in range(case.world):
-        tensor = case.mine()
-        case.issue(dist.broadcast, tensor, src=root)
-        assert_same(tensor.cpu(), case.inputs[root])
-
-
-def reduce(case):
-    for root in range(case.world):
-        tensor = case.mine()
-        case.issue(dist.reduce, tensor, dst=root, op=dist.ReduceOp.MAX)
-        if case.rank == root:
-            assert_reduced(tensor.cpu(), case.inputs, dist.ReduceOp.MAX)
-
-
-def all_gather(case):
-    outputs = [case.empty() for _ in case.inputs]
-    case.issue(dist.all_gather, outputs, case.mine())
-    assert_same(joined(outputs), torch.cat(case.inputs))
-
-
-def all_gather_of_different_sizes(case):
-    inputs = [data(rank, (case.rows + rank, 3)) for rank in range(case.world)]
-    outputs = [case.empty(len(each)) for each in inputs]
-    case.issue(dist.all_gather, outputs, case.place(inputs[case.rank]))
-    assert_same(joined(outputs), torch.cat(inputs))
-
-
-def all_gather_into_tensor(case):
-    output = case.empty(case.world * case.rows)
-    case.issue(dist.all_gather_into_tensor, output, case.mine())
-    assert_same(output.cpu(), torch.cat(case.inputs))
-
-
-def reduce_scatter(case):
-    output = case.empty()
-    case.issue(dist.reduce_scatter, output, case.my_parts())
-    assert_reduced(output.cpu(), case.column())
-
-
-def reduce_scatter_of_different_sizes(case):
-    everyone = range(case.world)
-    parts = [[data(r, (case.rows + p, 3), salt=p) for p in everyone] for r in everyone]
-    output = case.empty(case.rows + case.rank)
-    case.issue(dist.reduce_scatter, output, [case.place(part) for part in parts[case.rank]])
-    assert_reduced(output.cpu(), [each[case.rank] for each in parts])
-
-
-def reduce_scatter_tensor(case):
-    output = case.empty()
-    whole = case.place(case.parts[case.rank].flatten(0, 1))
-    case.issue(dist.reduce_scatter_tensor, output, whole)
-    assert_reduced(output.cpu(), case.column())
-
-
-def all_to_all(case):
-    outputs = [case.empty() for _ in case.parts]
-    case.issue(dist.all_to_all, outputs, case.my_parts())
-    assert_same(joined(outputs), torch.cat(case.column()))
-
-
-def all_to_all_single(case):
-    output = case.empty(case.world * case.rows)
-    case.issue(dist.all_to_all_single, output, case.place(case.parts[case.rank].flatten(0, 1)))
-    assert_same(output.cpu(), torch.cat(case.column()))
-
-
-def all_to_all_single_of_different_sizes(case):
-    everyone, rank = range(case.world), case.rank
-    splits = [[case.rows + r + p for p in everyone] for r in everyone]  # of rank r for rank p
-    sent = [data(r, (sum(splits[r]), 3)) for r in everyone]
-    takes = [splits[r][rank] for r in everyone]
-    output, tensor = case.empty(sum(takes)), case.place(sent[rank])
-    case.issue(dist.all_to_all_single, output, tensor, takes, splits[rank])
-    assert_same(output.cpu(), torch.cat([sent[r].split(splits[r])[rank] for r in everyone]))
-
-
-def gather(case):
-    for root in range(case.world):
-        outputs = [case.empty() for _ in case.inputs] if case.rank == root else None
-        case.issue(dist.gather, case.mine(), outputs, dst=root)
-        if outputs is not None:
-            assert_same(joined(outputs), torch.cat(case.inputs))
-
-
-def scatter(case):
-    for root in range(case.world):
-        output = case.empty()
-        tensors = [case.place(x) for x in case.parts[root]] if case.rank == root else None
-        case.issue(dist.scatter, output, tensors, src=root)
-        assert_same(output.cpu(), case.parts[root][case.rank])
-
-
-def barrier(case):
-    """Of the device's own communicator."""
-    case.issue(dist.barrier, device_ids=[torch.cuda.current_device()])
-
-
-DIFFERENT_SIZES = (
-    all_gather_of_different_sizes,
-    reduce_scatter_of_different_sizes,
-    all_to_all_single_of_different_sizes,
-)
-OPERATIONS = (
-    *(all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, reduce_scatter),
-    *(reduce_scatter_tensor, all_to_all, all_to_all_single, gather, scatter, *DIFFERENT_SIZES),
-    barrier,
-)
-each = pytest.mark.parametrize("operation", [operation.__name__ for operation in OPERATIONS])
-
-
-def run(operation, cases):
-    for case in cases:
-        try:
-            globals()[operation](case)
-        except Exception as error:
-            raise AssertionError(f"{case}: {error}") from error
+each = pytest.mark.parametrize("operation", catalogue.OPERATIONS)
 
 
 @each
@@ -184,16 +54,18 @@ def run(operation, cases):
 def test_collectives_are_those_of_plain_values(world, operation):
     # Ranks that share a GPU go through sockets.
     sizes = SIZES if world <= torch.cuda.device_count() else SIZES[:-1]
-    # The futures of torch 2.11's nccl come before such operations have ended.
-    early = dist.get_backend() == "nccl" and globals()[operation] in DIFFERENT_SIZES
+    # The futures of torch 2.11's nccl come before operations of different sizes have ended.
+    early = dist.get_backend() == "nccl" and "_v" in operation
     ways = [how for how in WAYS if how != "future" or not early]
-    run(operation, (Case(world, how, rows, "contiguous") for how in ways for rows in sizes))
+    cases = (Case(world, rows, how) for how in ways for rows in sizes)
+    catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
 @each
 @on_ours(1, 2, 3)  # torch's nccl refuses most of them
 def test_collectives_of_tensors_with_gaps_are_those_of_plain_values(world, operation):
-    run(operation, (Case(world, how, 7, layout) for how in WAYS for layout in gpus.LAYOUTS[1:]))
+    cases = (Case(world, 7, how, layout) for how in WAYS for layout in LAYOUTS[1:])
+    catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
 @pytest.mark.parametrize("async_ops", [False, True], ids=["sync", "async"])
@@ -247,7 +119,7 @@ def test_messages_go_round(world, how):
 @messages
 @on_ours(2, 3)  # torch's nccl refuses them
 def test_messages_with_gaps_go_round(world, how):
-    for layout in gpus.LAYOUTS[1:]:
+    for layout in LAYOUTS[1:]:
         exchange(world, layout, how)
 
 

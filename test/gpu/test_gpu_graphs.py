@@ -44,7 +44,7 @@ class Way:
     def __call__(self, collective, *args):
         work = collective(*args, async_op=self.how != "sync")
         # Of torch 2.11 these futures fail but on the root.
-        if self.how == "future" and not gpus.by_root_over_nccl(collective):
+        if self.how == "future" and not gpus.by_root_over_nccl(collective.__name__):
             work.get_future().wait()
         elif self.how != "sync":
             work.wait()

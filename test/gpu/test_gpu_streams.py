@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import emulated
 from harness import gpus, ranks, streams
+from harness.catalogue import LAYOUTS
 from harness.gpus import on_gpus, on_ours
 from harness.values import all_data, assert_same
 
@@ -23,7 +24,7 @@ LENGTH = 10_000
 def connect(world):
     """NCCL connects, and CUDA loads kernels, at the first use, and may wait for streams then."""
     warm = torch.full((LENGTH,), 1.0, device="cuda").fill_(2).add_(1)
-    for layout in gpus.LAYOUTS:
+    for layout in LAYOUTS:
         gpus.empty((100, 10), layout=layout).copy_(warm[:1000].view(100, 10)).contiguous()
     dist.all_reduce(warm)
     dist.all_gather_into_tensor(torch.empty(world * LENGTH, device="cuda"), warm * 10)

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import gpus
+from harness import catalogue, gpus
+from harness.catalogue import LAYOUTS
 from harness.comms import make
 from harness.gpus import on_ours
 from harness.values import assert_reduced, assert_same, data
@@ -32,185 +33,55 @@ def comm():
     return new_comm("operations")
 
 
-class Case(gpus.Case):
-    """The operations in one mode and layout."""
+class Case(catalogue.Case):
+    """One call of TorchComm on this GPU."""
 
-    def __init__(self, world, async_op, layout):
-        super().__init__(world, ROWS, layout)
-        self.comm, self.async_op = comm(), async_op
-        # Of rank r for rank p.
-        self.uneven = [
-            [data(r, (r + 2 * p + 1, 3), salt=p) for p in range(world)] for r in range(world)
+    device = "cuda"
+
+    @property
+    def comm(self):
+        return comm()
+
+
+def messages(case):
+    """Round a ring in a batch, also where the ring is one rank; and one by one."""
+    right, left = (case.rank + 1) % case.world, (case.rank - 1) % case.world
+    tensor, async_op = case.mine(), case.how != "sync"
+    got = case.room_for(tensor)
+    batch = case.comm.batch_op_create()
+    batch.send(tensor, right)
+    batch.recv(got, left)
+    batch.issue(async_op).wait()
+    assert_same(got.cpu(), case.inputs[left])
+    if case.world > 1:
+        steps = [
+            (case.comm.send, tensor, right),
+            (case.comm.recv, got.zero_(), left),
         ]
-
-    def all_reduce(self):
-        """In place and to an output."""
-        tensor = self.mine()
-        self.comm.all_reduce(tensor, ReduceOp.SUM, self.async_op).wait()
-        assert_reduced(tensor.cpu(), self.inputs)
-        output, tensor = self.empty(), self.mine()
-        self.comm.all_reduce(tensor, ReduceOp.MAX, self.async_op, output=output).wait()
-        assert_reduced(output.cpu(), self.inputs, dist.ReduceOp.MAX)
-        assert_same(tensor.cpu(), self.inputs[self.rank], "the input")
-
-    def broadcast(self):
-        """From every root."""
-        for root in range(self.world):
-            tensor = self.mine()
-            self.comm.broadcast(tensor, root, self.async_op).wait()
-            assert_same(tensor.cpu(), self.inputs[root])
-
-    def reduce(self):
-        """To every root; elsewhere the tensor stays as it is."""
-        for root in range(self.world):
-            tensor = self.mine()
-            self.comm.reduce(tensor, root, ReduceOp.SUM, self.async_op).wait()
-            if self.rank == root:
-                assert_reduced(tensor.cpu(), self.inputs)
-            else:
-                assert_same(tensor.cpu(), self.inputs[self.rank])
-
-    def all_gather(self):
-        """To a list."""
-        outputs = [self.empty() for _ in self.inputs]
-        self.comm.all_gather(outputs, self.mine(), self.async_op).wait()
-        assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.inputs))
-
-    def all_gather_v(self):
-        """To a list of tensors of different sizes."""
-        inputs = [parts[0] for parts in self.uneven]
-        outputs = [self.empty(len(x)) for x in inputs]
-        self.comm.all_gather_v(outputs, self.place(inputs[self.rank]), self.async_op).wait()
-        assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(inputs))
-
-    def all_gather_single(self):
-        """To one tensor."""
-        output = self.empty(self.world * ROWS)
-        self.comm.all_gather_single(output, self.mine(), self.async_op).wait()
-        assert_same(output.cpu(), torch.cat(self.inputs))
-
-    def reduce_scatter(self):
-        """From a list."""
-        output = self.empty()
-        self.comm.reduce_scatter(output, self.my_parts(), ReduceOp.SUM, self.async_op).wait()
-        assert_reduced(output.cpu(), self.column())
-
-    def reduce_scatter_v(self):
-        """From a list of tensors of different sizes."""
-        parts = [
-            [data(r, (p + 1, 3), salt=p) for p in range(self.world)] for r in range(self.world)
-        ]
-        output = self.empty(self.rank + 1)
-        tensors = [self.place(part) for part in parts[self.rank]]
-        self.comm.reduce_scatter_v(output, tensors, ReduceOp.SUM, self.async_op).wait()
-        assert_reduced(output.cpu(), [x[self.rank] for x in parts])
-
-    def reduce_scatter_single(self):
-        """From one tensor."""
-        output, tensor = self.empty(), self.place(self.parts[self.rank].flatten(0, 1))
-        self.comm.reduce_scatter_single(output, tensor, ReduceOp.SUM, self.async_op).wait()
-        assert_reduced(output.cpu(), self.column())
-
-    def all_to_all(self):
-        """From a list to another."""
-        outputs = [self.empty() for _ in self.parts]
-        self.comm.all_to_all(outputs, self.my_parts(), self.async_op).wait()
-        assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.column()))
-
-    def all_to_all_single(self):
-        """From one tensor to another."""
-        output = self.empty(self.world * ROWS)
-        tensor = self.place(self.parts[self.rank].flatten(0, 1))
-        self.comm.all_to_all_single(output, tensor, self.async_op).wait()
-        assert_same(output.cpu(), torch.cat(self.column()))
-
-    def all_to_all_v_single(self):
-        """The same in parts of different sizes."""
-        takes = [parts[self.rank] for parts in self.uneven]
-        gives = self.uneven[self.rank]
-        output = self.empty(sum(map(len, takes)))
-        splits = [len(x) for x in takes], [len(x) for x in gives]
-        tensor = self.place(torch.cat(gives))
-        self.comm.all_to_all_v_single(output, tensor, *splits, self.async_op).wait()
-        assert_same(output.cpu(), torch.cat(takes))
-
-    def gather(self):
-        """To a list, on every root."""
-        for root in range(self.world):
-            outputs = [self.empty() for _ in self.inputs] if self.rank == root else []
-            self.comm.gather(outputs, self.mine(), root, self.async_op).wait()
-            if outputs:
-                assert_same(torch.cat([x.cpu() for x in outputs]), torch.cat(self.inputs))
-
-    def gather_single(self):
-        """To one tensor, on every root."""
-        for root in range(self.world):
-            shape = (self.world * ROWS, 3)  # contiguous in every layout
-            output = gpus.empty(shape) if self.rank == root else None
-            self.comm.gather_single(output, self.mine(), root, self.async_op).wait()
-            if output is not None:
-                assert_same(output.cpu(), torch.cat(self.inputs))
-
-    def scatter(self):
-        """From every root."""
-        for root in range(self.world):
-            output = self.empty()
-            tensors = [self.place(x) for x in self.parts[root]] if self.rank == root else []
-            self.comm.scatter(output, tensors, root, self.async_op).wait()
-            assert_same(output.cpu(), self.parts[root][self.rank])
-
-    def messages(self):
-        """Round a ring in a batch, also where the ring is one rank; and one by one."""
-        right, left = (self.rank + 1) % self.world, (self.rank - 1) % self.world
-        tensor, got = self.mine(), self.empty()
-        batch = self.comm.batch_op_create()
-        batch.send(tensor, right)
-        batch.recv(got, left)
-        batch.issue(self.async_op).wait()
-        assert_same(got.cpu(), self.inputs[left])
-        if self.world > 1:
-            steps = [
-                (self.comm.send, tensor, right),
-                (self.comm.recv, got.zero_(), left),
-            ]
-            for step, where, peer in steps if self.rank == 0 else steps[::-1]:
-                step(where, peer, self.async_op).wait()
-            assert_same(got.cpu(), self.inputs[left])
-
-    def group(self):
-        """Operations that are launched as one."""
-        first, second = self.mine(), self.mine()
-        with self.comm.group() as launch:
-            self.comm.all_reduce(first, ReduceOp.SUM, self.async_op)
-            self.comm.all_reduce(second, ReduceOp.SUM, self.async_op)
-        launch.work.wait()
-        for tensor in (first, second):
-            assert_reduced(tensor.cpu(), self.inputs)
-
-    def barrier(self):
-        """Stops the host."""
-        self.comm.barrier(self.async_op).wait()
+        for step, where, peer in steps if case.rank == 0 else steps[::-1]:
+            step(where, peer, async_op).wait()
+        assert_same(got.cpu(), case.inputs[left])
 
 
-OPERATIONS = (
-    *(Case.all_reduce, Case.broadcast, Case.reduce),
-    *(Case.all_gather, Case.all_gather_v, Case.all_gather_single),
-    *(Case.reduce_scatter, Case.reduce_scatter_v, Case.reduce_scatter_single),
-    *(Case.all_to_all, Case.all_to_all_single, Case.all_to_all_v_single),
-    *(Case.gather, Case.gather_single, Case.scatter),
-    *(Case.messages, Case.group, Case.barrier),
-)
+def group(case):
+    """Operations that are launched as one."""
+    first, second, async_op = case.mine(), case.mine(), case.how != "sync"
+    with case.comm.group() as launch:
+        case.comm.all_reduce(first, ReduceOp.SUM, async_op)
+        case.comm.all_reduce(second, ReduceOp.SUM, async_op)
+    launch.work.wait()
+    for tensor in (first, second):
+        assert_reduced(tensor.cpu(), case.inputs)
 
 
-@pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
-@pytest.mark.parametrize("operation", [operation.__name__ for operation in OPERATIONS])
+OPERATIONS = catalogue.TORCHCOMM | {"messages": messages, "group": group}
+
+
+@pytest.mark.parametrize("how", ("sync", "async"))
+@pytest.mark.parametrize("operation", OPERATIONS)
 @on_ours(1, 2, 3)
-def test_operations_are_those_of_plain_values(world, operation, async_op):
-    for layout in gpus.LAYOUTS:
-        try:
-            getattr(Case(world, async_op, layout), operation)()
-        except Exception as error:
-            raise AssertionError(f"{layout}: {error}") from error
+def test_operations_are_those_of_plain_values(world, operation, how):
+    catalogue.run(OPERATIONS[operation], (Case(world, ROWS, how, layout) for layout in LAYOUTS))
 
 
 @on_ours(1, 2, 3)

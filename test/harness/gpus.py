@@ -15,11 +15,9 @@ import torch._dynamo  # some operators import it at first use: seconds, inside a
 import torch.distributed as dist
 
 import emulated
-from harness import ranks
-from harness.values import all_data
+from harness import catalogue, ranks
 
 EMULATED = os.environ.get("TEST_DEVICE", "emulated") == "emulated"  # set by --device
-LAYOUTS = ("contiguous", "transposed", "strided")
 
 # NCCL refuses two ranks of one host on one GPU. Ranks that share one say that they are on hosts of
 # their own, joined by sockets. One CTA each: the kernels of all have to find room on the GPU.
@@ -142,56 +140,14 @@ def apart(world, body, *args, env=None, **kwargs):
         return results
 
 
-def by_root_over_nccl(collective):
+def by_root_over_nccl(name):
     """Whether torch's nccl runs a collective as messages from or to the root."""
-    return dist.get_backend() == "nccl" and collective in (dist.gather, dist.scatter)
+    return dist.get_backend() == "nccl" and name in ("gather", "scatter")
 
 
 def current_device():
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def empty(shape, dtype=torch.float32, layout="contiguous"):
-    """A tensor on the current device, in one of LAYOUTS, whose strides differ."""
-    if layout == "transposed":
-        mirrored = torch.empty(shape[::-1], dtype=dtype, device="cuda")
-        return mirrored.permute(*range(len(shape))[::-1])
-    if layout == "strided":
-        shape = (*shape[:-1], 2 * shape[-1])
-        return torch.empty(shape, dtype=dtype, device="cuda")[..., ::2]
-    return torch.empty(shape, dtype=dtype, device="cuda")
-
-
-def place(values, layout="contiguous"):
-    """The values of a CPU tensor on the current device."""
-    return empty(tuple(values.shape), values.dtype, layout).copy_(values)
-
-
-class Case:
-    """What the ranks bring to an operation, and room for what it gives, in one of LAYOUTS.
-
-    Attributes:
-        inputs: of each rank, `rows` rows of three.
-        parts: of each rank, as much for every rank.
-    """
-
-    def __init__(self, world, rows, layout):
-        self.rank, self.world, self.rows, self.layout = dist.get_rank(), world, rows, layout
-        self.inputs = all_data(world, (rows, 3))
-        self.parts = all_data(world, (world, rows, 3), salt=1)
-
-    def place(self, values):
-        return place(values, self.layout)
-
-    def empty(self, rows=None):
-        return empty((self.rows if rows is None else rows, 3), layout=self.layout)
-
-    def mine(self):
-        return self.place(self.inputs[self.rank])
-
-    def my_parts(self):
-        return [self.place(part) for part in self.parts[self.rank]]
-
-    def column(self):
-        """What all ranks have for this one."""
-        return [parts[self.rank] for parts in self.parts]
+empty = functools.partial(catalogue.empty, device="cuda")
+place = functools.partial(catalogue.place, device="cuda")

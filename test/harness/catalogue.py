@@ -1,0 +1,300 @@
+"""Every collective: how each front end calls it, what the ranks bring, and what it has to give.
+
+A function of OPERATIONS runs one on this rank and compares the result with plain PyTorch. It has
+the name that TorchComm gives it. A Case says over what, where, how and with which values.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+
+from harness import values
+from harness.values import data
+
+LAYOUTS = ("contiguous", "transposed", "strided")
+
+# The functions of torch.distributed, with the arguments of TorchComm's methods.
+DIST = {
+    "all_reduce": dist.all_reduce,
+    "broadcast": dist.broadcast,
+    "reduce": dist.reduce,
+    "all_gather": dist.all_gather,
+    "all_gather_v": dist.all_gather,
+    "all_gather_single": dist.all_gather_into_tensor,
+    "reduce_scatter": dist.reduce_scatter,
+    "reduce_scatter_v": dist.reduce_scatter,
+    "reduce_scatter_single": dist.reduce_scatter_tensor,
+    "all_to_all": dist.all_to_all,
+    "all_to_all_single": dist.all_to_all_single,
+    "all_to_all_v_single": dist.all_to_all_single,
+    "gather": lambda outputs, tensor, root, **options: dist.gather(
+        tensor, outputs or None, root, **options
+    ),
+    "scatter": lambda output, tensors, root, **options: dist.scatter(
+        output, tensors or None, root, **options
+    ),
+    "barrier": dist.barrier,
+}
+
+
+def empty(shape, dtype=torch.float32, layout="contiguous", device="cpu"):
+    """A tensor in one of LAYOUTS, whose strides differ."""
+    options = dict(dtype=dtype, device=device)
+    if layout == "transposed":
+        return torch.empty(shape[::-1], **options).permute(*range(len(shape))[::-1])
+    if layout == "strided":
+        return torch.empty((*shape[:-1], 2 * shape[-1]), **options)[..., ::2]
+    return torch.empty(shape, **options)
+
+
+def place(values, layout="contiguous", device="cpu"):
+    """The values of a CPU tensor on a device, in one of LAYOUTS."""
+    return empty(tuple(values.shape), values.dtype, layout, device).copy_(values)
+
+
+class Case:
+    """What the ranks bring to an operation, and how it is issued and waited for.
+
+    Attributes:
+        rows: of three elements each, for each rank or each pair of ranks.
+        how: "sync", "async", or "future", which waits for the work's future.
+        layout: one of LAYOUTS.
+        comm: a TorchComm; None for torch.distributed.
+        roots: the ranks that an operation with a root is run for.
+        splits: what rank r has for rank p where sizes differ, in rows.
+    """
+
+    device = "cpu"
+    comm = None
+    options = {}  # noqa: RUF012  (of each call over torch.distributed)
+
+    def __init__(self, world, rows, how="sync", layout="contiguous"):
+        self.world, self.rank, self.rows = world, dist.get_rank(), rows
+        self.how, self.layout = how, layout
+        self.roots = range(world)
+        self.splits = [[rows + r + 2 * p for p in range(world)] for r in range(world)]
+
+    def __str__(self):
+        return f"{self.how}, {self.rows} rows, {self.layout}"
+
+    # ------------------------------------------------------------ the call
+
+    def issue(self, name, *args, **kwargs):
+        function = getattr(self.comm, name) if self.comm else DIST[name]
+        options = {} if self.comm else self.options
+        return function(*args, async_op=self.how != "sync", **options, **kwargs)
+
+    def finish(self, name, work):
+        if self.comm is None:
+            assert (work is None) == (self.how == "sync"), f"a {self.how} {name} returned {work}"
+        if self.how == "future":
+            work.get_future().wait()
+        elif work is not None:
+            work.wait()
+
+    def call(self, name, *args, **kwargs):
+        """Calls it with the arguments of TorchComm's method, and waits."""
+        self.finish(name, self.issue(name, *args, **kwargs))
+
+    def to_global(self, root):
+        """What the front end calls this rank of the group."""
+        return root
+
+    # ------------------------------------------------------------ values and their check
+
+    def values(self, rank, rows, salt=0):
+        return data(rank, (rows, 3), salt=salt)
+
+    @functools.cached_property
+    def inputs(self):
+        """Of each rank."""
+        return [self.values(rank, self.rows) for rank in range(self.world)]
+
+    @functools.cached_property
+    def parts(self):
+        """Of each rank, as much for every rank."""
+        everyone = range(self.world)
+        return [[self.values(r, self.rows, salt=1 + p) for p in everyone] for r in everyone]
+
+    @functools.cached_property
+    def uneven(self):
+        """Of each rank, different sizes for every rank."""
+        everyone = range(self.world)
+        return [[self.values(r, self.splits[r][p], salt=p) for p in everyone] for r in everyone]
+
+    def column(self):
+        """What all ranks have for this one."""
+        return [parts[self.rank] for parts in self.parts]
+
+    def check(self, got, want, what=""):
+        values.assert_same(got.cpu(), want, what)
+
+    def check_reduced(self, got, inputs, op=dist.ReduceOp.SUM):
+        values.assert_reduced(got.cpu(), inputs, op)
+
+    # ------------------------------------------------------------ tensors on the device
+
+    def place(self, values):
+        return place(values, self.layout, self.device)
+
+    def place_all(self, tensors):
+        return [self.place(tensor) for tensor in tensors]
+
+    def room_for(self, values):
+        """A tensor without these values, in their shape."""
+        return empty(tuple(values.shape), values.dtype, self.layout, self.device)
+
+    def rooms_for(self, tensors):
+        return [self.room_for(tensor) for tensor in tensors]
+
+    def mine(self):
+        return self.place(self.inputs[self.rank])
+
+
+def all_reduce(case):
+    """In place; over TorchComm to an output, too."""
+    tensor = case.mine()
+    case.call("all_reduce", tensor, dist.ReduceOp.SUM)
+    case.check_reduced(tensor, case.inputs)
+    if case.comm:
+        output, tensor = case.room_for(tensor), case.mine()
+        case.call("all_reduce", tensor, dist.ReduceOp.MAX, output=output)
+        case.check_reduced(output, case.inputs, dist.ReduceOp.MAX)
+        case.check(tensor, case.inputs[case.rank], "the input")
+
+
+def broadcast(case):
+    for root in case.roots:
+        tensor = case.mine()
+        case.call("broadcast", tensor, case.to_global(root))
+        case.check(tensor, case.inputs[root])
+
+
+def reduce(case):
+    """Over TorchComm the tensor stays as it is elsewhere."""
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        for root in case.roots:
+            tensor = case.mine()
+            case.call("reduce", tensor, case.to_global(root), op)
+            if case.rank == root:
+                case.check_reduced(tensor, case.inputs, op)
+            elif case.comm:
+                case.check(tensor, case.inputs[case.rank])
+
+
+def all_gather(case):
+    outputs = case.rooms_for(case.inputs)
+    case.call("all_gather", outputs, case.mine())
+    case.check(torch.cat(outputs), torch.cat(case.inputs))
+
+
+def all_gather_v(case):
+    inputs = [parts[0] for parts in case.uneven]
+    outputs = case.rooms_for(inputs)
+    case.call("all_gather_v", outputs, case.place(inputs[case.rank]))
+    case.check(torch.cat(outputs), torch.cat(inputs))
+
+
+def all_gather_single(case):
+    want = torch.cat(case.inputs)
+    output = case.room_for(want)
+    case.call("all_gather_single", output, case.mine())
+    case.check(output, want)
+
+
+def _reduce_scatter(case, name, tensor, inputs):
+    output = case.room_for(inputs[0])
+    case.call(name, output, tensor, dist.ReduceOp.SUM)
+    case.check_reduced(output, inputs)
+
+
+def reduce_scatter(case):
+    parts = case.place_all(case.parts[case.rank])
+    _reduce_scatter(case, "reduce_scatter", parts, case.column())
+
+
+def reduce_scatter_v(case):
+    everyone = range(case.world)
+    sizes = case.splits[0]  # of the part for each rank
+    parts = [[case.values(r, sizes[p], salt=p) for p in everyone] for r in everyone]
+    inputs = [each[case.rank] for each in parts]
+    _reduce_scatter(case, "reduce_scatter_v", case.place_all(parts[case.rank]), inputs)
+
+
+def reduce_scatter_single(case):
+    whole = case.place(torch.cat(case.parts[case.rank]))
+    _reduce_scatter(case, "reduce_scatter_single", whole, case.column())
+
+
+def all_to_all(case):
+    outputs = case.rooms_for(case.column())
+    case.call("all_to_all", outputs, case.place_all(case.parts[case.rank]))
+    case.check(torch.cat(outputs), torch.cat(case.column()))
+
+
+def all_to_all_single(case):
+    want = torch.cat(case.column())
+    output = case.room_for(want)
+    case.call("all_to_all_single", output, case.place(torch.cat(case.parts[case.rank])))
+    case.check(output, want)
+
+
+def all_to_all_v_single(case):
+    gives, takes = case.uneven[case.rank], [parts[case.rank] for parts in case.uneven]
+    want = torch.cat(takes)
+    output, tensor = case.room_for(want), case.place(torch.cat(gives))
+    case.call("all_to_all_v_single", output, tensor, list(map(len, takes)), list(map(len, gives)))
+    case.check(output, want)
+
+
+def gather(case):
+    for root in case.roots:
+        outputs = case.rooms_for(case.inputs) if case.rank == root else []
+        case.call("gather", outputs, case.mine(), case.to_global(root))
+        if outputs:
+            case.check(torch.cat(outputs), torch.cat(case.inputs))
+
+
+def gather_single(case):
+    """Its output is contiguous in every layout."""
+    want = torch.cat(case.inputs)
+    for root in case.roots:
+        output = torch.empty_like(want, device=case.device) if case.rank == root else None
+        case.call("gather_single", output, case.mine(), case.to_global(root))
+        if output is not None:
+            case.check(output, want)
+
+
+def scatter(case):
+    for root in case.roots:
+        parts = case.parts[root]
+        output = case.room_for(parts[case.rank])
+        tensors = case.place_all(parts) if case.rank == root else []
+        case.call("scatter", output, tensors, case.to_global(root))
+        case.check(output, parts[case.rank])
+
+
+def barrier(case):
+    case.call("barrier")
+
+
+TORCHCOMM = {
+    operation.__name__: operation
+    for operation in (
+        *(all_reduce, broadcast, reduce, all_gather, all_gather_v, all_gather_single),
+        *(reduce_scatter, reduce_scatter_v, reduce_scatter_single),
+        *(all_to_all, all_to_all_single, all_to_all_v_single),
+        *(gather, gather_single, scatter, barrier),
+    )
+}
+OPERATIONS = {name: operation for name, operation in TORCHCOMM.items() if name in DIST}
+
+
+def run(operation, cases):
+    """Runs it in each case; the failure names the one that it is of."""
+    for case in cases:
+        try:
+            operation(case)
+        except Exception as error:
+            raise AssertionError(f"{case}: {error}") from error
