@@ -19,7 +19,8 @@ NAN = float("nan")
 
 ALONE = """
     import os, torch, torch.distributed as dist, torchcomms_pg
-    torch.use_deterministic_algorithms({deterministic})
+    if {deterministic}:  # the call imports torch's compiler, also to say what is the default
+        torch.use_deterministic_algorithms(True)
     dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
     print("NCCL_ALGO:", os.environ.get("NCCL_ALGO"))
     dist.destroy_process_group()
