@@ -16,25 +16,28 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// Thread-safe. Each thread has a batch of its own, or none.
+// The batches of operations, at most one for each thread. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
 
-  // From now on add() takes the operations of the calling thread. `parts`, `inputs`: what a profile
-  // is to show, where it is known.
+  // Makes add() take the calling thread's operations from now on. `parts`, `inputs`: the kind and
+  // the tensors that a profile shows, where they are known.
   void start(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
-  // Launches what was collected, inside one group of the library. Null: nothing.
+  // Launches the collected operations, those that streams order inside one group of the library.
+  // Null: there are none.
   WorkPtr end();
-  // Forgets it.
+  // Drops the calling thread's batch, without launching it.
   void drop();
 
-  // Whether any thread has a batch open: all that an operation outside of batches costs.
+  // Returns whether any thread has a batch open. An operation outside of batches pays for nothing
+  // else.
   bool any() const { return open_.load(std::memory_order_relaxed) > 0; }
-  // Whether the calling thread has.
+  // Returns whether the calling thread has one open.
   bool open() { return any() && find() != nullptr; }
 
-  // Adds the operation to the calling thread's batch, whose Work it returns. Null: none is open.
+  // Adds the operation to the calling thread's batch and returns the batch's Work. Null: none is
+  // open.
   WorkPtr add(PreparedOp& call);
 
  private:

@@ -12,11 +12,11 @@
 
 namespace torchcomms_pg {
 
-// Communicators of libnccl block: one that does not starts a thread for each operation (NCCL's
-// src/group.cc, groupLaunchNonBlocking), may be asked for its state by one thread at a time, and
-// keeps a wrong argument as a failure for good. An abort from another thread ends a blocked call of
-// a communicator that is there. What makes or ends one runs here, so that whoever waits for it can
-// give up. Thread-safe.
+// Runs the calls that make or end a communicator of libnccl, so that a caller can give up waiting.
+// Communicators of libnccl are blocking: a nonblocking one starts a thread for each operation
+// (NCCL's src/group.cc, groupLaunchNonBlocking), may be asked for its state by one thread at a
+// time, and keeps a wrong argument as a failure for good. An abort from another thread ends a
+// blocked call of a communicator that exists. Thread-safe.
 class BlockingCall {
  public:
   using Body = std::function<ncclResult_t(ncclComm_t* made)>;
@@ -28,18 +28,18 @@ class BlockingCall {
   BlockingCall(const BlockingCall&) = delete;
   BlockingCall& operator=(const BlockingCall&) = delete;
 
-  // False when `deadline` passed first.
+  // Waits for the end of the call. False: `deadline` passed first.
   bool waitUntil(Clock::time_point deadline) const;
   bool done() const;
 
-  // Of a call that is done.
+  // Return the result and the error of a call that is done.
   ncclResult_t result() const;
-  std::string text() const;  // the library's, of one that failed
+  std::string text() const;  // the library's text or the exception's; empty: no error
 
-  // The communicator that a successful call has made; null when it has been taken or left.
+  // Takes the communicator that a successful call has made. Null: it has been taken or left.
   ncclComm_t take();
 
-  // What it makes, and nobody has taken, is aborted. Does not wait for it.
+  // Aborts the communicator that the call has made or will make, unless it is taken. Does not wait.
   void leave();
 
  private:

@@ -9,11 +9,11 @@
 
 namespace torchcomms_pg {
 
-// A tensor the library writes to: the caller's own memory where that is
-// contiguous, else a buffer that copyBack() writes to it.
+// A tensor that the library writes to: the caller's own memory where it is contiguous, else a
+// buffer that copyBack() copies to it.
 class OutputBuffer {
  public:
-  // `readFirst`: the operation also reads the tensor.
+  // Takes the tensor. `readFirst`: the operation also reads it.
   OutputBuffer(const at::Tensor& tensor, bool readFirst)
       : tensor_(tensor),
         buffer_(
@@ -36,8 +36,7 @@ class OutputBuffer {
   at::Tensor buffer_;
 };
 
-// Whether the tensors already lie one after another, as the chunks of one
-// tensor do.
+// Returns whether the tensors already lie one after another, as the chunks of one tensor do.
 inline bool adjacent(const std::vector<at::Tensor>& tensors) {
   const auto* next = static_cast<const char*>(tensors.front().data_ptr());
   for (const auto& tensor : tensors) {
@@ -58,7 +57,7 @@ inline int64_t totalNumel(const std::vector<at::Tensor>& tensors) {
   return total;
 }
 
-// Several tensors of equal size the library writes to one after another.
+// Several tensors of equal size that the library writes to, one after another.
 class OutputBuffers {
  public:
   explicit OutputBuffers(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -86,8 +85,8 @@ class OutputBuffers {
   void* data_ = nullptr;
 };
 
-// The tensors' elements one after another: their own memory where they lie so,
-// else a copy.
+// Returns the tensors' elements one after another: their own memory where they already lie so, else
+// a copy.
 inline at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
   if (adjacent(tensors)) {
     return tensors.front().as_strided({totalNumel(tensors)}, {1});

@@ -1,4 +1,4 @@
-// Users' callbacks for what has finished, called from a thread of their own.
+// A thread that calls users' callbacks for finished operations.
 #pragma once
 
 #include <condition_variable>
@@ -10,9 +10,8 @@
 
 namespace torchcomms_pg {
 
-// A callback may take the GIL and any time, so it must not run on the thread
-// that finished the operation. Owns the thread; ends it when destroyed, after
-// the callbacks that are due.
+// Owns a thread, since a callback may take the GIL and any time, and so must not run on the thread
+// that finished the operation. Ends the thread when destroyed, after the callbacks that are due.
 class CallbackThread {
  public:
   CallbackThread();
@@ -22,8 +21,8 @@ class CallbackThread {
 
   void add(std::function<void()> callback);
 
-  // Returns when everything added so far has run; at once when called from a
-  // callback, which would wait for itself.
+  // Returns when all callbacks added so far have run; at once when called from a callback, which
+  // would wait for itself.
   void drain();
 
  private:

@@ -1,5 +1,5 @@
-// What a caller may pass. Every check raises before anything is enqueued and
-// names the operation, the argument, what came and what was wanted.
+// Checks of arguments. Every check raises before anything is enqueued and names the operation, the
+// argument, the value received and the value wanted.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,16 +8,17 @@
 
 namespace torchcomms_pg {
 
-// `tensor` is defined, strided and on `device`, and its storage holds its elements.
+// Checks that `tensor` is defined, strided and on `device`, and that its storage holds its
+// elements.
 void checkTensor(
     const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
 
-// `tensor`, which is written to, has no two elements in one place, as an
-// expanded tensor has.
+// Checks that `tensor`, which is written to, has no two elements in one place, as an expanded
+// tensor has.
 void checkWritable(const char* what, const char* argument, const at::Tensor& tensor);
 void checkWritable(const char* what, const char* argument, const std::vector<at::Tensor>& tensors);
 
-// All of `tensors` pass checkTensor and have one dtype, that of `like`.
+// Checks that all of `tensors` pass checkTensor and have one dtype, that of `like`.
 void checkTensors(
     const char* what,
     const char* argument,
@@ -34,11 +35,11 @@ void checkSameType(
 
 void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel);
 
-// `rank` is one of the group's.
+// Checks that `rank` is one of the group's.
 void checkRank(const char* what, const char* argument, int64_t rank, int size);
 
-// `tensors`, which only the root passes, are one for each rank, fit `like`, and have as many
-// elements.
+// Checks that `tensors`, which only the root passes, are one for each rank, fit `like`, and have as
+// many elements.
 void checkRootList(
     const char* what,
     const char* argument,

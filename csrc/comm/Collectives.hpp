@@ -10,35 +10,35 @@
 
 namespace torchcomms_pg::ops {
 
-// Each checks its arguments, prepares one operation and has `comm` issue it. Tensors are on the
-// communicator's device and may have any strides; shapes matter only where named. All ranks call
-// the same collectives in the same order. Arguments that are wrong raise ValueError or TypeError,
-// and nothing is issued.
+// Functions that check their arguments, prepare one operation and pass it to `comm` to issue.
+// Tensors are on the communicator's device and may have any strides; shapes matter only where
+// named. All ranks call the same collectives in the same order. Wrong arguments raise ValueError or
+// TypeError, and nothing is issued.
 
 // Reductions.cpp
 //
-// output = op over ranks of input. They are the same tensor, or do not overlap.
+// Sets output = op over ranks of input. They are the same tensor, or do not overlap.
 WorkPtr allReduce(
     Communicator& comm,
     const Communicator::Options& options,
     const at::Tensor& output,
     const at::Tensor& input,
     const c10d::ReduceOp& op);
-// As allReduce in place, on `root` only; elsewhere `tensor` is unchanged.
+// Reduces in place as allReduce, on `root` only; elsewhere `tensor` is unchanged.
 WorkPtr reduce(
     Communicator& comm,
     const Communicator::Options& options,
     const at::Tensor& tensor,
     int root,
     const c10d::ReduceOp& op);
-// output = op over ranks of part `rank` of input, which has size x output.numel elements.
+// Sets output = op over ranks of part `rank` of input, which has size x output.numel elements.
 WorkPtr reduceScatterSingle(
     Communicator& comm,
     const Communicator::Options& options,
     const at::Tensor& output,
     const at::Tensor& input,
     const c10d::ReduceOp& op);
-// The parts as a list; they may differ in size.
+// Does the same with the parts as a list; they may differ in size.
 WorkPtr reduceScatter(
     Communicator& comm,
     const Communicator::Options& options,
@@ -49,33 +49,33 @@ WorkPtr reduceScatter(
 // Gathering.cpp
 WorkPtr broadcast(
     Communicator& comm, const Communicator::Options& options, const at::Tensor& tensor, int root);
-// output = the ranks' inputs one after another.
+// Sets output = the ranks' inputs one after another.
 WorkPtr allGatherSingle(
     Communicator& comm,
     const Communicator::Options& options,
     const at::Tensor& output,
     const at::Tensor& input);
-// outputs[r] = input of rank r; sizes may differ from rank to rank.
+// Sets outputs[r] = input of rank r; sizes may differ from rank to rank.
 WorkPtr allGather(
     Communicator& comm,
     const Communicator::Options& options,
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input);
-// `outputs`, on `root` only, as of allGather.
+// Sets `outputs` as allGather does, on `root` only.
 WorkPtr gather(
     Communicator& comm,
     const Communicator::Options& options,
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input,
     int root);
-// `output`, on `root` only: the ranks' inputs one after another.
+// Sets `output`, on `root` only, to the ranks' inputs one after another.
 WorkPtr gatherSingle(
     Communicator& comm,
     const Communicator::Options& options,
     const std::optional<at::Tensor>& output,
     const at::Tensor& input,
     int root);
-// output = inputs[rank] of `root`, where alone there are inputs, of equal sizes.
+// Sets output = inputs[rank] of `root`, the only rank with inputs, which have equal sizes.
 WorkPtr scatter(
     Communicator& comm,
     const Communicator::Options& options,
@@ -85,7 +85,8 @@ WorkPtr scatter(
 
 // Exchanges.cpp
 //
-// Splits count rows of the first dimension; empty: equal parts.
+// Sends each rank its rows of `input`. Splits count rows of the first dimension; empty: equal
+// parts.
 WorkPtr allToAllSingle(
     Communicator& comm,
     const Communicator::Options& options,
@@ -93,7 +94,7 @@ WorkPtr allToAllSingle(
     const at::Tensor& input,
     const std::vector<int64_t>& outputSplits,
     const std::vector<int64_t>& inputSplits);
-// outputs[r] = inputs[rank] of rank r.
+// Sets outputs[r] = inputs[rank] of rank r.
 WorkPtr allToAll(
     Communicator& comm,
     const Communicator::Options& options,
@@ -109,7 +110,7 @@ WorkPtr send(
     const at::Tensor& tensor,
     int destination,
     int tag);
-// `source` kAnyPeer takes the first message that comes.
+// Receives into `tensor`. `source` kAnyPeer: takes the first message that comes.
 WorkPtr recv(
     Communicator& comm,
     const Communicator::Options& options,
@@ -117,7 +118,8 @@ WorkPtr recv(
     int source,
     int tag);
 
-// One message in the order of `stream`: by its tag, or over NCCL by its place in the order alone.
+// Moves one message in the order of `stream`: matched by its tag, or over NCCL by its place in the
+// order alone.
 ncclResult_t moveMessage(
     const NcclApi& api, bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
 

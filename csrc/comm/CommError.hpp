@@ -1,5 +1,5 @@
-// What happened on the wire, as opposed to a caller's mistake (ValueError,
-// TypeError, RuntimeError). Becomes torchcomms_pg.CommError in Python.
+// Failures of communication, as opposed to a caller's mistakes (ValueError, TypeError,
+// RuntimeError). CommError becomes torchcomms_pg.CommError in Python.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -13,16 +13,16 @@
 
 namespace torchcomms_pg {
 
-// All that is known of a failure. `message` is complete by itself.
+// A failure and all that is known of it. `message` is complete by itself.
 struct Failure {
   c10d::ErrorType type = c10d::ErrorType::COMM_ERROR;
   std::string message;
   std::string op;            // e.g. "all_reduce"; empty when no operation was involved
-  uint64_t seq = 0;          // of that operation
+  uint64_t seq = 0;          // the operation's sequence number
   std::string group;         // the group's name
   std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, where known
-  std::string verdict{};     // what the ranks found out together; empty: nobody asked
-  bool endsProcess = false;  // at the next call, of one that was met on other ranks
+  std::string verdict{};     // the diagnosis of the ranks; empty: none was made
+  bool endsProcess = false;  // ends at the next call, after a failure elsewhere
 
   std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }
 };

@@ -17,7 +17,8 @@
 
 namespace torchcomms_pg {
 
-// Thread-safe. Its owner takes care that nothing is in flight at the end.
+// Owns the library's communicator. Thread-safe. The caller of close() sees to it that nothing is in
+// flight.
 class CommHandle {
  public:
   // A communicator that may still be initializing, or the call that makes one.
@@ -26,14 +27,14 @@ class CommHandle {
     std::unique_ptr<BlockingCall> call = nullptr;
   };
 
-  // What the library says when something has failed.
+  // The library's report of a failure.
   struct Report {
     ncclResult_t state = ncclSuccess;
     std::string text;         // empty: nothing
-    std::vector<int> absent;  // ranks that it waits for, where it tells
+    std::vector<int> absent;  // ranks that it waits for, where known
   };
 
-  // How long a failed library may take to let go of a blocked operation.
+  // Time that a failed library gets to let go of a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
 
   CommHandle(const NcclApi& api, Made made, c10::Device device);
@@ -42,19 +43,21 @@ class CommHandle {
 
   const NcclApi& api() const { return api_; }
 
-  // Whether its calls that make or end communicators may block; see BlockingCall.
+  // Returns whether calls that make or end communicators may block; see BlockingCall.
   bool blocks() const { return blocks_; }
 
-  // Null until all ranks have joined, and once it has been given back.
+  // Returns null until all ranks have joined, and once the communicator has been given back.
   ncclComm_t get() const { return comm_.load(std::memory_order_acquire); }
 
-  // Whether all ranks have joined.
+  // Returns whether all ranks have joined, as far as join() has found out.
   bool ready() const { return ready_.load(std::memory_order_acquire); }
 
-  // Looks whether they have by now. ncclInProgress: not yet; an error: they never will.
+  // Finds out whether all ranks have joined by now. ncclInProgress: not yet; an error: they never
+  // will.
   ncclResult_t join();
 
-  // Calls `body` with the communicator, which nobody gives back meanwhile; not where there is none.
+  // Calls `body` with the communicator, which nobody gives back meanwhile; does nothing where there
+  // is none.
   template <class Body>
   void with(Body&& body) const {
     std::lock_guard lock(mutex_);
@@ -63,7 +66,7 @@ class CommHandle {
     }
   }
 
-  // The library's asynchronous error. Does not block.
+  // Returns the library's asynchronous error. Does not block.
   ncclResult_t state() const;
   bool failed() const {
     const auto now = state();
@@ -72,21 +75,23 @@ class CommHandle {
 
   Report report() const;
   std::vector<int> absentRanks() const;
-  // Whether those have not come, rather than waiting for others themselves.
+  // Returns whether the absent ranks have certainly not come, rather than waiting for others
+  // themselves.
   bool absenceIsCertain() const;
 
-  // Tells the other ranks' monitors `times` that they are asked something; how often this rank has
-  // been told. 0: the library has no such thing.
+  // Adds `times` to the count of requests that all ranks' monitors look at, and returns it. 0: the
+  // library has no such count.
   uint64_t ring(uint64_t times) const;
 
-  // Makes the library fail on all ranks, which releases whoever is blocked in it. Does not block:
-  // libnccl is revoked or aborted in another thread, which keeps `owner`. Has an effect once.
+  // Makes the library fail on all ranks, which releases the threads that are blocked in it. Does
+  // not block: libnccl is revoked or aborted in another thread, which keeps `owner`. Has an effect
+  // once.
   void fail(const Failure& failure, std::shared_ptr<const void> owner);
-  // Whether that thread is still busy.
+  // Returns whether that thread is still busy.
   bool failing() const { return failing_ && !released_; }
 
-  // A communicator without the excluded ranks. Null: `report` tells why; ncclInProgress: not all
-  // ranks that stay have come by the deadline.
+  // Makes a communicator without the excluded ranks. Null: `report` tells why; ncclInProgress: not
+  // all ranks that stay have come by the deadline.
   ncclComm_t shrink(
       const std::vector<int>& excluded,
       int flags,
@@ -94,12 +99,12 @@ class CommHandle {
       Clock::time_point deadline,
       Report& report) const;
 
-  // Ends it, also one whose ranks are still joining, and frees what was kept. `failed`: without
-  // finishing what peers might wait for. Returns the state before; a text only where the library
-  // says that the ranks' last operations do not match.
+  // Ends the communicator, also one whose ranks are still joining, and frees what was kept.
+  // `failed`: does not finish what peers might wait for. Returns the state before; a text only
+  // where the library says that the ranks' last operations do not match.
   Report close(bool failed);
 
-  // Ends it, where close() was not called, without waiting.
+  // Ends the communicator without waiting, where close() was not called.
   void discard(bool failed);
 
   // Frees `object` when the communicator has ended, and not before.
@@ -110,10 +115,11 @@ class CommHandle {
   // the second, which waits for the first.
   [[nodiscard]] std::unique_lock<std::mutex> holdOrder() { return std::unique_lock(orderMutex_); }
 
-  // Memory that is registered with it.
+  // Memory that is registered with the communicator.
   Registrations& registrations() { return registrations_; }
 
-  // Whether its own memory has been given back, until it resumes. True: that is new.
+  // Sets whether the communicator's own memory has been given back, until it resumes. Returns
+  // whether that is new.
   bool setSuspended(bool suspended) { return suspended_.exchange(suspended) != suspended; }
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
   void refuseSuspended(const std::string& group) const {
@@ -124,7 +130,8 @@ class CommHandle {
         "' is suspended; call resume() on all of its ranks first");
   }
 
-  // Notes that graphs hold operations of it: libnccl ends it only when they have gone.
+  // Notes that graphs hold operations of the communicator: libnccl ends it only when they have
+  // gone.
   void noteCaptured() { captured_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -132,7 +139,7 @@ class CommHandle {
   void endJoining(bool failed);
   std::string end(ncclComm_t comm, bool failed);
   // Calls `body`, which ends the communicator; where that may block, in a thread of its own. Null:
-  // it has been called.
+  // `body` has been called here.
   template <class Body>
   std::unique_ptr<BlockingCall> endApart(Body body) const;
 
@@ -147,7 +154,7 @@ class CommHandle {
   std::atomic<bool> suspended_{false};
   std::timed_mutex failMutex_;  // held while libnccl is made to fail
   std::atomic<bool> failing_{false};
-  std::atomic<bool> released_{false};  // by the thread that failing_ tells of
+  std::atomic<bool> released_{false};  // set by the thread that fail() starts
   std::mutex orderMutex_;
   Registrations registrations_;
   std::mutex keptMutex_;

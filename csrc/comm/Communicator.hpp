@@ -30,23 +30,23 @@ namespace torchcomms_pg {
 
 class DiagnosisClient;
 
-// Thread-safe. Operations are functions: Collectives.hpp, Window.hpp, Memory.hpp. Each prepares one
-// and has it issued here. An operation with `async` false on CPU tensors runs in the calling
-// thread; otherwise a Work tells of its end. Where the caller gets no Work, it gets null. On an
-// accelerator every operation is queued and the call returns at once: with `async` false in the
-// caller's current stream, else in the communicator's.
+// The ranks' end of a communicator. Operations are functions: Collectives.hpp, Window.hpp,
+// Memory.hpp. Each prepares one operation and passes it to issue(). An operation with `async` false
+// on CPU tensors runs in the calling thread; otherwise a Work tells of its end. A caller that gets
+// no Work gets null. On an accelerator every operation is queued and the call returns at once: with
+// `async` false in the caller's current stream, else in the communicator's.
 //
-// State is kept by the parts, each with the lock that guards it.
+// State is kept by the parts, each with the lock that guards it. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public Monitor::Watched {
  public:
-  // Where the tensors are. `highPriority`: of an accelerator's streams.
+  // The place of the tensors. `highPriority`: that of an accelerator's streams.
   struct Place {
     c10::Device device{c10::DeviceType::CPU};
     bool highPriority = false;
   };
 
-  // Of one operation.
+  // Options of one operation.
   struct Options {
     bool async = true;
     std::optional<Milliseconds> timeout;  // none: the communicator's
@@ -68,14 +68,14 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Group& group() const { return group_; }
-  std::vector<int64_t> globalRanks() const;  // by rank; the ranks themselves where nobody said more
+  std::vector<int64_t> globalRanks() const;  // by rank; unknown: the rank itself
   const at::Device& device() const { return place_.device; }
-  // As NCCL tells it, e.g. 22809 for 2.28.9.
+  // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
   int libraryVersion() const;
   // Sets the description, which torch assigns after creating the backend. Call before the first
   // operation.
   void setDescription(std::string description);
-  // Whether it is of this process, rather than of the parent that was forked.
+  // Returns whether it was made in this process, rather than in the parent that was forked.
   bool ofThisProcess() const;
 
   // Timeouts.
@@ -83,31 +83,31 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     timeoutMs_.store(timeout.count(), std::memory_order_relaxed);
   }
   Milliseconds timeout() const { return Milliseconds(timeoutMs_.load(std::memory_order_relaxed)); }
-  // For the next `time`, peers wait for this rank past their deadlines, and operations issued here
-  // may take that long; 0: no more.
+  // Makes peers wait for this rank past their deadlines for the next `time`, and lets operations
+  // issued here take that long; 0: no more.
   void relax(Milliseconds time);
 
   // Joining.
   //
-  // Whether every rank has joined. Raises what keeps them from it.
+  // Returns whether every rank has joined. Raises what keeps them from it.
   bool initialized();
   // Returns when all ranks have joined.
   void awaitInitialization();
-  // The same as an operation with this timeout; raises CommError when they do not come.
+  // Does the same as an operation with this timeout; raises CommError when the ranks do not come.
   void awaitRanks(Milliseconds timeout);
-  // The library's own communicator, once all ranks have joined; it stays this object's.
+  // Returns the library's own communicator, once all ranks have joined; it stays this object's.
   ncclComm_t handle();
 
   // Issue, in the order of an operation's life.
   PreparedOp prepare(OpKind kind, const Options& options) const;
   // Launches the operation, or adds it to the batch of the calling thread.
   WorkPtr issue(PreparedOp call);
-  // Launches it. `work`: of a batch, which was given out already.
+  // Launches the operation. `work`: that of a batch, which the caller already has.
   WorkPtr launch(PreparedOp call, WorkPtr work = nullptr);
-  // As launch(), without hooks.
+  // Does the same as launch(), without hooks.
   WorkPtr start(PreparedOp& call, WorkPtr work);
-  // Waits for the end of `work`, see Work::wait. `onHost`: on an accelerator, too, the calling
-  // thread waits.
+  // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, on an
+  // accelerator, too.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
   // Tells hooks of the end of an operation.
   void tellEnd(
@@ -117,11 +117,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       Clock::time_point started,
       Clock::time_point finished);
   WorkPtr newWork(const PreparedOp& call);
-  // The Work of an operation that has finished already.
+  // Makes the Work of an operation that has finished already.
   WorkPtr finishedWork(
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
-  // The library's communicator, null until the ranks have joined. Raises where no operation can be
-  // issued any more.
+  // Returns the library's communicator, null until the ranks have joined. Raises where no operation
+  // can be issued any more.
   ncclComm_t usable() const;
   // Returns when nothing is in flight, see Executor::drain.
   void drain() { executor_->drain(Milliseconds::max()); }
@@ -129,35 +129,35 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Number of collectives issued so far.
   uint64_t sequenceNumber() const { return collectives_.load(std::memory_order_relaxed); }
 
-  // From now on every operation gives a Work that knows its duration, also a synchronous one.
+  // Gives every operation, also a synchronous one, a Work that knows its duration from now on.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
   bool timed() const { return timing_.load(std::memory_order_relaxed); }
 
-  // A communicator of the listed ranks (of this one), in that order; null where the list is empty.
-  // Collective over all ranks, with a wrong list, too, which then raises ValueError here and on the
-  // ranks that would have been together with this one. No `config`: this one's. `named`: NCCL is
-  // told the group's name.
+  // Makes a communicator of the listed ranks (of this one), in that order; null where the list is
+  // empty. Collective over all ranks, with a wrong list, too, which then raises ValueError here and
+  // on the ranks that would have been together with this one. No `config`: this one's. `named`:
+  // NCCL is told the group's name.
   std::shared_ptr<Communicator> split(
       const std::vector<int>& ranks,
       Group group,
       Milliseconds timeout,
       const std::optional<NcclConfig>& config = std::nullopt,
       bool named = false);
-  // A communicator without the excluded ranks, which do not call this and may be dead, with this
-  // one's configuration. With `abort`, operations in flight fail first.
+  // Makes a communicator without the excluded ranks, which do not call this and may be dead, with
+  // this one's configuration. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
-  // Takes the place of `former`, before the first operation: its users' hooks and recorders go on
-  // here.
+  // Takes over the users' hooks and recorders of `former`, whose place it takes. Call before the
+  // first operation.
   void inheritFrom(const Communicator& former);
-  // close(), for what has a successor: what is in flight fails rather than being waited for, and
-  // hooks are not told, since they go on.
+  // Closes a communicator that has a successor: what is in flight fails rather than being waited
+  // for, and hooks are not told, since they go on.
   void retire(const char* why);
 
   // Ends what is in flight, then gives the library's communicator back. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
-  // match and nobody has said so yet.
+  // match and no error has said so yet.
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -190,7 +190,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const pid_t pid_;
   const Place place_;
   Group group_;
-  const NcclConfig config_;  // has the texts that the library was given
+  const NcclConfig config_;  // keeps the texts that the library was given
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> timing_{false};
   std::atomic<bool> closed_{false};

@@ -1,4 +1,4 @@
-// Which library serves a device, and how its ranks are joined.
+// Choice of the library that serves a device, and the ways to join its ranks.
 #pragma once
 
 #include <memory>
@@ -13,41 +13,42 @@
 namespace torchcomms_pg {
 
 struct AcceleratorOptions {
-  LibrarySearch library;      // for CUDA
-  bool highPriority = false;  // of the communicator's stream
+  LibrarySearch library;      // the library for CUDA
+  bool highPriority = false;  // priority of the communicator's stream
   NcclConfig config;
-  bool named = false;      // whether NCCL is told the group's name, see NcclConfig::named()
+  bool named = false;      // tells NCCL the group's name, see NcclConfig::named()
   int ranksPerRoot = 128;  // see rendezvousOverNccl()
 };
 
-// Joins the ranks for CPU tensors: through shared memory, or, where they are on
-// several hosts or in several containers, through both: memory inside each, and between them Gloo,
-// whose connections `connectGloo` makes (null: that is an error). Where there are accelerators
-// those are made with the first CPU tensor, which may never come: they are a socket for each other
-// rank, in each group. Collective; returns when every rank has joined. Raises CommError, or what
-// `connectGloo` does. `peers`: gets who they are, by rank; empty where this rank is alone.
+// Joins the ranks for CPU tensors: through shared memory, or, where they are on several hosts or in
+// several containers, through memory inside each and Gloo between them, whose connections
+// `connectGloo` makes (null: that is an error). Where there are accelerators, Gloo's connections
+// are made with the first CPU tensor, which may never come: they are a socket for each other rank,
+// in each group. Collective; returns when every rank has joined. Raises CommError, or what
+// `connectGloo` does. `peers`: receives the ranks' processes, by rank; empty where this rank is
+// alone.
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info,
     const gloo::Connect& connectGloo,
     std::vector<Peer>* peers = nullptr);
 
-// The same through Gloo wherever the ranks are, as if each had a host of its own.
+// Does the same through Gloo wherever the ranks are, as if each had a host of its own.
 std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info, const gloo::Connect& connectGloo);
 
-// Joins the ranks through the library for tensors of `device`: libnccl for
-// CUDA; what useHostStreams() says. Collective; returns when every rank has come.
-// Raises CommError, LibraryError, std::invalid_argument for a configuration that no
-// library takes, or what torch raises where there is no such device.
+// Joins the ranks through the library for tensors of `device`: libnccl for CUDA, else the one that
+// useHostStreams() has named. Collective; returns when every rank has come. Raises CommError,
+// LibraryError, std::invalid_argument for a configuration that no library takes, or what torch
+// raises where there is no such device.
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options);
 
-// Whether tensors of the device can be carried at all; else raises ValueError, saying so of `what`.
+// Raises ValueError, naming `what`, where tensors of the device cannot be communicated at all.
 void checkCarried(const char* what, const std::string& group, c10::Device device);
 
-// Devices of this type have their memory on the host, and the native handles
-// of their streams point to host::HostStream: a simulated accelerator. `library`:
-// the path of one with NCCL's API for such, in place of shared memory; may be empty.
+// Declares devices of this type a simulated accelerator: their memory is on the host, and the
+// native handles of their streams point to host::HostStream. `library`: path of a library with
+// NCCL's API for such devices, in place of shared memory; may be empty.
 void useHostStreams(c10::DeviceType type, const std::string& library);
 
 }  // namespace torchcomms_pg

@@ -1,4 +1,4 @@
-// How a communicator fails, and what it says then.
+// The failure of a communicator, and what it says of it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -20,17 +20,17 @@ namespace torchcomms_pg {
 class Communicator;
 struct Verdict;
 
-// How often a thread that waits asks whether the handler of a signal wants it.
+// Interval in which a waiting thread asks whether the handler of a signal wants it.
 constexpr Milliseconds kInterruptInterval{200};
 
-// A failure is set once, and stands. Thread-safe.
+// The communicator's failure, which is set once and stands. Thread-safe.
 class FailureState {
  public:
-  // How a communicator comes to fail: an operation of this rank meets the failure; by a request
-  // here, such as abort(); on other ranks, while this one has no operation in flight.
+  // Cause of a failure. met: an operation of this rank meets it; requested: a call here, such as
+  // abort(), wants it; elsewhere: it is on other ranks, while this one has no operation in flight.
   enum class Cause { met, requested, elsewhere };
 
-  // Why a communicator fails where the handler of a signal ends what a thread waits for.
+  // Reason given where the handler of a signal ends what a thread waits for.
   static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
   explicit FailureState(Communicator& comm) : comm_(comm) {}
@@ -38,8 +38,8 @@ class FailureState {
   std::shared_ptr<const Failure> get() const { return std::atomic_load(&failure_); }  // null: none
   c10d::ErrorType type() const;
 
-  // Sets the failure, and tells hooks and recorders in a thread of its own. Returns the first one,
-  // which may be another.
+  // Sets the failure, and tells hooks and recorders in a thread of its own. Returns the first
+  // failure, which may be another.
   std::shared_ptr<const Failure> set(Failure failure, Cause cause = Cause::met);
 
   // Returns when the hooks that set() tells have run, or after 30 s.
@@ -47,26 +47,26 @@ class FailureState {
 
   // Raises the failure as a CommError, or ends the process where it does that.
   [[noreturn]] void raise(const Failure& failure) const;
-  // Whether a call has raised it.
+  // Returns whether a call has raised it.
   bool raised() const { return raised_.load(std::memory_order_relaxed); }
 
-  // Whether a failure, other than one that is requested, ends the process when the hooks have run;
-  // where it is others' and this rank is in no operation, with the next call.
+  // Sets whether a failure, other than a requested one, ends the process when the hooks have run;
+  // after a failure elsewhere, with the next call.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
   bool endsProcess() const { return endsProcess_.load(std::memory_order_relaxed); }
 
-  // A failure of `op`.
+  // Builds a failure of `op`.
   Failure describe(c10d::ErrorType type, const Operation& op, const std::string& what) const;
 
-  // The error of `op`, for which the library has returned `result`. Sets the failure, unless it is
-  // of this call only.
+  // Returns the error of `op`, for which the library has returned `result`. Sets the failure,
+  // unless the error is of this call only.
   std::exception_ptr error(const Operation& op, ncclResult_t result);
-  // The error of `op` where the library has failed by now; null: it has not.
+  // Returns the error of `op` where the library has failed by now; null: it has not.
   std::exception_ptr asyncError(const Operation& op);
 
-  // The failure of other ranks, while this one has been in no operation.
+  // Builds the failure of other ranks, while this one has been in no operation.
   Failure elsewhere() const;
 
   // Fails `op`, which has not ended in time, and the library on all ranks.
@@ -74,9 +74,9 @@ class FailureState {
 
   // Fails every operation here and on the other ranks, now and later. Has an effect once.
   void failBy(const std::string& why);
-  // As failBy(), and returns when the hooks have run, or after 30 s.
+  // Does the same as failBy(), and returns when the hooks have run, or after 30 s.
   void abort(const std::string& why);
-  // As failBy(), where something is in flight.
+  // Does the same as failBy(), where something is in flight.
   void giveUp(const char* why) noexcept;
   // Fails what is in flight when the communicator is shrunk; not the library, which does so itself.
   void shrink();
@@ -84,17 +84,17 @@ class FailureState {
   // Makes the library fail on all ranks.
   void failLibrary(const Failure& failure);
 
-  // Fails the communicator where the handler of a signal wants the calling thread; what the handler
-  // has raised. Null: it does not.
+  // Fails the communicator where the handler of a signal wants the calling thread, and returns what
+  // the handler has raised. Null: none wants it.
   std::exception_ptr interruption();
 
  private:
-  // Ends the process where `failure` does so with the next call, or has with one in flight.
+  // Ends the process where `failure` does so with the next call, or with one in flight.
   void meet(const Failure& failure) const;
   std::string rankNames(const std::vector<int>& ranks) const;
 
   Communicator& comm_;
-  std::shared_ptr<const Failure> failure_;  // by std::atomic_load
+  std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load
   std::atomic<bool> endsProcess_{false};
   mutable std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;

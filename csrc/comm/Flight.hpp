@@ -21,54 +21,55 @@ namespace torchcomms_pg {
 class Communicator;
 class StreamExecutor;
 
-// What the monitor and the thread that finishes the operation need of it. Its Work is the caller's:
-// the outputs go with the caller's last reference, whenever that is. Thread-safe.
+// State of the operation for the monitor and for the thread that finishes it. Its Work is the
+// caller's: the outputs go with the caller's last reference, whenever that is. Thread-safe.
 class Flight final : public EventWatch::Awaited {
  public:
-  // `executor` is of `comm`.
+  // Tracks `op` of `comm`, whose executor is `executor`.
   Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op);
 
   const Operation& operation() const { return op_; }
 
-  // Before departure. `kept`: what is told of the end wants the Work, too.
+  // Sets the Work, before departure. `kept`: keeps it alive, for hooks and futures that want it at
+  // the end.
   void attach(const WorkPtr& work, bool kept);
-  // Null: there is none, or nobody has it any more.
+  // Returns the Work. Null: there is none, or its last holder has dropped it.
   WorkPtr work() const;
 
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
 
-  // The operation is in `stream`, the caller went on in `issuer`. It ends with `end`, and needs
-  // `shelf` until then. `start`: null without timing.
+  // Notes that the operation is in `stream`, and that the caller went on in `issuer`. It ends with
+  // `end`, and needs `shelf` until then. `start`: null without timing.
   void depart(
       c10::Stream stream,
       c10::Stream issuer,
       EventPtr start,
       EventPtr end,
       std::shared_ptr<const void> shelf);
-  // The same, into the graph that the stream records.
+  // Notes that it is in the graph that the stream records.
   void departInGraph(c10::Stream stream, EventPtr end);
 
   EventPtr end() const;
   std::optional<c10::Stream> stream() const;
   bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
 
-  // Drops what only the operation needs: `waiting` waits for it, so that what is queued there from
-  // now on may use that memory again. Kept where it belongs to another stream.
+  // Drops what only the operation needs, since `waiting` waits for it, so that what is queued there
+  // from now on may use that memory again. Keeps what belongs to another stream.
   void release(const c10::Stream& waiting);
   void release();
 
-  // Whether the stream is past it, as the device says now.
+  // Returns whether the stream is past it, as the device says now.
   bool reached() const;
-  // Whether ask() has said so.
+  // Returns whether ask() has said so.
   bool asked() const { return asked_.load(std::memory_order_acquire); }
-  std::exception_ptr error() const;  // of asking
+  std::exception_ptr error() const;  // raised by the device when asked
 
   bool ask() noexcept override;
   void ended(std::shared_ptr<Awaited> self) noexcept override;
 
   Clock::time_point started() const;
-  // From start to end, of one that has ended; 0: not known.
+  // Returns the time from start to end, of an operation that has ended; 0: not known.
   Clock::duration elapsed() const;
 
  private:

@@ -1,4 +1,4 @@
-// Who takes part, for messages and records.
+// A group's names and ranks, for messages and records.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace torchcomms_pg {
 struct Group {
   std::string name;
   std::string description;
-  std::string backend;               // by which name c10d has it
-  std::vector<int64_t> globalRanks;  // of the group's ranks; empty: the same numbers
+  std::string backend;               // name by which c10d knows it
+  std::vector<int64_t> globalRanks;  // by rank; empty: the same numbers
   std::vector<std::string> hosts;    // by rank; empty: all are on one
   int globalRankStart = 0;
   int globalRankStride = 1;

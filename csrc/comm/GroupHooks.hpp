@@ -1,4 +1,4 @@
-// What the c10d group of a communicator has called. Users' hooks are in Hooks.
+// Hooks of a communicator's c10d group. Users' hooks are in Hooks.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace torchcomms_pg {
 
 class Work;
 
-// Thread-safe. There is one hook of each kind, which a new one replaces.
+// Holds one hook of each kind, which a new one replaces. Thread-safe.
 class GroupHooks {
  public:
   // Called when an operation has finished; from any thread. `work` is null where the caller got
@@ -24,7 +24,7 @@ class GroupHooks {
   void setEnd(End hook) { std::atomic_store(&end_, shared(std::move(hook))); }
   void setFailed(Failed hook) { std::atomic_store(&failed_, shared(std::move(hook))); }
 
-  // Null: there is none.
+  // Return the hooks. Null: there is none.
   std::shared_ptr<const End> end() const { return std::atomic_load(&end_); }
   std::shared_ptr<const Failed> failed() const { return std::atomic_load(&failed_); }
 
@@ -34,8 +34,8 @@ class GroupHooks {
     return hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
   }
 
-  std::shared_ptr<const End> end_;        // by std::atomic_load
-  std::shared_ptr<const Failed> failed_;  // by std::atomic_load
+  std::shared_ptr<const End> end_;        // accessed by std::atomic_load
+  std::shared_ptr<const Failed> failed_;  // accessed by std::atomic_load
 };
 
 }  // namespace torchcomms_pg

@@ -1,4 +1,4 @@
-// What users and recorders have called before and after every operation.
+// Hooks of users, called before and after every operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,13 +30,13 @@ struct PreHookArgs {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::optional<int> root;
-  std::optional<int> peer;  // kAnyPeer: whoever sends first
+  std::optional<int> peer;  // kAnyPeer: the first to send
   std::string reduceOp;     // e.g. "SUM"; empty: none
   std::vector<int64_t> inputSplits;
   std::vector<int64_t> outputSplits;
-  std::vector<std::shared_ptr<PreHookArgs>> ops;  // of a batch: its members, with its opId
-  std::vector<int64_t> ranks;                     // of a split: the new group's, of this one
-  std::string newName;                            // of a split
+  std::vector<std::shared_ptr<PreHookArgs>> ops;  // members of a batch, with its opId
+  std::vector<int64_t> ranks;  // a split's or shrink's: the new group's, of this one
+  std::string newName;         // the new group's name
 };
 
 // An operation that is over for its caller: a synchronous one that has returned or raised, an
@@ -45,11 +45,10 @@ struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
   c10::intrusive_ptr<c10d::Work> work;  // null when the caller got an error, and for finalize
-  std::exception_ptr error;             // what it failed with
-  bool apart = false;  // from a thread of its own, where nobody gets what a hook raises
+  std::exception_ptr error;             // error of the operation
+  bool apart = false;                   // called on a thread where no caller gets an exception
 
-  // A synchronous operation, of which the caller gets no Work: what one is made of for a hook
-  // that asks.
+  // A synchronous operation whose caller gets no Work: the parts to make one for a hook that asks.
   struct Finished {
     std::shared_ptr<Communicator> comm;
     std::shared_ptr<const PreHookArgs> before;
@@ -68,9 +67,8 @@ struct EndHookArgs {
   Clock::duration duration{};
 };
 
-// Thread-safe. Hooks of one kind are called in the order they were added.
-// Adding and removing takes effect with the next operation, so that hooks may
-// do both.
+// The hooks of a communicator. Hooks of one kind are called in the order they were added. Adding
+// and removing takes effect with the next operation, so that hooks may do both. Thread-safe.
 class Hooks {
  public:
   using Pre = std::function<void(const std::shared_ptr<PreHookArgs>&)>;
@@ -88,8 +86,7 @@ class Hooks {
     List<Abort> abort;
   };
 
-  // Whether an operation has to be told to anybody: all that it costs where
-  // there are no hooks.
+  // Returns whether there are any hooks. An operation without hooks pays for nothing else.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
   Id add(Pre hook) { return insert(&Table::pre, std::move(hook)); }
@@ -103,40 +100,40 @@ class Hooks {
   }
   Id addAbort(Abort hook) { return insert(&Table::abort, std::move(hook)); }
 
-  // Has no effect for an id that is gone.
+  // Removes a hook. Has no effect for an id that is gone.
   void remove(Id id);
   void clear();
 
-  // The hooks of now.
+  // Returns the current hooks.
   std::shared_ptr<const Table> table() const;
 
   // Starts an operation of `comm`, which has hooks, as Communicator::start() does, and calls the
-  // pre hooks before, and of a synchronous one the post hooks after it.
+  // pre hooks before it, and the post hooks after it if it is synchronous.
   WorkPtr launch(PreparedOp& call, WorkPtr work, Communicator& comm);
-  // Tells of the end of an operation that was launched so.
+  // Tells hooks of the end of an operation that launch() has started.
   void tellEnd(
       const Operation& op,
       const WorkPtr& work,
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
-  // Runs what is no launch, such as finalize, between pre and post hooks.
+  // Runs `body`, which is no launch, such as finalize, between pre and post hooks.
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 
   // Returns when the hooks of all finished operations have run.
   void drain();
 
-  // The id of the next operation.
+  // Returns the id of the next operation.
   static uint64_t nextOpId();
 
  private:
-  // Calls the end hooks: for a synchronous operation at once, else from a
-  // thread of their own, since a hook may wait for other operations.
+  // Calls the end hooks: for a synchronous operation at once, else from a thread of their own,
+  // since a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
 
   // Calls the post hooks that were there when an asynchronous operation was issued, from the same
-  // thread. One that was removed meanwhile is called too: each saw the operation begin, and may be
+  // thread. Also calls one that was removed meanwhile: each saw the operation begin, and may be
   // removed as soon as wait() returns, which on an accelerator is long before the end.
   void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
@@ -149,15 +146,15 @@ class Hooks {
   std::atomic<bool> any_{false};
   Id last_ = 0;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();
-  std::shared_ptr<CallbackThread> thread_;  // from the first post or end hook on
+  std::shared_ptr<CallbackThread> thread_;  // started with the first post or end hook
 };
 
-// An operation of which hooks have been told, until they have been told of its end.
+// An operation whose start hooks were told of, until they are told of its end.
 struct HookedOperation {
   OpName name;
   uint64_t id;
-  std::shared_ptr<const Hooks::Table> table;  // of its issue
-  std::atomic<bool> told{false};              // to the post hooks
+  std::shared_ptr<const Hooks::Table> table;  // hooks at the time of its issue
+  std::atomic<bool> told{false};              // true: the post hooks were told
 };
 
 template <class Hook>

@@ -1,5 +1,5 @@
-// Operations in host memory: the caller's thread is the current stream, and asynchronous
-// operations run on a worker.
+// Execution in host memory: the caller's thread is the current stream, and asynchronous operations
+// run on a worker.
 #pragma once
 
 #include <exception>
@@ -31,9 +31,9 @@ class HostExecutor final : public Executor {
   void runMessages(PreparedOp& call, const WorkPtr& work);
   bool mayBeDeferred(const Operation& op) const;
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
-  // Of an asynchronous operation: ends it.
+  // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
-  // Runs `body`, which may block for long, in some other thread, soon.
+  // Runs `body`, which may block for long, in another thread, soon.
   void runApart(std::function<void()> body);
 
   Communicator& comm_;

@@ -16,23 +16,23 @@ class Flight;
 
 struct InFlight {
   const Operation* op;
-  WorkPtr work;  // keeps `op`; null: `op` lives in a calling thread, or in `flight`
-  std::shared_ptr<Flight> flight;  // of an accelerator
+  WorkPtr work;                    // keeps `op`; null: a calling thread or `flight` does
+  std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
 };
 
-// Thread-safe.
+// The list of operations in flight, and the last completed one. Thread-safe.
 class InFlightOps {
  public:
-  using List = std::list<InFlight>;  // in the order of issue
+  using List = std::list<InFlight>;  // sorted by issue
   using Entry = List::iterator;
 
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
 
-  // `completed`: it becomes the last completed one.
+  // Removes an operation. `completed`: it becomes the last completed one.
   void remove(Entry entry, bool completed = true);
 
   bool empty() const;
-  // Whether there is one operation in flight.
+  // Returns whether exactly one operation is in flight.
   bool single() const;
 
   // Calls `body` with the list and the last completed operation, whose seq is 0 where there is
@@ -43,11 +43,11 @@ class InFlightOps {
     return body(ops_, lastCompleted_);
   }
 
-  // Waits until nothing is in flight, or but for `messages`: nothing that streams order. False:
+  // Waits until nothing is in flight. `messages`: except messages that no stream orders. False:
   // `time` has passed first.
   bool awaitNone(Milliseconds time, bool messages);
 
-  // Lengthens the timeout of what is issued from now on, until the first of that has finished.
+  // Lengthens the timeout of operations issued from now on, until the first of them has finished.
   void lengthen(Milliseconds extra) {
     extraMs_.fetch_add(extra.count(), std::memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-// The names that hooks know operations by: those of the TorchComm API.
+// Names of operations in hooks: those of the TorchComm API.
 #pragma once
 
 #include <cstdint>

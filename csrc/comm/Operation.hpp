@@ -1,4 +1,4 @@
-// What one operation is, as errors, logs and the monitor tell of it.
+// Description of one operation, for errors, logs and the monitor.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -51,22 +51,22 @@ enum class OpKind : uint8_t {
   initialization,
 };
 
-// What torch's analyser of flight recorders calls an operation of which it is to check only that
-// all ranks came, and no sizes. It knows, in every version, the names of ProcessGroupNCCL.
+// Name under which torch's analyser of flight recorders checks only that all ranks came, and no
+// sizes. Every version knows the names of ProcessGroupNCCL.
 inline constexpr char kUnchecked[] = "coalesced";
 
-// What is known of each kind of operation.
+// Names, type and traits of a kind of operation.
 struct OpTraits {
   OpKind kind;
-  const char* name;            // the public one, e.g. "all_reduce"
-  const char* title;           // of its range in a profile
-  const char* titleOfGloo;     // the same, of a group that is called gloo
-  const char* profile;         // what ProcessGroupNCCL calls it in profiles; tools look for it
-  c10d::OpType type;           // the nearest of c10d
-  std::optional<OpName> hook;  // what hooks know it by; none: no operation of a user
-  const char* recorded;        // in flight recorders; null: it is in none
-  const char* recordedBatch = kUnchecked;           // of a batch of such operations
-  std::optional<OpName> unevenHook = std::nullopt;  // where its parts differ in size
+  const char* name;                        // public name, e.g. "all_reduce"
+  const char* title;                       // name of its range in a profile
+  const char* titleOfGloo;                 // the same in a group that is called gloo
+  const char* profile;                     // ProcessGroupNCCL's name in profiles; tools look for it
+  c10d::OpType type;                       // nearest type of c10d
+  std::optional<OpName> hook;              // name in hooks; none: no operation of a user
+  const char* recorded;                    // name in flight recorders; null: it is in none
+  const char* recordedBatch = kUnchecked;  // the same for a batch of such operations
+  std::optional<OpName> unevenHook = std::nullopt;  // name in hooks where its parts differ in size
 };
 const OpTraits& traits(OpKind kind);
 
@@ -74,12 +74,12 @@ inline const char* name(OpKind kind) {
   return traits(kind).name;
 }
 
-// Whether it cannot end without its `peer`.
+// Returns whether it cannot end without its `peer`.
 inline bool waitsForPeer(OpKind kind) {
   return kind == OpKind::send || kind == OpKind::recv || kind == OpKind::waitSignal;
 }
 
-// Whether it is of the communicator itself, and has no number in the group's order.
+// Returns whether it concerns the communicator itself, and has no number in the group's order.
 inline bool isManagement(OpKind kind) {
   return kind >= OpKind::registerMemory;
 }
@@ -93,7 +93,7 @@ struct HookedOperation;
 
 struct Operation {
   OpKind kind = OpKind::allReduce;
-  OpKind parts = OpKind::coalesced;  // those of a coalesced one, where c10d has a function for it
+  OpKind parts = OpKind::coalesced;  // kind of a coalesced one's parts, where c10d has a function
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
   int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;
@@ -102,15 +102,15 @@ struct Operation {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   const char* reduceOp = nullptr;
   bool async = false;
-  bool ordered = true;      // by a stream; messages alone are not
-  bool captured = false;    // in a graph, whose replays run it
-  Milliseconds timeout{0};  // all of it, counted from `issued`
-  Milliseconds extra{0};    // how much of it was added for a while
+  bool ordered = true;      // ordered by a stream; only messages may not be
+  bool captured = false;    // recorded into a graph, whose replays run it
+  Milliseconds timeout{0};  // counted from `issued`; includes `extra`
+  Milliseconds extra{0};    // part of the timeout that was added for a while
   Clock::time_point issued;
-  std::vector<int64_t> inputSplits;  // of an uneven all-to-all
+  std::vector<int64_t> inputSplits;  // rows per rank of an uneven all-to-all
   std::vector<int64_t> outputSplits;
-  std::shared_ptr<HookedOperation> hooked;      // null: no hook wants to be told of its end
-  std::shared_ptr<const RecordedOp> recording;  // null: nobody records it
+  std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
+  std::shared_ptr<const RecordedOp> recording;  // null: not recorded
 
   // Takes over what describe() tells, without allocating.
   void noteFrom(const Operation& other) {
@@ -125,17 +125,18 @@ struct Operation {
   }
 };
 
-// The name of the operation's range in a profile, e.g. "torchcomms:all_reduce"; of a group that is
-// called gloo, the one that Gloo has.
+// Returns the name of the operation's range in a profile, e.g. "torchcomms:all_reduce"; Gloo's name
+// in a group that is called gloo.
 const char* profilingTitle(const Operation& op, const Group& group);
 
-// E.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x Int)".
+// Describes the operation, e.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x
+// Int)".
 std::string describe(const Operation& op);
 
-// E.g. "2 s" or "0.5 s".
+// Writes a duration, e.g. "2 s" or "0.5 s".
 std::string inSeconds(Milliseconds duration);
 
-// E.g. "2" or "0, 2, 3".
+// Joins ranks, e.g. "2" or "0, 2, 3".
 std::string joinRanks(const std::vector<int>& ranks);
 
 }  // namespace torchcomms_pg

@@ -1,5 +1,5 @@
-// Tells torch's profiler and execution trace of an operation, as
-// ProcessGroupNCCL does ("record_param_comms" events).
+// Reports of operations to torch's profiler and execution trace, as ProcessGroupNCCL makes them
+// ("record_param_comms" events).
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace torchcomms_pg {
 
-// Calls `body` inside the record. Where nobody listens that is all: making the
-// record costs about a microsecond.
+// Calls `body` inside the record; without listeners only calls it, since the record costs about a
+// microsecond.
 template <class Body>
 decltype(auto) withParamComms(
     const Communicator& comm,
@@ -44,7 +44,7 @@ decltype(auto) withParamComms(
       op.async);
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   std::vector<c10::IValue> values;
-  if (!hasWork && range.isActive()) {  // the Work has it, in the same form
+  if (!hasWork && range.isActive()) {  // a Work has its own range, in the same form
     values.assign(inputs.begin(), inputs.end());
     range._setAsync();
     range.before(

@@ -25,13 +25,13 @@ struct PreparedOp {
   // Runs when the launch has finished, in the order of the stream: copies out of temporary
   // buffers, local reductions.
   std::function<void()> epilogue;
-  std::optional<Message> message;                    // of a send or receive
-  std::vector<PreparedOp> parts;                     // of a batch of messages
-  std::shared_ptr<std::vector<PreparedOp>> members;  // of another batch
-  std::vector<int64_t> ranks;                        // of a split, for hooks
+  std::optional<Message> message;                    // transfer of a send or receive
+  std::vector<PreparedOp> parts;                     // messages of a batch of messages alone
+  std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that streams order
+  std::vector<int64_t> ranks;  // new group's ranks of a split or shrink, for hooks
   std::string newName;
 
-  // Whether the parts for or of the ranks differ in size, or may.
+  // Returns whether the parts for or of the ranks differ in size, or may.
   bool uneven() const {
     switch (op.kind) {
       case OpKind::allGather: return !sameNumel(outputs);

@@ -23,7 +23,7 @@ class RecordedOp {
  public:
   using Recorders = std::shared_ptr<const std::vector<RecorderGroup>>;
 
-  // `stack`: Python's, of the thread that issues the operation.
+  // Starts without entries. `stack`: Python's, of the thread that issues the operation.
   RecordedOp(Recorders recorders, Stack stack)
       : recorders_(std::move(recorders)), stack_(std::move(stack)) {
     for (const auto& [recorder, group] : *recorders_) {
@@ -51,7 +51,7 @@ class RecordedOp {
     }
   }
 
-  // `source`: whom a message came from; -1: not known, or several.
+  // Ends the entries. `source`: the sender of a message; -1: not known, or several.
   void end(bool completed, Clock::duration duration, int source) const {
     const auto milliseconds = std::chrono::duration<float, std::milli>(duration).count();
     for (const auto& [record, places] : entries_) {

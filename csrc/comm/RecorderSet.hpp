@@ -15,7 +15,7 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// Thread-safe.
+// The recorders that a communicator's operations are entered in. Thread-safe.
 class RecorderSet {
  public:
   explicit RecorderSet(Communicator& comm) : comm_(comm) {}
@@ -23,28 +23,28 @@ class RecorderSet {
   // Sets the description, which add() tells recorders.
   void describe(Group& group, std::string description);
 
-  // From the next operation on, `recorder` has an entry for each. Where it is the process's, a
-  // failure has it written to its file. False: it has been there already, or is to record nothing.
+  // Adds a recorder, which gets an entry for each operation from the next one on. A failure writes
+  // the process's recorder to its file. False: it has been there already, or is to record nothing.
   bool add(std::shared_ptr<FlightRecorder> recorder);
   void remove(const FlightRecorder* recorder);
-  // Adds those of another communicator, which this one replaces.
+  // Adds the recorders of another communicator, which this one replaces.
   void inherit(const RecorderSet& former);
 
-  // Whether there are any: all that an operation costs where there are none.
+  // Returns whether there are any. An operation without recorders pays for nothing else.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
   // Enters an operation that is being issued.
   void record(PreparedOp& call);
 
-  // Writes the process's recorder to its file, where it is among these, and has other ranks do so.
-  // Has an effect once.
+  // Writes the process's recorder to its file, where it is in this set, and asks other ranks to
+  // write theirs. Has an effect once.
   void dump();
 
  private:
   Communicator& comm_;
-  std::mutex mutex_;  // of changes, and of the group's description
+  std::mutex mutex_;  // guards changes, and the group's description
   std::atomic<bool> any_{false};
-  std::shared_ptr<const std::vector<RecorderGroup>> recorders_;  // by std::atomic_load
+  std::shared_ptr<const std::vector<RecorderGroup>> recorders_;  // accessed by std::atomic_load
   std::once_flag dumped_;
 };
 

@@ -1,4 +1,4 @@
-// How the ranks of a new group find each other through the store.
+// The rendezvous of a new group's ranks through the store.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,10 +19,11 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// What the ranks of a new communicator have in common, but for `rank`. `members` is the same on
-// these ranks and on no others of the store, e.g. their global ranks. `known`: who they are, by
-// rank, where another group tells; may be empty, or have nobody's place. `around`: the number of
-// ranks that ask the store at the same time, where this group is a part of a larger one; else 0.
+// Input that the ranks of a new communicator have in common, but for `rank`. `members` is the same
+// on these ranks and on no others of the store, e.g. their global ranks. `known`: the ranks'
+// processes, by rank, as far as another group knows them; may be empty, or have peers without a
+// pid. `around`: the number of ranks that ask the store at the same time, where this group is a
+// part of a larger one; else 0.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -34,17 +35,17 @@ struct RendezvousInfo {
   int around = 0;
 };
 
-// `name` as a part of a store's key: all of it, or its beginning and a hash. Torch's store breaks
-// the connection at a key of 8 KiB.
+// Makes `name` a part of a store's key: all of it, or its beginning and a hash. Torch's store
+// breaks the connection at a key of 8 KiB.
 std::string keyOf(const std::string& name);
 
 struct JoinResult {
   std::shared_ptr<Communicator> comm;
-  std::string unavailable;  // why there is no communicator
+  std::string unavailable;  // reason why there is no communicator
   std::vector<Peer> peers;  // by rank; empty: a rank alone
 };
 
-// Takes over the library's communicator, which may still be initializing. `prefix` is of the
+// Makes a communicator of the library's, which may still be initializing. `prefix`: that of the
 // store's keys that are this group's alone; empty: a rank alone.
 using Make =
     std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const std::string& prefix)>;
@@ -52,9 +53,9 @@ using Make =
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
 // cannot see each other's processes, on different hosts or in different containers, get no
 // communicator but the reason, naming rank and host. Raises CommError: naming the ranks that do not
-// come within the timeout; naming a rank that has died meanwhile, within a second of what tells of
-// its process, `known` or what it has said of itself; and with the reason of a rank that cannot
-// join, on all of them.
+// come within the timeout; naming, within a second, a rank that has died and whose process is
+// known, from `known` or from the rank itself; and with the reason of a rank that cannot join, on
+// all of them.
 JoinResult joinOnHost(
     const NcclApi& api,
     const RendezvousInfo& info,
@@ -62,32 +63,32 @@ JoinResult joinOnHost(
     const NcclConfig& config = {});
 
 struct Rendezvoused {
-  const std::vector<Peer>& peers;  // as in Joined
-  std::string prefix;              // as for Make
-  // Raises host::Failure where another rank has died or cannot join; what a handler of a signal
-  // does.
+  const std::vector<Peer>& peers;  // same as JoinResult::peers
+  std::string prefix;              // same as for Make
+  // Raises host::Failure where another rank has died or cannot join, and what a handler of a signal
+  // has raised.
   std::function<void()> look;
 };
 
-// Returns when every rank has come, on whichever hosts. Errors as of joinOnHost. `make` is what
-// remains to be done; where it raises, the other ranks are told why, if they still wait.
+// Returns when every rank has come, on whichever hosts. Raises the errors of joinOnHost. `make`
+// does what remains to be done; where it raises, the other ranks are told why, if they still wait.
 std::shared_ptr<Communicator> rendezvous(
     const RendezvousInfo& info,
     const std::function<std::shared_ptr<Communicator>(const Rendezvoused& met)>& make);
 
 struct NcclRendezvous {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
-  std::string prefix;             // as for Make
+  std::string prefix;             // same as for Make
 };
 
-// How the ranks meet to communicate through libnccl. Collective; raises CommError on every rank,
+// Joins the ranks to communicate through libnccl. Collective; raises CommError on every rank,
 // naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost
 // when ranks do not come. Where the library can start from several unique ids, there is one for
 // every `ranksPerRoot` ranks, so that a single rank does not have to serve all of a large group.
 NcclRendezvous rendezvousOverNccl(
     const Library& library, const RendezvousInfo& info, int ranksPerRoot);
 
-// The call that makes the communicator of the ranks that share `ids`, on `device`.
+// Starts the call that makes the communicator of the ranks that share `ids`, on `device`.
 std::unique_ptr<BlockingCall> joinOverNccl(
     const NcclApi& api,
     std::vector<ncclUniqueId> ids,

@@ -8,12 +8,13 @@
 
 namespace torchcomms_pg {
 
-// Thread-safe. Slots are taken in one order on all ranks, since windows are registered in one.
+// The slots of signals. All ranks take them in one order, since they register windows in one.
+// Thread-safe.
 class SignalSlots {
  public:
   explicit SignalSlots(int count) : used_(count) {}
 
-  // The first free sigIdx. Raises RuntimeError where there is none.
+  // Takes the first free sigIdx. Raises RuntimeError where there is none.
   int take(const c10::Device& device);
   void give(int index);
 

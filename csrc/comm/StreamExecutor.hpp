@@ -1,4 +1,4 @@
-// Operations on an accelerator: queued in its streams, and watched by their events.
+// Execution on an accelerator: queued in its streams, and watched by their events.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace torchcomms_pg {
 
-// Every call returns when the operation is queued: a synchronous one in the caller's current
-// stream, an asynchronous one in the communicator's.
+// Queues operations: a synchronous one in the caller's current stream, an asynchronous one in the
+// communicator's. Every call returns when the operation is queued.
 class StreamExecutor final : public Executor {
  public:
   StreamExecutor(Communicator& comm, c10::Device device, bool highPriority);
@@ -38,7 +38,7 @@ class StreamExecutor final : public Executor {
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
   void queue(PreparedOp& call, cudaStream_t stream);
-  // `work`: null where the caller gets none.
+  // Waits for an operation that has departed. `work`: null where the caller gets none.
   void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
   void land(Flight& flight, const std::exception_ptr& error);

@@ -1,4 +1,4 @@
-// How torch's dtypes and reduce operations become NCCL's: the one place.
+// Translation of torch's dtypes and reduce operations into NCCL's: the one place for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,28 +12,28 @@
 
 namespace torchcomms_pg {
 
-// `factor` elements of `type` carry one element of the torch dtype.
+// A type of the library, `factor` elements of which carry one element of the torch dtype.
 struct WireType {
   ncclDataType_t type;
   size_t factor;
 };
 
-// For operations that only move data: every dtype, as bytes where NCCL has no
+// Returns the type for operations that only move data: for every dtype, as bytes where NCCL has no
 // such type.
 WireType wireType(c10::ScalarType dtype);
 
-// The name of a reduce operation, e.g. "SUM".
+// Returns the name of a reduce operation, e.g. "SUM".
 const char* name(const c10d::ReduceOp& op);
 
-// How to reduce tensors of one dtype with one operation.
+// Reduction of tensors of one dtype with one operation.
 class Reduction {
  public:
-  // Throws ValueError or TypeError, naming `what` (the calling operation),
+  // Chooses how to reduce. Throws ValueError or TypeError, naming `what` (the calling operation),
   // for a pair that cannot be reduced.
   Reduction(const char* what, const c10d::ReduceOp& op, c10::ScalarType dtype);
 
-  // False: the library cannot reduce this pair (bitwise operations, int16),
-  // so that inputs are gathered and reduced with combine().
+  // Returns whether the library reduces this pair. False (bitwise operations, int16): inputs are
+  // gathered and reduced with combine().
   bool onWire() const { return onWire_; }
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
@@ -44,8 +44,8 @@ class Reduction {
       ncclComm_t comm,
       const std::function<ncclResult_t(ncclRedOp_t)>& launch) const;
 
-  // out = inputs[0] op inputs[1] op ..., in this order. `inputs` has one more
-  // dimension than `out`, the first.
+  // Sets out = inputs[0] op inputs[1] op ..., in this order. `inputs` has one more dimension than
+  // `out`, the first.
   void combine(const at::Tensor& out, const at::Tensor& inputs) const;
 
  private:
@@ -53,7 +53,7 @@ class Reduction {
   c10::ScalarType dtype_;
   WireType wire_{ncclInt8, 1};
   bool onWire_ = true;
-  at::Tensor factor_;  // of a pre-multiplied sum: one element of the reduced dtype
+  at::Tensor factor_;  // factor of a pre-multiplied sum: one element of the dtype
 };
 
 }  // namespace torchcomms_pg

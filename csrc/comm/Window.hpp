@@ -14,23 +14,22 @@
 
 namespace torchcomms_pg {
 
-// The ranks of one communicator register one tensor each, of any sizes and
-// dtypes, and then put into each other's. Signals count, for each window and
-// ordered pair of ranks apart: a wait takes one. A signal follows all puts that
-// its rank has issued on the window before, whatever was asynchronous.
+// A window: the ranks of one communicator register one tensor each, of any sizes and dtypes, and
+// then put into each other's. Signals count, for each window and ordered pair of ranks apart: a
+// wait takes one. A signal follows all puts that its rank has issued on the window before,
+// asynchronous or not.
 //
-// On an accelerator a put is a copy of the device into the peer's memory, which
-// the library maps, because NCCL's own put takes registered memory alone and
-// always signals; signals are the library's.
+// On an accelerator a put is a copy of the device into the peer's memory, which the library maps,
+// because NCCL's own put takes registered memory alone and always signals; signals are the
+// library's.
 //
-// Thread-safe. Outside of batches only: an operation may wait for a put before
-// it, which a batch would hold back. Nor in graphs: a signal counts once, not
-// with each replay.
+// Batches refuse its operations: one may wait for a put before it, which a batch would hold back.
+// So do graphs: a signal counts once, not with each replay. Thread-safe.
 class Window final {
  public:
   using Options = Communicator::Options;
 
-  // What a rank has registered.
+  // Description of the tensor that a rank has registered.
   struct Part {
     c10::ScalarType dtype;
     std::vector<int64_t> sizes;
@@ -38,20 +37,20 @@ class Window final {
   };
 
   static bool supported(const Communicator& comm);
-  // Collective. Raises NotImplementedError where they are not supported.
+  // Makes a window. Collective. Raises NotImplementedError where windows are not supported.
   static std::shared_ptr<Window> make(const std::shared_ptr<Communicator>& comm);
   explicit Window(std::shared_ptr<Communicator> comm);  // see make()
-  // Of a registered window: frees what is here; its peers keep theirs.
+  // Frees what this rank has of a registered window; its peers keep theirs.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  // Collective. Moves the storage of `tensor`, which is contiguous, into shared
-  // memory (see moveToShared): peers write into this very tensor. With
-  // `owning` the window keeps the tensor. NCCL wants as many bytes of all ranks.
+  // Registers `tensor`, which is contiguous: moves its storage into shared memory (see
+  // moveToShared), so that peers write into this very tensor. With `owning` the window keeps the
+  // tensor. NCCL wants as many bytes of all ranks. Collective.
   void registerTensor(const at::Tensor& tensor, bool owning);
-  // Collective; returns when no peer writes any more. Signals that were not
-  // waited for are dropped.
+  // Ends the registration. Collective; returns when no peer writes any more. Drops signals that
+  // were not waited for.
   void deregister();
 
   // Writes `tensor`, of any strides, at element `offset` of what `destination`
@@ -60,23 +59,23 @@ class Window final {
   WorkPtr put(
       const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options);
   WorkPtr signal(int64_t peer, const Options& options);
-  // Returns, or its Work ends, when the next signal of `peer` is there, and
-  // with it what `peer` had put before.
+  // Returns, or its Work ends, when the next signal of `peer` is there, and with it everything that
+  // `peer` had put before.
   WorkPtr waitSignal(int64_t peer, const Options& options);
 
-  // The tensor that `rank` has registered: its memory, not a copy. In shared
-  // memory it may be used for any length of time, also when nobody else knows
-  // the memory; on an accelerator until the tensor is deregistered.
+  // Returns the tensor that `rank` has registered: its memory, not a copy. In shared memory it may
+  // be used for any length of time, also when it is the last reference to the memory; on an
+  // accelerator until the tensor is deregistered.
   at::Tensor mapRemoteTensor(int64_t rank) const;
 
   // Raises unless `rank` exists.
   void checkRank(const char* what, const char* argument, int64_t rank) const;
 
-  // Of this rank; none when nothing is registered.
+  // Returns this rank's part; none when nothing is registered.
   std::optional<Part> part() const;
-  std::optional<at::Tensor> tensor() const;  // none also unless owned
+  std::optional<at::Tensor> tensor() const;  // this rank's; none also unless owned
 
-  // The Work of a synchronous operation, for callers that want one.
+  // Makes the Work of a synchronous operation, for callers that want one.
   WorkPtr finishedWork(OpKind kind) const { return comm_->finishedWork(kind, {}); }
 
   const at::Device& device() const { return comm_->device(); }
@@ -84,8 +83,9 @@ class Window final {
  private:
   struct Registration;
 
-  // Whether the memory of all peers is mapped when a tensor is registered, as on an accelerator,
-  // where a put is a copy to it. Shared memory is mapped when asked for, and its library puts.
+  // Returns whether the memory of all peers is mapped when a tensor is registered, as on an
+  // accelerator, where a put is a copy to it. Shared memory is mapped when asked for, and its
+  // library puts.
   bool mapsPeers() const { return !device().is_cpu(); }
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;

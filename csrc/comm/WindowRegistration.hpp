@@ -1,4 +1,4 @@
-// What a window has of the tensors that the ranks have registered with it.
+// State of the tensors that the ranks have registered with a window.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -11,17 +11,17 @@ namespace torchcomms_pg {
 
 struct Window::Registration {
   ncclWindow_t handle = nullptr;
-  int signal = 0;                             // sigIdx
-  at::Tensor tensor;                          // where the window owns it
-  std::vector<Part> parts;                    // by rank
-  std::vector<at::Tensor> mapped;             // their elements, by rank; on an accelerator only
-  std::vector<std::atomic<uint64_t>> sent;    // signals, by peer
+  int signal = 0;                           // sigIdx
+  at::Tensor tensor;                        // set where the window owns it
+  std::vector<Part> parts;                  // by rank
+  std::vector<at::Tensor> mapped;           // the parts' elements, by rank; on an accelerator only
+  std::vector<std::atomic<uint64_t>> sent;  // number of signals, by peer
   std::vector<std::atomic<uint64_t>> waited;  // likewise
 
-  std::mutex mutex;                      // of what follows
-  WorkPtr lastPut;                       // asynchronous; those before it have ended when it has
-  WorkPtr last;                          // likewise, of all operations
-  std::unordered_set<c10::Stream> used;  // of an accelerator, by synchronous puts
+  std::mutex mutex;                      // guards what follows
+  WorkPtr lastPut;                       // last asynchronous put; earlier ones end before it
+  WorkPtr last;                          // the same for all operations
+  std::unordered_set<c10::Stream> used;  // streams that synchronous puts have used
 
   explicit Registration(int size) : sent(size), waited(size) {}
 
@@ -33,7 +33,7 @@ struct Window::Registration {
     std::lock_guard lock(mutex);
     return last;
   }
-  // They keep the communicator.
+  // Drops the Works, which keep the communicator.
   void forgetWorks() {
     std::lock_guard lock(mutex);
     lastPut.reset();

@@ -18,9 +18,9 @@ namespace torchcomms_pg {
 class Communicator;
 class Flight;
 
-// Keeps the operation's tensors alive until it has finished; on an accelerator
-// its Flight does, and this the outputs alone. Made and finished by its Communicator; the other
-// methods may be called from any thread.
+// Keeps the operation's tensors alive until it has finished; on an accelerator its Flight does, and
+// the Work keeps the outputs alone. Made and finished by its Communicator; the other methods may be
+// called from any thread.
 class Work final : public latest::Work {
  public:
   Work(
@@ -32,24 +32,23 @@ class Work final : public latest::Work {
 
   bool isCompleted() override;
 
-  // True once the operation has finished without an error.
+  // Returns true once the operation has finished without an error.
   bool isSuccess() const override;
 
-  // The rank a message came from.
+  // Returns the rank that a message came from.
   int sourceRank() const override;
 
   std::vector<at::Tensor> result() override;
 
   void synchronize() override;
 
-  // Returns when the operation has finished, or raises what it failed with.
-  // With a timeout: when it has not finished by then, the communicator fails,
-  // since an operation under way cannot be taken back. On an accelerator the
-  // current stream waits, and the host only where a timeout is given, or for a
+  // Returns when the operation has finished, or raises its error. With a timeout: when it has not
+  // finished by then, the communicator fails, since an operation under way cannot be taken back. On
+  // an accelerator the current stream waits, and the host only where a timeout is given, or for a
   // barrier.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  // As wait(), and on an accelerator, too, the calling thread waits.
+  // Does the same as wait(), but the calling thread waits, on an accelerator, too.
   void waitOnHost(std::chrono::milliseconds timeout);
 
   void blockCurrentStream() override;
@@ -57,14 +56,14 @@ class Work final : public latest::Work {
   // Aborts the whole communicator.
   void abort() override;
 
-  // Completes with the outputs, or with the error. On an accelerator at once,
-  // and what its callbacks do comes after the operation in their streams.
+  // Returns the future of the outputs, or of the error. On an accelerator it completes at once, and
+  // what its callbacks do comes after the operation in their streams.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  // Completes with a c10d::WorkResult, never with an error.
+  // Returns a future that completes with a c10d::WorkResult, never with an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
-  // Milliseconds from start to end; needs timing to be enabled before.
+  // Returns the milliseconds from start to end; needs timing to be enabled before.
   float getDuration() const override;
 
   uint64_t getSequencenumber() const override;
@@ -73,33 +72,33 @@ class Work final : public latest::Work {
 
   const Operation& operation() const { return op_; }
 
-  // "all_reduce #2 (1 x Float, SUM) of group 'default_pg' on rank 0"
+  // Describes the operation, e.g. "all_reduce #2 (1 x Float, SUM) of group 'default_pg' on rank 0".
   std::string text() const;
 
-  // For the communicator. `finish` has an effect once; `announce` runs the
+  // Functions for the communicator. finish() has an effect once; completeFutures() runs the
   // callbacks of the futures, which may take time and locks.
   void setStarted(Clock::time_point at);
   void setSource(int rank);
   int source() const;  // -1: not known
   void setTimed(bool timed);
-  // Of a batch: what it turned out to be, when it is launched.
+  // Gives a batch, when it is launched, the operation that it turned out to be.
   void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
-  // Of an accelerator: the operation is in a stream, or in a graph.
+  // Notes that the operation is in a stream of an accelerator, or in a graph.
   void depart(std::shared_ptr<Flight> flight);
-  // Null: it has not departed.
+  // Returns null until the operation has departed.
   std::shared_ptr<Flight> flight() const;
-  // Since it started; 0: not known.
+  // Returns the time since it started; 0: not known.
   Clock::duration elapsed() const;
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // False when `deadline` passed first.
+  // Waits for the end. False: `deadline` passed first.
   bool waitUntil(std::optional<Clock::time_point> deadline);
   bool finish(std::exception_ptr error);
   void completeFutures();
   bool hasFuture() const;
   bool launched() const { return op_.seq != 0; }
-  // Whether a thread waits for it now, on the host.
+  // Returns whether a thread waits for it now, on the host.
   bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
-  // Counts the calling thread among those, while it lives.
+  // Counts the calling thread among the waiting ones, while it lives.
   class Waiting {
    public:
     explicit Waiting(Work& work) : work_(work) { work_.waiting_.fetch_add(1); }
@@ -113,12 +112,12 @@ class Work final : public latest::Work {
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
-  // Called when its users are gone, and only a Flight may still look for it.
+  // Drops what only users need: called when they are gone, and only a Flight may still look for it.
   void release_resources() override;
 
  private:
   void wait(std::chrono::milliseconds timeout, bool onHost);
-  // In a profile; under the lock.
+  // Ends its range in a profile. Call with the lock held.
   void endRange();
 
   const std::shared_ptr<Communicator> comm_;
@@ -130,8 +129,8 @@ class Work final : public latest::Work {
   Clock::time_point started_{};
   Clock::time_point finished_{};
   std::shared_ptr<Flight> flight_;
-  std::vector<at::Tensor> inputs_;   // released when finished, or departed
-  std::vector<at::Tensor> outputs_;  // what result() and the future give
+  std::vector<at::Tensor> inputs_;   // released when finished or departed
+  std::vector<at::Tensor> outputs_;  // value of result() and of the future
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
   bool futureAnnounced_ = false;
