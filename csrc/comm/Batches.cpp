@@ -24,15 +24,15 @@ WorkPtr Batches::add(PreparedOp& call) {
 }
 
 void Batches::start(OpKind parts, std::vector<at::Tensor> inputs) {
-  // Also on a failed communicator: torch wraps the abort of groups in batches.
+  // Works on a failed communicator, too: torch wraps the abort of groups in batches.
   PreparedOp call;
   call.op.kind = OpKind::coalesced;
   call.op.parts = parts;
   call.inputs = std::move(inputs);
   auto work = comm_.newWork(call);
   std::lock_guard lock(mutex_);
-  // A batch that was left open, by an exception between start and end, was
-  // never launched, so it can be forgotten.
+  // A batch that an exception between start and end left open was never launched, so it can be
+  // dropped.
   const bool isNew =
       batches_.insert_or_assign(std::this_thread::get_id(), Batch{{}, std::move(work)}).second;
   open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);

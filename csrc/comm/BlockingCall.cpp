@@ -14,7 +14,7 @@ namespace torchcomms_pg {
 struct BlockingCall::State {
   State(const NcclApi& api, Body body) : api(api), body(std::move(body)) {}
 
-  // With the mutex held.
+  // Takes the communicator. Call with the mutex held.
   ncclComm_t take() {
     return done && result == ncclSuccess ? std::exchange(made, nullptr) : nullptr;
   }

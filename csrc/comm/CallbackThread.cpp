@@ -72,7 +72,7 @@ void CallbackThread::run(const std::shared_ptr<State>& state) {
     } catch (const std::exception& error) {
       TORCH_WARN("a completion hook raised: ", error.what());
     }
-    callback.reset();  // what it holds may take locks of its own when freed
+    callback.reset();  // its captures may take locks of their own when freed
     lock.lock();
     state->busy = false;
     state->changed.notify_all();

@@ -12,11 +12,11 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The same as kReleasePatience where more would most likely be in vain.
+// Time in place of kReleasePatience where more would most likely be in vain.
 constexpr Milliseconds kBriefPatience{200};
 
-// Until when communicators that end are given little time: one of this process has just not come to
-// its end, and what keeps it, such as a peer that is stopped, most likely keeps the others.
+// End of the time in which communicators that end get little time: one of this process has just not
+// come to its end, and its obstacle, such as a stopped peer, most likely holds up the others.
 std::atomic<Clock::time_point> impatientUntil{};
 
 void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
@@ -116,7 +116,7 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
   if (failing_.exchange(true)) {
     return;
   }
-  // NCCL may block until its kernels have let go, whoever asks must not.
+  // NCCL may block until its kernels have let go; the caller must not.
   Monitor::get().runApart(
       [unfinished = OutstandingTask(), owner = std::move(owner), this] { failNow(); });
 }
@@ -135,8 +135,8 @@ void CommHandle::failNow() {
   auto state =
       comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
   bool revoked = state == ncclSuccess;
-  // In host memory it goes on in the background; the state afterwards may still be that of the
-  // failure.
+  // The revocation of a communicator in host memory goes on in the background; the state afterwards
+  // may still be that of the failure.
   const auto patience = Clock::now() + kReleasePatience;
   while (state == ncclInProgress && Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -168,7 +168,7 @@ ncclComm_t CommHandle::shrink(
   };
   ncclComm_t made = nullptr;
   if (!blocks_) {
-    // The child goes on by itself.
+    // The child goes on initializing by itself.
     report.state = shrinkNow(&made, config.raw(/*blocking=*/false));
     report.text = api_.getLastError(comm);
     return made;
@@ -225,7 +225,7 @@ std::unique_ptr<BlockingCall> CommHandle::endApart(Body body) const {
         return ncclSuccess;
       });
     } catch (const std::runtime_error&) {
-      // No thread can be started.
+      // No thread can be started: the call runs here.
     }
   }
   body();
@@ -240,7 +240,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
-    // That a peer has left or failed meanwhile concerns nobody who leaves, too.
+    // A rank that leaves need not know that a peer has left or failed meanwhile.
     if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
       *mismatch = api.getLastError(comm);
     }

@@ -123,7 +123,7 @@ void Communicator::awaitInitialization() {
 }
 
 void Communicator::awaitRanks(Milliseconds timeout) {
-  // In the list of operations in flight, so that the monitor sees it.
+  // Counts as an operation in flight, so that the monitor sees it.
   Operation op;
   op.kind = OpKind::initialization;
   op.issued = Clock::now();
@@ -235,7 +235,7 @@ void Communicator::tellEnd(
     Clock::time_point started,
     Clock::time_point finished) {
   if (const auto hook = groupHooks_.end()) {
-    // Of a synchronous operation the caller got no Work.
+    // The caller of a synchronous operation got no Work.
     (*hook)(op, op.async ? work.get() : nullptr, started, finished);
   }
   hooks_->tellEnd(op, work, error, started, finished);

@@ -19,14 +19,14 @@ namespace torchcomms_pg {
 
 namespace {
 
-// By type: the library for such devices, empty for shared memory; null for all other devices.
+// The library for devices of each type, empty for shared memory; null for all other devices.
 std::array<
     std::atomic<const std::string*>,
     static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
 
-// What libnccl can do, and no more, over shared memory. So a simulated
-// accelerator takes the path of a GPU, with the fallbacks of an old NCCL.
+// Shared memory with no more functions than libnccl has. So a simulated accelerator takes the path
+// of a GPU, with the fallbacks of an old NCCL.
 const NcclApi& plainApi() {
   static const NcclApi table = [] {
     NcclApi plain = shm::api();
@@ -47,7 +47,7 @@ const NcclApi& plainApi() {
   return table;
 }
 
-// `prefix`: of the store's keys that are these ranks' alone.
+// Makes a Communicator of `made`. `prefix`: that of the store's keys that are these ranks' alone.
 std::shared_ptr<Communicator> own(
     const RendezvousInfo& info,
     const NcclApi& api,
@@ -96,7 +96,7 @@ void logOnce(const Library& library) {
   });
 }
 
-// The ranks of one place, which are to share memory.
+// Joins the ranks of one place, which are to share memory.
 ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology) {
   auto inside = info;
   inside.rank = topology.local();
@@ -122,7 +122,8 @@ ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology
   return made;
 }
 
-// `placeOf`: of ranks that are to share memory; null: none are.
+// Joins the ranks through Gloo. `placeOf`: names the place whose ranks are to share memory; null:
+// none are.
 std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info,
     const gloo::Connect& connectGloo,
@@ -155,7 +156,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
 }  // namespace
 
 void useHostStreams(c10::DeviceType type, const std::string& library) {
-  // One that was there may be in use.
+  // A previous one may be in use.
   hostStreams[static_cast<size_t>(type)] = &leaked<std::string>(library);
 }
 

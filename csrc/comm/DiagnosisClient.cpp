@@ -24,13 +24,52 @@ namespace torchcomms_pg {
 
 namespace {
 
-// How often the monitor has to have seen nothing in flight.
+// Number of rounds in which the monitor has to see nothing in flight.
 constexpr int kIdleTicks = 2;
 
-// How often a rank that waits for the others' dumps looks.
+// Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
-// The communicators of this process that can inquire.
+// The part of a store that belongs to one communicator's diagnoses.
+class StoreBoard final : public SharedBoard {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store().check({key})) {
+      return std::nullopt;
+    }
+    const auto value = store().get(key);
+    return std::string(value.begin(), value.end());
+  }
+
+  bool claim(const std::string& key, const std::string& value) override {
+    const std::vector<uint8_t> wanted(value.begin(), value.end());
+    return store().compareSet(key, {}, wanted) == wanted;
+  }
+
+  int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
+
+ private:
+  // Returns a connection of its own, since another thread may wait in the shared one; made with the
+  // first use, since most groups never need it.
+  c10d::Store& store() {
+    if (!own_) {
+      own_ = shared_->clone();
+      shared_.reset();
+    }
+    return *own_;
+  }
+
+  c10::intrusive_ptr<c10d::Store> shared_;
+  c10::intrusive_ptr<c10d::Store> own_;
+};
+
+// The communicators of this process that take part in diagnoses.
 class Registry {
  public:
   // Never destroyed: a group may fail while the process ends.
@@ -92,7 +131,7 @@ void DiagnosisClient::open(
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
-  // For the case that it cannot answer.
+  // Introduces this rank, for the case that it cannot answer.
   const auto self = Peer::self().text();
   store_->set(
       "who/" + std::to_string(comm_.rank()), std::vector<uint8_t>(self.begin(), self.end()));
@@ -111,7 +150,7 @@ void DiagnosisClient::open(
   const auto& global = comm_.group().globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank());
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank()] {
-    // The GIL may take its time, and whoever asks for the dump has none.
+    // The GIL may take its time, and the thread that asks for the dump has none.
     if (auto unfinished = OutstandingTask::begin()) {
       Monitor::get().runApart(
           [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
@@ -163,8 +202,8 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
       return;
     }
     checkDeadline(overdue, now);
-    // A rank that is late learns of it here, once it is clear that it is: an operation in flight
-    // tells more, and sees it at the same time.
+    // A late rank learns of the failure here, once it is clear that it is late: an operation in
+    // flight tells more, and sees it at the same time.
     idleTicks_ = idle ? idleTicks_ + 1 : 0;
     if (idleTicks_ > kIdleTicks && !comm_.closed()) {
       if (library.failed()) {
@@ -203,14 +242,14 @@ void DiagnosisClient::checkDeadline(
     comm_.failureState().timeOut(*overdue, overdue->timeout, {});
     return;
   }
-  // What has been asked about is judged also if it ends meanwhile: other ranks
-  // may have failed the group by then.
+  // An operation whose diagnosis has begun is judged also if it ends meanwhile: other ranks may
+  // have failed the group by then.
   if (!overdue_) {
     overdue_ = overdue;
   }
   const auto verdict = diagnosis->ask(request(*overdue_, now));
   if (!verdict) {
-    return;  // there will be one when the monitor comes by again
+    return;  // a later round of the monitor finds it
   }
   const auto op = *std::exchange(overdue_, std::nullopt);
   if (verdict->extensionMs > 0) {
@@ -236,7 +275,7 @@ void DiagnosisClient::explainFailure(const Operation& op) {
     comm_.failureState().asyncError(op);
     if (const auto failure = comm_.failureState().get()) {
       comm_.failureState().failLibrary(
-          *failure);  // what is queued must not wait for a peer that is gone
+          *failure);  // queued operations must not wait for a peer that is gone
     }
   });
 }
@@ -259,7 +298,7 @@ void DiagnosisClient::learnOfVerdict() {
   const auto diagnosis = this->diagnosis();
   const auto verdict = diagnosis ? diagnosis->final() : std::nullopt;
   const bool tells = comm_.api().ring != nullptr && comm_.api().probe == nullptr;
-  if (!verdict || tells) {  // such a library tells with better words
+  if (!verdict || tells) {  // such a library reports it in better words
     return;
   }
   apart([this, verdict = *verdict] {
@@ -267,12 +306,12 @@ void DiagnosisClient::learnOfVerdict() {
     failure.message += "an operation has timed out, or was not the same, on other ranks";
     failure.verdict = verdict.text;
     failure.ranks = verdict.ranks;
-    // Not the library: those who have asked do that, with their own words.
+    // The library is left alone: the ranks that have asked fail it, with their own words.
     comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
-// One at a time, in a thread of its own.
+// Runs `body` in a thread of its own, one at a time.
 void DiagnosisClient::apart(std::function<void()> body) {
   if (explaining_.exchange(true)) {
     return;
@@ -285,7 +324,7 @@ void DiagnosisClient::apart(std::function<void()> body) {
       try {
         body();
       } catch (...) {
-        // Out of memory while describing it; the monitor has it tried again.
+        // Out of memory while describing it; a later round of the monitor tries again.
       }
       explaining_ = false;
     });
@@ -395,7 +434,7 @@ DiagnosisRequest DiagnosisClient::request(
   request.globalRanks = comm_.group().globalRanks;
   request.size = comm_.size();
   request.op = describe(op);
-  // A batch may be of messages, which are counted apart.
+  // A batch may consist of messages, which are counted apart.
   request.pointToPoint = isPointToPoint(op.kind) || op.kind == OpKind::coalesced;
   request.peer = waitsForPeer(op.kind) ? op.peer : -1;
   request.seq = op.seq;
@@ -412,7 +451,7 @@ DiagnosisRequest DiagnosisClient::request(
 void DiagnosisClient::tellElsewhere(RankStatus& answer) {
   for (const auto& other : Registry::get().alive()) {
     if (other.get() == &comm_ || other->executor().queues()) {
-      continue;  // nobody tells for whom a device's queue waits
+      continue;  // the ranks that a device's queue waits for are unknown
     }
     const auto awaited = other->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {

@@ -1,5 +1,5 @@
-// The collectives in which every rank has something for every other: all-to-all
-// and the barrier, which is one without data.
+// Collectives in which every rank has something for every other: all-to-all and the barrier, which
+// is one without data.
 #include <numeric>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace torchcomms_pg::ops {
 
 namespace {
 
-// Checks `splits` of `tensor` and gives the elements for each rank.
+// Checks `splits` of `tensor` and returns the number of elements for each rank.
 std::vector<int64_t> splitCounts(
     const char* what,
     const char* argument,
@@ -66,10 +66,10 @@ struct Part {
   size_t count;
 };
 
-// Messages inside an all-to-all, apart from those of users, whose tags are not negative.
+// Tag of messages inside an all-to-all, apart from users' messages, whose tags are not negative.
 constexpr int kExchangeTag = -1;
 
-// Sends each rank its part, and receives one of each, by rank.
+// Sends each rank its part, and receives a part from each, by rank.
 ncclResult_t exchange(
     const NcclApi& api,
     const std::vector<Part>& sends,

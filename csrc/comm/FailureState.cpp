@@ -18,15 +18,14 @@ namespace torchcomms_pg {
 
 namespace {
 
-// How long hooks may delay the error they were told of, for example to write
-// a dump.
+// Time that hooks may delay the error they were told of, for example to write a dump.
 constexpr std::chrono::seconds kHookPatience{30};
 
-// How long a process that ends waits until the other ranks have their dumps: a launcher ends
-// them when the first has ended.
+// Time that a process that ends waits for the dumps of the other ranks: a launcher ends them when
+// the first has ended.
 constexpr Milliseconds kDumpPatience{1500};
 
-// Whether this thread calls abort hooks. They may call what waits for abort hooks.
+// True while this thread calls abort hooks. They may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
 void callAbortHook(const std::function<void()>& hook) {
@@ -37,7 +36,7 @@ void callAbortHook(const std::function<void()>& hook) {
   }
 }
 
-// Without destructors: other threads are blocked in operations.
+// Ends the process without destructors: other threads are blocked in operations.
 [[noreturn]] void endProcess(const std::string& why) {
   const auto text = "torchcomms_pg ends this process: " + why +
                     "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
@@ -55,7 +54,7 @@ c10d::ErrorType FailureState::type() const {
 }
 
 std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
-  // Names and paths of other processes are in them.
+  // Names and paths of other processes are in the texts.
   failure.message = printable(failure.message);
   failure.verdict = printable(failure.verdict);
   const bool ends = cause != Cause::requested && endsProcess();
@@ -78,7 +77,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   const auto first = comm_.groupHooks().failed();
   const bool dump = cause != Cause::requested && comm_.recorders().any();
   if (first || !table->abort.empty() || end || dump) {
-    // Hooks may take the GIL and time; whoever found the failure must not.
+    // Hooks may take the GIL and time; the thread that found the failure must not.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
     Monitor::get().runApart([unfinished,
@@ -174,7 +173,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   if (const auto known = get()) {
     meet(*known);
     auto failure = *known;
-    if (failure.op.empty()) {  // an abort: tell what it hit
+    if (failure.op.empty()) {  // an abort: names the operation that it hit
       failure.op = name(op.kind);
       failure.seq = op.seq;
     }
@@ -216,7 +215,7 @@ std::exception_ptr FailureState::asyncError(const Operation& op) {
 
 void FailureState::meet(const Failure& failure) const {
   if (failure.endsProcess && !inAbortHook) {
-    awaitHooks();  // it writes the records
+    awaitHooks();  // their thread writes the records
     endProcess(failure.message);
   }
 }
@@ -247,7 +246,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   } else if (!verdict.ranks.empty() || (!certain && verdict.answered == comm_.size())) {
     absent = verdict.ranks;
   }
-  // Programs look for the words that Gloo has.
+  // Programs look for Gloo's words.
   const bool gloo = comm_.group().backend == "gloo";
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
   if (!library.ready()) {
@@ -322,7 +321,7 @@ void FailureState::shrink() {
   if (comm_.inFlight().empty()) {
     return;
   }
-  // NCCL ends their kernels, and says nothing of it.
+  // NCCL ends the operations' kernels, and says nothing of it.
   set({c10d::ErrorType::COMM_ERROR,
        "group '" + comm_.group().name + "' was shrunk on rank " + std::to_string(comm_.rank()) +
            ", which ended its operations",

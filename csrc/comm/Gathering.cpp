@@ -1,4 +1,4 @@
-// The collectives that move one tensor to or from every rank.
+// Collectives that move one tensor to or from every rank.
 #include <utility>
 
 #include "comm/Buffers.hpp"
@@ -97,7 +97,7 @@ WorkPtr allGather(
     }
     return comm.issue(std::move(call));
   }
-  // Different sizes: one broadcast from each rank, in one group.
+  // Different sizes take one broadcast from each rank, in one group.
   std::vector<OutputBuffer> targets;
   for (const auto& output : outputs) {
     targets.emplace_back(output, /*readFirst=*/false);

@@ -1,4 +1,4 @@
-// Operations that hooks are told of.
+// Calls of hooks for operations and their ends.
 #include <utility>
 
 #include "comm/Communicator.hpp"
@@ -7,8 +7,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// All post hooks run, whatever the others do. What the first of them raises
-// is raised when nothing else was.
+// Runs all post hooks, even where others raise. Sets `error` to the first exception, unless it is
+// set.
 void fireNow(
     const Hooks::Table& table,
     const std::shared_ptr<PostHookArgs>& args,
@@ -78,10 +78,11 @@ WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
   } catch (...) {
     error = std::current_exception();
     if (work) {
-      work->finish(error);  // of a batch, which was given out already
+      work->finish(error);  // a batch's Work, which the caller already has
     }
   }
-  // Of an asynchronous operation that was started tellEnd() tells, also where that failed.
+  // tellEnd() calls the post hooks of an asynchronous operation that was started, also where that
+  // failed.
   const bool now = !args->async || (error && !(hooked && hooked->told.exchange(true)));
   if (now && !table->post.empty()) {
     auto after = std::make_shared<PostHookArgs>();
@@ -109,7 +110,7 @@ void Hooks::tellEnd(
   if (!op.hooked) {
     return;
   }
-  // A Work may live on, and hooks hold on to what they like.
+  // A Work may live on, and hooks may keep objects alive.
   const auto table = std::move(op.hooked->table);
   if (!table->end.empty()) {
     auto args = std::make_shared<EndHookArgs>();

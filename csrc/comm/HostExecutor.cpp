@@ -36,7 +36,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
 }
 
 void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
-  wake();  // it waits for what was issued before
+  wake();  // it waits for operations issued before
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
   try {
@@ -75,7 +75,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-// Whether nothing is before the operation, and nobody would learn of its end but by its Work.
+// Returns whether no operation is before this one, and only its Work would tell of its end.
 bool HostExecutor::mayBeDeferred(const Operation& op) const {
   if (comm_.api().published == nullptr || comm_.timed() || op.hooked || comm_.groupHooks().end() ||
       at::hasCallbacks()) {
@@ -101,7 +101,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     auto* const stream = worker_.handle();
     auto* const comm = comm_.usable();
     const bool alone = mayBeDeferred(work->operation());
-    worker_.defer();  // all of it wakes a thread once, if at all
+    worker_.defer();  // everything queued here wakes a thread once, if at all
     if (call.op.recording || comm_.timed()) {
       const auto start = [work] {
         work->setStarted(Clock::now());
@@ -116,7 +116,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
     }
     if (alone && comm_.api().published(comm)) {
-      // The rest is run by whoever waits, as late as that is.
+      // A waiting thread runs the rest, as late as it comes.
       waker.wanted = false;
       work->setStarted({});
     }
@@ -129,7 +129,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
         comm_.api().commGetAsyncError(comm, &state);
         if (state != ncclSuccess) {
           if (host::interrupted()) {
-            // Whoever waits raises what the handler has raised.
+            // The waiting thread raises the handler's exception.
             comm_.failureState().failBy(FailureState::kInterrupt);
           }
           error = comm_.failureState().error(work->operation(), state);
@@ -151,7 +151,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
 
 void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
-  const auto held = work;  // leaving may drop the last other reference
+  const auto held = work;  // removing the entry may drop the last other reference
   comm_.inFlight().remove(entry, !error);
   if (const auto& recording = held->operation().recording) {
     recording->end(!error, held->elapsed(), held->source());
@@ -186,9 +186,9 @@ bool HostExecutor::awaitUninterrupted(Work& work, std::optional<Clock::time_poin
   }
 }
 
-// Messages that no stream orders wait for nothing but their other sides.
+// Runs messages that no stream orders: they wait for nothing but their other sides.
 void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
-  // Shared by the messages of one Work: the last to end finishes it.
+  // State that the messages of one Work share: the last to end finishes it.
   struct Pending {
     HostExecutor* executor;
     WorkPtr work;  // keeps the communicator, and so the executor
@@ -261,7 +261,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)
                                                        : api.recvTagged(message, comm, nullptr);
       if (result != ncclSuccess) {
-        // The first message may wait for connections.
+        // The first message may wait for connections, which a signal interrupts.
         const auto raised = comm_.failureState().interruption();
         std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
       }
@@ -278,7 +278,7 @@ void HostExecutor::runApart(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {
-    body();  // what it waits for may have to wait for it: better late than never
+    body();  // may wait for operations that wait for it: better late than never
     return;
   }
   callbacks_.enqueue([this, body = std::move(body)] {
@@ -293,7 +293,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
   }
   const Work::Waiting waiting(work);
   if (timeout <= kNoTimeout) {
-    // Not with a timeout: what is queued may take longer.
+    // Runs queued tasks only without a timeout, since they may take longer.
     worker_.runQueued([&] { return work.done(); });
     awaitUninterrupted(work, std::nullopt);
     return;
@@ -327,7 +327,7 @@ void HostExecutor::drain(Milliseconds messages) {
   };
   while (!comm_.inFlight().awaitNone(patience(), Clock::now() - start >= messages)) {
     if (raised) {
-      break;  // what does not end is left, as it was when the program was stopped
+      break;  // leaves what does not end: the program is interrupted
     }
     raised = comm_.failureState().interruption();
   }

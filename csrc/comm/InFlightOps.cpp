@@ -20,7 +20,7 @@ void InFlightOps::remove(Entry entry, bool completed) {
     }
     gone.splice(gone.begin(), ops_, entry);
     if (const auto extra = entry->op->extra.count(); extra > 0) {
-      // The first to finish ends what was added before it was issued.
+      // The first to finish ends the extra time that was added before it was issued.
       const auto current = extraMs_.load(std::memory_order_relaxed);
       extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
     }

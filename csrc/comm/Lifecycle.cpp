@@ -1,4 +1,4 @@
-// How a communicator divides and ends.
+// Division and end of a communicator.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::chrono::microseconds kRevokePoll{200};
 
-// How long a group that is called gloo waits at its end for messages: Gloo forgets them, and
-// ranks that wait for each other to take one would stay until the deadline.
+// Time that a group that is called gloo waits at its end for messages: Gloo forgets them, and ranks
+// that wait for each other to take one would stay until the deadline.
 constexpr Milliseconds kMessagePatience{2000};
 
-// What is wrong with a list of ranks for split() on `self` of `size` ranks; empty: nothing.
+// Finds the mistake in a list of ranks for split() on `self` of `size` ranks; empty: none.
 std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
   std::string wrong;
   std::vector<bool> seen(size, false);
@@ -44,7 +44,7 @@ std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
          std::to_string(self) + "; pass the group that this rank is to be in, or an empty list";
 }
 
-// In what the lists of the ranks differ; empty: nothing.
+// Finds the difference between the lists of the ranks; empty: none.
 std::string splitDifference(
     const NcclApi& api, ncclComm_t child, const std::vector<int>& ranks, int key) {
   int count = static_cast<int>(ranks.size());
@@ -66,8 +66,8 @@ std::shared_ptr<Communicator> Communicator::split(
     Milliseconds timeout,
     const std::optional<NcclConfig>& config,
     bool named) {
-  // A rank with a wrong list takes part all the same, as one of no group: else those with a good
-  // one would wait for it.
+  // A rank with a wrong list takes part all the same, as a member of no group: else the ranks with
+  // a good list would wait for it.
   const auto wrong = splitMistake(ranks, rank_, size_);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = position != ranks.end() && wrong.empty();
@@ -142,8 +142,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       rank_,
       ") is among the excluded ones; only the ranks that stay call it");
 
-  // Not through launch(): a failed communicator can be shrunk, that is what
-  // shrinking is for.
+  // Does not go through launch(): shrinking is for failed communicators, too.
   auto call = prepare(OpKind::shrink, {.async = false, .timeout = timeout});
   TORCH_CHECK(!closed(), "shrink: group '", group_.name, "' has been shut down");
   const auto deadline = Clock::now() + timeout;
@@ -159,7 +158,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       try {
         awaitInitialization();
       } catch (const std::exception&) {
-        // It has failed meanwhile, which does not keep it from being shrunk.
+        // The communicator has failed meanwhile, which does not keep it from being shrunk.
       }
       inFlight_.remove(entry);
     }
@@ -227,7 +226,7 @@ void Communicator::close() {
   if (closed() || pid_ != getpid()) {
     return;
   }
-  std::exception_ptr mismatch;  // what closeNow tells, and no hook
+  std::exception_ptr mismatch;  // exception of closeNow, rather than of a hook
   const auto end = [this, &mismatch] {
     try {
       closeNow();
@@ -253,7 +252,7 @@ void Communicator::close() {
     end();         // no hook can cancel it
   } catch (...) {  // mismatch has it
   }
-  // A hook may hold on to what holds on to the communicator.
+  // A hook may keep the communicator alive.
   hooks_->clear();
   if (mismatch) {
     std::rethrow_exception(mismatch);
@@ -270,7 +269,7 @@ void Communicator::closeNow() {
   } catch (...) {
     interrupted = std::current_exception();
   }
-  // Nothing is in flight any more: gives everything back.
+  // Gives everything back, as nothing is in flight any more.
   diagnosis_->close();
   hooks_->drain();
   failureState_.awaitHooks();
@@ -279,7 +278,7 @@ void Communicator::closeNow() {
   if (interrupted) {
     std::rethrow_exception(interrupted);
   }
-  // Tells the caller of operations that do not match, where the monitor alone has learned of it.
+  // Tells the caller of operations that do not match, where only the monitor has learned of it.
   if (failed && failed->type == c10d::ErrorType::REMOTE_ERROR && !failureState_.raised() &&
       report.state == ncclInvalidUsage) {
     throw CommError(*failed);
@@ -296,7 +295,7 @@ void Communicator::closeNow() {
 }
 
 void Communicator::inheritFrom(const Communicator& former) {
-  // The same object: whoever has added a hook removes it there.
+  // Shares the object: the caller that has added a hook removes it there.
   hooks_ = former.hooks_;
   failureState_.setEndsProcess(former.failureState_.endsProcess());
   executor_->setBlockingWait(former.executor_->blockingWait());

@@ -37,7 +37,8 @@ WorkPtr send(
   const auto wire = wireType(tensor.scalar_type());
   const size_t count = source.numel() * wire.factor;
   call.message = Message{source.data_ptr(), count, wire.type, destination, tag};
-  // As over Gloo: there are programs whose ranks leave once their messages have been sent.
+  // Messages are confirmed as over Gloo: there are programs whose ranks leave once their messages
+  // have been sent.
   call.message->confirmed = comm.group().backend == "gloo";
   call.launch = [&comm, source, sent = *call.message](ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/true, sent, handle, stream);
@@ -75,7 +76,7 @@ WorkPtr recv(
   call.launch = [&comm, target, received = *call.message](ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);
   };
-  // Keeps the buffer alive too, when the message is ordered by no stream.
+  // Keeps the buffer alive too, when no stream orders the message.
   call.epilogue = [target] { target.copyBack(); };
   return comm.issue(std::move(call));
 }

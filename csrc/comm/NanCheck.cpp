@@ -30,7 +30,7 @@ const char* text(OpName name) {
   return "";
 }
 
-// torch does not look for NaN in numbers of one byte.
+// Widens numbers of one byte, in which torch does not look for NaN.
 at::Tensor wide(const at::Tensor& tensor) {
   return tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
 }

@@ -15,7 +15,7 @@ using c10d::OpType;
 #define TORCHCOMMS_PG_NAMES(kind, name, gloo, profile, type) \
   OpKind::kind, name, "torchcomms:" name, "gloo:" gloo, profile, OpType::type
 
-// In the order of OpKind.
+// The kinds in the order of OpKind.
 constexpr OpTraits kTraits[] = {
     {TORCHCOMMS_PG_NAMES(allReduce, "all_reduce", "all_reduce", "allreduce", ALLREDUCE),
      OpName::all_reduce,
@@ -118,7 +118,7 @@ static_assert([] {
   return true;
 }());
 
-// Whether the operation has tensors of its own to tell of.
+// Returns whether the operation has tensors of its own to describe.
 bool hasData(OpKind kind) {
   return kind < OpKind::barrier || kind == OpKind::coalesced || kind == OpKind::tensorRegister ||
          kind == OpKind::put;
@@ -163,7 +163,7 @@ std::string describe(const Operation& op) {
   if (!hasData(op.kind)) {
     return out.str();
   }
-  const bool message = isPointToPoint(op.kind);  // which has one tensor
+  const bool message = isPointToPoint(op.kind);  // a message has one tensor
   out << " (" << (message ? std::max(op.numelIn, op.numelOut) : op.numelIn);
   if (!message && op.numelOut != op.numelIn) {
     out << " -> " << op.numelOut;

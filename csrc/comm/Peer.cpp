@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kSamePlace = "=";
 
-// Of the boot and the pid namespace.
+// Writes the boot and the pid namespace.
 std::string spaceOf(const Peer& peer) {
   std::ostringstream text;
   text << std::hex << peer.boot << "-" << std::dec << peer.pidSpace;

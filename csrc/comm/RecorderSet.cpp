@@ -23,7 +23,7 @@ const char* recordedName(const PreparedOp& call) {
     });
     return alike ? traits(kind).recordedBatch : kUnchecked;
   }
-  // Uneven lists: the ranks' own sizes differ, which the analyser would call an error.
+  // The ranks' own sizes differ in uneven lists, which the analyser would call an error.
   return call.uneven() && call.op.kind != OpKind::allToAllSingle ? kUnchecked : known.recorded;
 }
 
@@ -81,7 +81,7 @@ void RecorderSet::record(PreparedOp& call) {
   auto* const source = StackSource::get();
   auto recording = std::make_shared<RecordedOp>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
-  // Whether what is in an accelerator's stream has started is not known.
+  // The start of an operation in an accelerator's stream is not known.
   const bool started = !op.async && comm_.device().is_cpu() && comm_.library().ready();
   const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;

@@ -1,4 +1,4 @@
-// The collectives that reduce.
+// Collectives that reduce.
 #include <utility>
 
 #include "comm/Buffers.hpp"
@@ -11,7 +11,8 @@ namespace torchcomms_pg::ops {
 
 namespace {
 
-// Sets what reduces equal parts of `input`, which is contiguous, into `output`.
+// Sets the launch and the epilogue that reduce equal parts of `input`, which is contiguous, into
+// `output`.
 void setReduceScatter(
     Communicator& comm,
     PreparedOp& call,
@@ -178,7 +179,7 @@ WorkPtr reduceScatter(
     setReduceScatter(comm, call, output, flatten(inputs), reduction);
     return comm.issue(std::move(call));
   }
-  // Parts of different sizes: one reduction for each rank, in one group.
+  // Parts of different sizes take one reduction for each rank, in one group.
   TORCH_CHECK_VALUE(
       reduction.onWire(),
       what,

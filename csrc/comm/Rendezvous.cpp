@@ -17,6 +17,72 @@ namespace torchcomms_pg {
 
 namespace {
 
+// First byte of a value in the store: the requested value follows, ...
+constexpr char kId = '=';
+// ... or the reason why there will be no group, after the ranks at fault and '|', ...
+constexpr char kRefusal = '!';
+// ... or the reason why these ranks cannot share memory.
+constexpr char kApart = '~';
+
+// Intervals in which a waiting rank looks whether the others are still alive, and whether it is
+// itself to stop: while it waits for the store, and while the library joins the ranks.
+constexpr Milliseconds kLook{250};
+constexpr Milliseconds kLookWhileJoining{50};
+
+// Longest interval in which it asks the library then, for each rank of the host: they share its
+// cores.
+constexpr std::chrono::microseconds kJoiningPollOfRank{10};
+
+// Intervals in which it asks the store, which would print a warning each time if it waited there
+// for a limited time. They grow, and grow longer the more ranks take part in the rendezvous, since
+// one process answers all of them.
+constexpr std::chrono::microseconds kFirstPoll{200};
+constexpr std::chrono::microseconds kLastPoll{20'000};
+constexpr std::chrono::microseconds kPollOfRank{100};
+
+std::string introduction(const std::string& group) {
+  return "group '" + group + "' could not be set up: ";
+}
+
+[[noreturn]] void raise(
+    const std::string& group, const std::string& why, std::vector<int> ranks = {}) {
+  Failure failure;
+  failure.op = "init";
+  failure.group = group;
+  failure.ranks = std::move(ranks);
+  failure.message = introduction(group) + why;
+  throw CommError(failure);
+}
+
+// Returns the text of `error`, without the group and without torch's stack.
+std::string reasonOf(const std::string& group, const std::exception& error) {
+  std::string text = error.what();
+  if (const auto* const failure = dynamic_cast<const CommError*>(&error)) {
+    text = failure->failure().message;
+  } else if (const auto* const raised = dynamic_cast<const c10::Error*>(&error)) {
+    text = raised->what_without_backtrace();
+  }
+  const auto known = introduction(group);
+  return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
+}
+
+// Writes "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different things, else "".
+std::string differences(const std::vector<std::string>& said, const std::string& what) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    ranks[said[rank]].push_back(static_cast<int>(rank));
+  }
+  if (ranks.size() == 1) {
+    return "";
+  }
+  std::string text;
+  for (const auto& [word, members] : ranks) {
+    text += (text.empty() ? "" : "; ") + std::string(members.size() == 1 ? "rank " : "ranks ") +
+            joinRanks(members) + " " + what + " '" + word + "'";
+  }
+  return text;
+}
+
 // Keeps the monitor's threads, which the communicator will need, from now on: where they cannot be
 // started, that shows before the other ranks count on this one.
 class MonitorRuns final : public Monitor::Watched {
@@ -28,6 +94,291 @@ class MonitorRuns final : public Monitor::Watched {
   std::string failureMessage() const override { return ""; }
 };
 
+class Rendezvous {
+ public:
+  explicit Rendezvous(const RendezvousInfo& info)
+      : info_(info),
+        store_(*info.store),
+        peers_(info.known),
+        heard_(info.size, false),
+        versions_(info.rank == 0 ? info.size : 0) {
+    peers_.resize(info.size);
+    // One store and name may serve one group after another, also of other ranks. Every member
+    // counts its own arrivals with these members, so that all agree on which group this is.
+    prefix_ = "torchcomms_pg/" + keyOf(info.members) + "/";
+    const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1);
+    prefix_ += std::to_string(generation) + "/";
+  }
+
+  const std::string& prefix() const { return prefix_; }
+  const std::vector<Peer>& peers() const { return peers_; }
+
+  // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
+  // it out by itself.
+  template <class Body>
+  auto run(const Body& body) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      if (!known_) {
+        const auto [why, ranks] = blame(error);
+        tell(ranks, why);
+      }
+      throw;
+    }
+  }
+
+  // Returns the reason that the other ranks get for `error`, and the ranks at fault.
+  std::pair<std::string, std::vector<int>> blame(const std::exception& error) const {
+    auto reason = reasonOf(info_.group.name, error);
+    if (known_) {
+      const auto* const failure = dynamic_cast<const CommError*>(&error);
+      return {
+          std::move(reason), failure == nullptr ? std::vector<int>() : failure->failure().ranks};
+    }
+    return {"rank " + std::to_string(info_.rank) + " cannot join: " + reason, {info_.rank}};
+  }
+
+  // Collects on rank 0 what every rank says of itself, and where it is, which all know afterwards.
+  // All return what `judge` makes of it on rank 0: kId or kApart, and a text. All raise the text of
+  // a kRefusal.
+  std::string exchange(
+      const std::string& mine,
+      const std::function<std::string(const std::vector<std::string>&)>& judge) {
+    if (self_.startTime == 0) {
+      raise(info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
+    }
+    set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
+    said_ = true;
+    std::string answer;
+    if (info_.rank == 0) {
+      std::vector<std::string> said;
+      for (int peer = 0; peer < info_.size; ++peer) {
+        said.push_back(hear(peer, await(rankKey(peer))));
+      }
+      answer = differentVersions();
+      answer = answer.empty() ? judge(said) : kRefusal + answer;
+      std::string all(1, answer.front());
+      if (answer.front() == kRefusal) {
+        all += "|";
+      } else {
+        for (size_t peer = 0; peer < peers_.size(); ++peer) {
+          all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
+        }
+      }
+      answer = all + answer.substr(1);
+      set("answer", answer);
+    } else {
+      answer = await("answer");
+    }
+    if (!answer.empty() && answer.front() == kRefusal) {
+      raiseRefused(answer);
+    }
+    size_t begin = 1;
+    const Peer* previous = nullptr;
+    for (auto& peer : peers_) {
+      const auto end = answer.find('\n', begin);
+      if (end == std::string::npos) {
+        raise(
+            info_.group.name,
+            "rank 0's answer in the store, of " + std::to_string(answer.size()) +
+                " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no "
+                "other program writes to");
+      }
+      peer = Peer::parse(answer.substr(begin, end - begin), previous);
+      previous = &peer;
+      begin = end + 1;
+    }
+    heard_.assign(info_.size, true);
+    return answer.front() + answer.substr(begin);
+  }
+
+  // Returns when all ranks have joined the library's communicator.
+  void awaitJoined(const NcclApi& api, ncclComm_t comm) {
+    auto poll = kFirstPoll;
+    for (auto next = Clock::now() + kLookWhileJoining;; poll += poll / 4) {
+      ncclResult_t state = ncclSuccess;
+      const auto asked = api.commGetAsyncError(comm, &state);
+      state = asked == ncclSuccess ? state : asked;
+      if (state == ncclSuccess) {
+        return;
+      }
+      if (state != ncclInProgress) {
+        look();
+        return;  // no rank has failed to join: it was made, and has failed since
+      }
+      if (const auto now = Clock::now(); now >= next) {
+        next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);
+        look();
+        if (now >= deadline_) {
+          known_ = true;
+          auto failure = lateRanks();
+          if (failure.ranks.empty() && api.absentRanks != nullptr) {
+            failure.ranks = api.absentRanks(comm);
+          }
+          throw CommError(std::move(failure));
+        }
+      }
+      poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));
+      std::this_thread::sleep_for(poll);
+    }
+  }
+
+  // Raises the reason, if another rank has given one, why it cannot join.
+  void checkRefused() {
+    if (store_.check({prefix_ + "refused"})) {
+      raiseRefused(get("refused"));
+    }
+  }
+
+  // Raises where a rank has died, or cannot join, or this one is to stop. Until all know of all,
+  // rank 0 looks after the others, and they look after rank 0.
+  void look() {
+    if (host::interrupted()) {
+      std::rethrow_exception(host::takeInterrupt());
+    }
+    const bool all = info_.rank == 0 || heard_.back();
+    for (int peer = 0; peer < (all ? info_.size : 1); ++peer) {
+      if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
+        hear(peer, get(rankKey(peer)));
+      }
+      if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
+        const auto text =
+            "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+        tell({peer}, text);
+        raise(info_.group.name, text, {peer});
+      }
+    }
+    checkRefused();
+  }
+
+ private:
+  std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
+
+  void set(const std::string& key, const std::string& value) {
+    store_.set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::string get(const std::string& key) {
+    const auto value = store_.get(prefix_ + key);
+    return {value.begin(), value.end()};
+  }
+
+  void tell(const std::vector<int>& ranks, const std::string& why) noexcept {
+    known_ = true;
+    try {
+      const auto text = kRefusal + joinRanks(ranks) + "|" + why;
+      set("refused", text);
+      if (!said_) {
+        set(rankKey(info_.rank), text);
+      }
+      if (info_.rank == 0) {
+        set("answer", text);
+      }
+    } catch (const std::exception&) {
+      // The store is gone, which the others find out too.
+    }
+  }
+
+  [[noreturn]] void raiseRefused(const std::string& text) {
+    known_ = true;
+    const auto bar = std::min(text.find('|'), text.size() - 1);
+    std::istringstream listed(text.substr(1, bar - 1));
+    std::vector<int> ranks;
+    for (int rank = 0; listed >> rank; listed.ignore(2)) {
+      ranks.push_back(rank);
+    }
+    raise(info_.group.name, text.substr(bar + 1), std::move(ranks));
+  }
+
+  // Returns what rank `peer` has said, after the line about its place and version.
+  std::string hear(int peer, const std::string& text) {
+    if (text.front() == kRefusal) {
+      tellAgain(text);
+    }
+    const auto end = text.find('\n');
+    const auto line = text.substr(1, end - 1);
+    peers_[peer] = Peer::parse(line);
+    if (info_.rank == 0) {
+      versions_[peer] = line.substr(line.rfind(' ') + 1);
+    }
+    heard_[peer] = true;
+    return text.substr(end + 1);
+  }
+
+  // Describes how the versions of this package differ; empty: they do not.
+  std::string differentVersions() const {
+    std::vector<std::string> versions;
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      versions.push_back(versions_[rank] + "' on host '" + peers_[rank].host);
+    }
+    return std::ranges::count(versions_, versions_.front()) == info_.size
+               ? ""
+               : differences(versions, "with torchcomms_pg") +
+                     "; install the same version on all hosts";
+  }
+
+  [[noreturn]] void tellAgain(const std::string& refusal) {
+    if (info_.rank == 0) {
+      set("answer", refusal);
+    }
+    raiseRefused(refusal);
+  }
+
+  std::string await(const std::string& key) {
+    auto next = Clock::now() + kLook;
+    for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
+      poll = std::min(poll, std::max(kLastPoll, turn_));
+      std::this_thread::sleep_for(poll);
+      const auto now = Clock::now();
+      if (now >= deadline_) {
+        known_ = true;
+        throw CommError(lateRanks());
+      }
+      if (now >= next) {
+        look();
+        next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
+      }
+    }
+    return get(key);
+  }
+
+  Failure lateRanks() {
+    std::vector<int> missing;
+    for (int peer = 0; peer < info_.size; ++peer) {
+      if (!store_.check({prefix_ + rankKey(peer)})) {
+        missing.push_back(peer);
+      }
+    }
+    Failure failure;
+    failure.type = c10d::ErrorType::TIMEOUT;
+    failure.op = "init";
+    failure.group = info_.group.name;
+    failure.ranks = missing;
+    failure.message =
+        "group '" + failure.group + "' could not be set up on rank " + std::to_string(info_.rank) +
+        " within " + inSeconds(info_.timeout) + ": " +
+        (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
+                                " did not come; every rank of the group must create it"
+         : heard_.back()  ? std::string("not all ranks have joined")
+                          : std::string("rank 0 did not answer"));
+    return failure;
+  }
+
+  const RendezvousInfo& info_;
+  const Peer self_ = Peer::self();
+  c10d::Store& store_;
+  // Longest time between two requests to the store of a rank that has waited for long.
+  const std::chrono::microseconds turn_ = std::max(info_.size, info_.around) * kPollOfRank;
+  const Clock::time_point deadline_ = Clock::now() + info_.timeout;
+  std::string prefix_;
+  std::vector<Peer> peers_;            // by rank, as far as they are known
+  std::vector<bool> heard_;            // true: the peer is known from this rendezvous
+  std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
+  bool said_ = false;                  // true: this rank has introduced itself
+  bool known_ = false;                 // true: the other ranks know of the failure, or will
+};
+
 void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   if (result == ncclSuccess || result == ncclInProgress) {
     return;
@@ -36,8 +387,8 @@ void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   failInit(group, text.empty() ? api.getErrorString(result) : text);
 }
 
-// Of the ranks that share `id`, in host memory; it goes on joining by itself. `config` has to live
-// as long as it does, or a copy.
+// Starts joining the ranks that share `id`, in host memory; the communicator goes on by itself.
+// `config`, or a copy, has to live as long as it does.
 ncclComm_t joinHere(
     const NcclApi& api,
     const ncclUniqueId& id,
@@ -49,7 +400,7 @@ ncclComm_t joinHere(
   return comm;
 }
 
-// A new unique id, after kId; or why there is none, after kRefusal.
+// Makes a unique id, after kId; or the reason why there is none, after kRefusal.
 std::string newId(const NcclApi& api, int rank) {
   ncclUniqueId id;
   if (api.getUniqueId(&id) != ncclSuccess) {
@@ -59,7 +410,8 @@ std::string newId(const NcclApi& api, int rank) {
   return kId + std::string(id.internal, sizeof(id.internal));
 }
 
-// The `count` unique ids of rank 0's answer, or of what else is in the store in its place.
+// Reads the `count` unique ids from rank 0's answer. Raises where the store has anything else in
+// its place.
 std::vector<ncclUniqueId> readIds(
     const RendezvousInfo& info, const std::string& answer, size_t count) {
   const size_t wanted = count * sizeof(ncclUniqueId);
@@ -77,7 +429,7 @@ std::vector<ncclUniqueId> readIds(
   return ids;
 }
 
-// Why ranks cannot share memory; empty: they can.
+// Describes why ranks cannot share memory; empty: they can.
 std::string whoIsElsewhere(const std::vector<Peer>& peers) {
   std::vector<std::string> hosts;
   std::vector<std::string> places;
@@ -90,7 +442,7 @@ std::string whoIsElsewhere(const std::vector<Peer>& peers) {
                            : different;
 }
 
-// What is wrong with how many ranks a host has; empty: nothing.
+// Describes which host has too many ranks; empty: none.
 std::string fullHost(const std::vector<Peer>& peers) {
   std::map<std::string, int> ranks;
   for (const auto& peer : peers) {
@@ -102,7 +454,8 @@ std::string fullHost(const std::vector<Peer>& peers) {
   return "";
 }
 
-// Who makes the unique ids, in their order: spread over the ranks as NCCL expects it.
+// Returns the ranks that make the unique ids, in the ids' order: spread over the ranks as NCCL
+// expects it.
 std::vector<int> rootsOf(int size, int count) {
   std::vector<int> roots;
   for (int i = 0; i < count; ++i) {
@@ -111,7 +464,7 @@ std::vector<int> rootsOf(int size, int count) {
   return roots;
 }
 
-// What rank 0 answers, given what the ranks said: their versions, and after these the roots' ids.
+// Returns rank 0's answer to what the ranks said: their versions, and after these the roots' ids.
 std::string gatherIds(const std::vector<std::string>& said, const std::vector<int>& roots) {
   std::vector<std::string> versions;
   std::vector<std::string> ids;

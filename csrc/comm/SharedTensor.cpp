@@ -15,18 +15,19 @@ void synchronize(at::Device device) {
   }
 }
 
-// What the storage of a shared tensor owns.
+// Context of a shared tensor's storage, which frees its memory.
 struct Block {
   const NcclApi& api;
   void* memory;
   at::Device device;
-  at::DataPtr before;  // what the storage had until it was moved
+  at::DataPtr before;  // the storage's memory until it was moved
 
   Block(const NcclApi& api, void* memory, at::Device device)
       : api(api), memory(memory), device(device) {}
   ~Block() {
     try {
-      // Unlike torch's, this memory is not used again in the order of a stream.
+      // Waits for the device: unlike torch's, this memory is not used again in the order of a
+      // stream.
       const c10::DeviceGuard onDevice(device);
       synchronize(device);
       api.memFree(memory);
@@ -91,8 +92,8 @@ void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor
     return;
   }
   const auto device = tensor.device();
-  auto* const content = storage->mutable_data();  // of a lazy clone: makes its own memory
-  // On the CPU torch.multiprocessing's storages call themselves resizable too.
+  auto* const content = storage->mutable_data();  // makes a lazy clone own its memory
+  // Storages of torch.multiprocessing call themselves resizable too, on the CPU.
   TORCH_CHECK_VALUE(
       storage->resizable() && (!device.is_cpu() || storage->data_ptr().get_deleter() ==
                                                        c10::GetCPUAllocator()->raw_deleter()),

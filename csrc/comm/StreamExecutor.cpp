@@ -40,9 +40,8 @@ void StreamExecutor::run(PreparedOp& call, const WorkPtr& work) {
 }
 
 void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
-  // A synchronous operation is over, for its caller, when it is in the stream;
-  // its end is awaited all the same. It holds no tensors: their memory is
-  // used again in the order of that same stream.
+  // A synchronous operation is over, for its caller, when it is in the stream; its end is watched
+  // all the same. It holds no tensors: their memory is used again in the order of that same stream.
   const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
   if (work) {
     flight->attach(work, /*kept=*/call.op.hooked || comm_.groupHooks().end());
@@ -84,13 +83,13 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     awaitStarted(*flight, work.get(), kNoTimeout, /*onHost=*/true);
   }
   if (work && work->hasFuture()) {
-    work->completeFutures();  // of a batch: asked for before it was launched
+    work->completeFutures();  // a batch's: asked for before it was launched
   }
 }
 
-// Goes into the graph that the current stream records, and runs with each of
-// its replays, which nobody here hears of: so there is nothing to watch or to
-// record. The graph keeps the memory, and the order between streams that wait.
+// Records the operation into the graph that the current stream records. It runs with each of the
+// graph's replays, which nothing here is told of: so there is nothing to watch or to record. The
+// graph keeps the memory, and the order between streams that wait.
 void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
   std::exception_ptr error;
@@ -131,7 +130,7 @@ void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
 }
 
 void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
-  // Elsewhere: tensors may need the GIL to go, and hooks take their time.
+  // Runs in another thread: tensors may need the GIL to go, and hooks take their time.
   device_.runApart([this, flight = std::move(flight)] {
     auto error = flight->error();
     if (!error) {
@@ -164,7 +163,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
     device_.handOver();  // callbacks may wait for operations that come after this one
     work->completeFutures();
   }
-  flight.release();  // of what a future has kept meanwhile
+  flight.release();  // drops what a future has kept meanwhile
 }
 
 bool StreamExecutor::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {
@@ -199,8 +198,8 @@ void StreamExecutor::awaitStarted(
   if (work != nullptr && work->done()) {
     return;  // its error, if any, is raised by Work::wait
   }
-  // The library is asked, and not the device, which costs time and is forbidden while another
-  // thread captures a graph.
+  // Asks the library, and not the device, which costs time and is forbidden while another thread
+  // captures a graph.
   if (const auto error = comm_.failureState().asyncError(op)) {
     comm_.failureState().awaitHooks();
     std::rethrow_exception(error);
@@ -210,7 +209,7 @@ void StreamExecutor::awaitStarted(
 void StreamExecutor::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
     auto flight = work.flight();
-    while (!flight && !work.done()) {  // another thread launches the batch that it belongs to
+    while (!flight && !work.done()) {  // another thread launches its batch
       std::this_thread::yield();
       flight = work.flight();
     }
@@ -246,7 +245,7 @@ void StreamExecutor::drain(Milliseconds messages) {
     if (!failed && comm_.failureState().get()) {
       failed = Clock::now();
     }
-    // A device that does not let go of a failed operation is not waited for.
+    // Gives up on a device that does not let go of a failed operation.
     if (failed && Clock::now() - *failed > CommHandle::kReleasePatience) {
       return;
     }

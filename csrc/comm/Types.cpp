@@ -33,8 +33,8 @@ bool isBitwise(const ReduceOp& op) {
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
 }
 
-// The signed type of the same width: torch has no bitwise operations for the
-// wider unsigned types, and bits are bits.
+// Returns the signed type of the same width: torch has no bitwise operations for the wider unsigned
+// types, and bits are bits.
 ScalarType bitType(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::UInt16: return ScalarType::Short;
@@ -91,7 +91,7 @@ at::Tensor preMulFactor(const char* what, const ReduceOp& op, ScalarType dtype) 
 
 WireType wireType(ScalarType dtype) {
   const auto type = ncclType(dtype);
-  if (type && !c10::isFloat8Type(dtype)) {  // which NCCL has from 2.24 on; bytes it always has
+  if (type && !c10::isFloat8Type(dtype)) {  // NCCL has float8 from 2.24 on only, bytes always
     return {*type, 1};
   }
   if (c10::isComplexType(dtype)) {
@@ -185,8 +185,8 @@ ncclResult_t Reduction::with(
     return launch(*ncclOp(op_, dtype_));
   }
   ncclRedOp_t handle;
-  // A factor in host memory is read now; one on the accelerator when the
-  // operation runs, and the operation keeps it alive.
+  // A factor in host memory is read now; one on the accelerator when the operation runs, and the
+  // operation keeps it alive.
   const auto residence = factor_.is_cpu() ? ncclScalarHostImmediate : ncclScalarDevice;
   const auto created =
       api.redOpCreatePreMulSum(&handle, factor_.data_ptr(), wire_.type, residence, comm);

@@ -39,7 +39,7 @@ std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) 
   TORCH_CHECK(
       !comm->batches().open(), what, ": cannot be part of a group of operations; call it before");
   auto call = comm->prepare(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
-  call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // all is done in time
+  call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // nothing to do
   comm->launch(std::move(call));
   return std::make_shared<Window>(comm);
 }
@@ -116,7 +116,7 @@ WorkPtr Window::put(
   call.op.peer = static_cast<int>(destination);
   if (mapsPeers()) {
     if (destination == comm_->rank()) {
-      source = source.clone();  // may be part of the window
+      source = source.clone();  // it may be part of the window
     }
     if (!options.async) {
       registration->note(comm_->executor().accelerator()->currentStream());
@@ -168,7 +168,7 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
     return api.signal(to, index, 0, 0, comm, stream);
   };
   if (!options.async) {
-    // It would overtake a put that is still queued.
+    // A synchronous signal would overtake a put that is still queued.
     if (const auto put = registration->pendingPut()) {
       comm_->await(*put, kNoTimeout);
     }

@@ -1,4 +1,4 @@
-// How the tensors of a window are registered, and cease to be.
+// Registration of a window's tensors, and its end.
 #include "comm/WindowRegistration.hpp"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxDims = 64;
 
-// What ranks tell each other of the tensors they register.
+// Message in which a rank describes the tensor that it registers.
 struct Description {
   int32_t dtype;
   int32_t signal;
@@ -31,7 +31,7 @@ Description describe(const at::Tensor& tensor, int signal) {
   return description;
 }
 
-// `count` values as a CPU tensor of bytes.
+// Wraps `count` values as a CPU tensor of bytes.
 template <class T>
 at::Tensor bytesOf(const T* values, size_t count) {
   return at::from_blob(
@@ -40,8 +40,8 @@ at::Tensor bytesOf(const T* values, size_t count) {
 
 }  // namespace
 
-// Frees what the library has for it, as far as there is a library. On an accelerator, whose streams
-// may still be writing, with the communicator.
+// Frees what the library has for a registration, as far as there is a library. On an accelerator,
+// whose streams may still be writing, the communicator frees it at its end.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
   if (comm_->executor().queues()) {
     registration->forgetWorks();
@@ -71,7 +71,7 @@ ncclResult_t Window::exchange(
   return asked != ncclSuccess ? asked : state;
 }
 
-// The ranks tell each other what they register.
+// Tells the other ranks what this one registers, and learns theirs.
 ncclResult_t Window::describeAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const char* const what = name(OpKind::tensorRegister);
@@ -118,7 +118,7 @@ ncclResult_t Window::describeAll(
   return ncclSuccess;
 }
 
-// Has the memory of all peers where loads and stores of this process reach it.
+// Maps the memory of all peers to where loads and stores of this process reach it.
 ncclResult_t Window::mapAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const auto& api = comm_->api();
@@ -133,7 +133,7 @@ ncclResult_t Window::mapAll(
   int32_t missing = -1;
   for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
     void* memory = nullptr;
-    // A null handle: NCCL has found that it cannot map this memory.
+    // A null handle means that NCCL cannot map this memory.
     if (registration.handle != nullptr) {
       result = api.getPeerDevicePointer(registration.handle, 0, rank, &memory);
     }
@@ -244,9 +244,9 @@ void Window::deregister() {
       accelerator->await(
           *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
-    // Every rank tells every other one how many signals it has sent to it. The
-    // last of them has come after all puts; and what nobody waited for must not
-    // be taken for a signal of the next window.
+    // Every rank tells every other one how many signals it has sent to it. The last of them has
+    // come after all puts; and a signal that no wait has taken must not be taken for one of the
+    // next window.
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});

@@ -44,7 +44,7 @@ Work::Work(
           rank,
           traits(op.kind).type,
           C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,
-          // What a profile shows the shapes of.
+          // The tensors whose shapes a profile shows.
           C10_UNLIKELY(at::hasCallbacks())
               ? std::optional(op.kind == OpKind::recv ? outputs : inputs)
               : std::nullopt),
@@ -141,7 +141,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
     }
     if (flight_ && !completed_) {
-      // To complete it, also when nobody else has the Work any more.
+      // The Flight keeps it to complete this future, also when it is the last to have the Work.
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
@@ -218,7 +218,7 @@ bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
 void Work::depart(std::shared_ptr<Flight> flight) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
   std::lock_guard lock(mutex_);
-  if (futureResult_) {  // of a batch
+  if (futureResult_) {  // asked for before the batch was launched
     flight->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
   }
   flight_ = std::move(flight);
@@ -231,7 +231,7 @@ std::shared_ptr<Flight> Work::flight() const {
 }
 
 void Work::release_resources() {
-  flight_.reset();  // which has a weak reference to this, and with it keeps its memory
+  flight_.reset();  // its weak reference to this keeps this memory
   inputs_.clear();
   outputs_.clear();
   future_.reset();
@@ -258,7 +258,7 @@ bool Work::finish(std::exception_ptr error) {
     }
     exception_ = std::move(error);
     inputs.swap(inputs_);
-    // Before anybody is released, who might stop the profiler meanwhile.
+    // Ends it before a waiting thread goes on, which might stop the profiler.
     endRange();
     completed_ = true;
     done_.store(true, std::memory_order_release);
@@ -284,7 +284,7 @@ void Work::completeFutures() {
     return;
   }
   endRange();
-  // Whoever sees a future unannounced marks it: completion and a late
+  // A thread that sees a future unannounced marks it as announced: completion and a late
   // getFuture() may come at the same time.
   const auto future = std::exchange(futureAnnounced_, future_ != nullptr) ? nullptr : future_;
   const bool tell = completed_ && !futureResultAnnounced_;
@@ -301,7 +301,7 @@ void Work::completeFutures() {
     if (error) {
       future->setError(error);
     } else {
-      // It takes note of the current stream: what waits for it comes after all that is queued
+      // The future takes note of the current stream: its callbacks come after all that is queued
       // there by now, and so soonest where the future is asked for at once.
       c10::OptionalStreamGuard guard;
       if (flight) {
