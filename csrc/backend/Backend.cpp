@@ -27,8 +27,7 @@ Group describeGroup(const GroupOptions& options) {
   return group;
 }
 
-// The groups of this process that know the processes of their ranks. A group may outlive the
-// statics.
+// Groups of this process that know the processes of their ranks. A group may outlive the statics.
 struct Acquaintances {
   std::mutex mutex;
   std::set<const Backend*> groups;
@@ -53,7 +52,7 @@ Backend::Backend(
     start();
     return;
   }
-  // What can fail comes before the ranks meet: afterwards the others count on this one.
+  // Does first what can fail alone: after the rendezvous the others count on this rank.
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
   cpu_ = connectHosts(
@@ -108,8 +107,8 @@ void Backend::keep(CommPtr comm) {
 }
 
 Backend::~Backend() {
-  // Nothing that could block: a communicator that was not shut down leaves
-  // its peers, who are told so if they wait for it.
+  // Does nothing that could block: a communicator that was not shut down leaves its peers, who are
+  // told so if they wait for it.
   detach();
 }
 
@@ -125,9 +124,9 @@ void Backend::detach() {
   dumpPipe_.store(nullptr);
 }
 
-// Those of this group whom a group that is well has met through the same store, by rank: so the
-// death of one is noticed also where it has not come yet. Empty where torch has not said who the
-// ranks are.
+// Returns the processes of this group's ranks, by rank, as far as other groups without a failure
+// know them through the same store: so the death of a rank is noticed also where it has not come
+// yet. Empty where torch has not told the global ranks.
 std::vector<Peer> Backend::peersOfOtherGroups() const {
   if (options_->global_ranks_in_group.empty()) {
     return {};
@@ -297,6 +296,112 @@ std::vector<int64_t> Backend::globalRanks() const {
   return ranks;
 }
 
+c10::intrusive_ptr<GroupOptions> Backend::childOptions(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const {
+  if (opts == nullptr) {
+    return c10::make_intrusive<GroupOptions>(*options_);
+  }
+  const auto ours = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (ours == nullptr && options_->backend != kBackendName) {  // options of Gloo
+    auto options = c10::make_intrusive<GroupOptions>(*options_);
+    options->timeout = opts->timeout;
+    return options;
+  }
+  TORCH_CHECK_TYPE(
+      ours != nullptr,
+      what,
+      ": the options are not torchcomms_pg.Backend.Options; make them with "
+      "torchcomms_pg.Backend.Options()");
+  auto options = c10::make_intrusive<GroupOptions>(*ours);
+  options->connectGloo = options_->connectGloo;
+  if (!options->endsProcess) {
+    options->endsProcess = options_->endsProcess;
+  }
+  options->acceleratorEnds = options_->acceleratorEnds;
+  options->accelerator.ranksPerRoot = options_->accelerator.ranksPerRoot;
+  if (options->accelerator.library.folder.empty()) {
+    options->accelerator.library = options_->accelerator.library;
+  }
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  auto options = childOptions(opts, "split");
+  options->global_ranks_in_group.clear();
+  const auto global = globalRanks();
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(
+        rank >= 0 && rank < getSize(),
+        "split: rank ",
+        rank,
+        " is not a rank of this group, wanted 0 to ",
+        getSize() - 1);
+    options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
+  }
+  ++splits_;
+  const auto position = std::find(ranks.begin(), ranks.end(), getRank());
+  if (position == ranks.end()) {
+    return nullptr;
+  }
+  // The members find each other through the store, not by ncclCommSplit: that needs the other ranks
+  // too, each as often as the members, and torch does not see to it. It calls split on them once
+  // for each device type of the group, but on members once for each backend, and says of two calls
+  // neither that they are one split nor that they are not. new_group leaves them out with
+  // use_local_synchronization.
+  auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
+  return c10::make_intrusive<Backend>(
+      info,
+      static_cast<int>(position - ranks.begin()),
+      static_cast<int>(ranks.size()),
+      std::move(options));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(
+    const std::vector<int64_t>& excluded,
+    int flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  auto options = childOptions(opts, "shrink");
+  const auto global = globalRanks();
+  const std::vector<int> gone(excluded.begin(), excluded.end());
+  options->global_ranks_in_group.clear();
+  for (int rank = 0; rank < getSize(); ++rank) {
+    if (std::find(gone.begin(), gone.end(), rank) == gone.end()) {
+      options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
+    }
+  }
+  prepare("shrink");
+  std::vector<CommPtr> children;
+  for (const auto& comm : communicators()) {
+    children.push_back(comm->shrink(
+        gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
+  }
+  const int rank = children.front()->rank();
+  const int size = children.front()->size();
+  c10::intrusive_ptr<c10d::Store> store;  // null: this group has none either
+  if (store_ != nullptr) {
+    store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
+  }
+  return c10::intrusive_ptr<Backend>::unsafe_steal_from_new(
+      new Backend(std::move(store), children, rank, size, std::move(options)));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    const int& rank,
+    const int& size) {
+  auto options = childOptions(opts, "merge");
+  if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
+    options->global_ranks_in_group.clear();  // the list is the smaller group's
+  }
+  auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
+  merged->forgetPeers();  // its ranks are not those of its store
+  return merged;
+}
+
 uint64_t Backend::getSequenceNumberForGroup() {
   uint64_t issued = 0;
   for (const auto& comm : communicators()) {
@@ -330,7 +435,7 @@ bool Backend::isInitialized() {
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
-  communicator("eager connect", device);  // CPU: the ranks have met already
+  communicator("eager connect", device);  // CPU: the ranks have joined already
 }
 
 Backend::CommPtr Backend::accelerator() const {
@@ -370,12 +475,96 @@ void Backend::enableCollectivesTiming() {
   }
 }
 
+void Backend::enableNanCheck(bool enable) {
+  std::lock_guard lock(hooksMutex_);
+  nanCheck_ = enable;
+  if (enable) {
+    for (const auto& comm : communicators()) {
+      installNanCheck(*comm);
+    }
+    return;
+  }
+  for (const auto& [hooks, id] : std::exchange(nanChecks_, {})) {
+    if (const auto there = hooks.lock()) {
+      there->remove(id);
+    }
+  }
+}
+
+void Backend::installNanCheck(Communicator& comm) {
+  const auto& hooks = comm.hooks();
+  std::erase_if(nanChecks_, [&](const auto& known) {
+    if (known.first.lock() != hooks) {
+      return false;
+    }
+    hooks->remove(known.second);  // the former communicator's, which may have had another rank
+    return true;
+  });
+  const auto id =
+      hooks->add(Hooks::Pre([rank = comm.rank()](const auto& args) { refuseNan(*args, rank); }));
+  nanChecks_.emplace_back(hooks, id);
+}
+
+void Backend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  std::lock_guard lock(hooksMutex_);
+  TORCH_CHECK(
+      completionHooks_ == nullptr,
+      "register_on_completion_hook: group '",
+      options_->group_name,
+      "' has one already; a group takes one");
+  onCompletionHook_ = hook;  // hasHooks() looks at it
+  completionHooks_ = std::make_shared<CallbackThread>();
+  for (const auto& comm : communicators()) {
+    installEndHook(*comm);
+  }
+  enableCollectivesTiming();
+}
+
 void Backend::adopt(Communicator& comm) {
   if (timing_.load(std::memory_order_relaxed)) {
     comm.enableTiming();
   }
   installHooks(comm);
   record(comm);
+}
+
+void Backend::installHooks(Communicator& comm) {
+  std::lock_guard lock(hooksMutex_);
+  installEndHook(comm);
+  if (nanCheck_) {
+    installNanCheck(comm);
+  }
+  installAbortHooks(comm);
+}
+
+void Backend::installEndHook(Communicator& comm) const {
+  if (!onCompletionHook_ && hooksOfCompletion_.empty()) {
+    comm.groupHooks().setEnd(nullptr);
+    return;
+  }
+  comm.groupHooks().setEnd(
+      [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
+          const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
+        if (onCompletion) {
+          thread->add([onCompletion,
+                       info = std::make_shared<c10d::WorkInfo>(
+                           traits(op.kind).type, op.seq, started, finished, finished - started)] {
+            onCompletion(info);
+          });
+        }
+        if (work == nullptr || !work->isSuccess()) {
+          return;  // these hooks are for works that have succeeded
+        }
+        latest::CompletionHookArgs args;
+        args.completionKey = work->getCompletionKey();
+        if (started != Clock::time_point{}) {
+          args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
+        }
+        for (const auto& [id, hook] : hooks) {
+          hook(args);
+        }
+      });
 }
 
 void Backend::waitForPendingWorks() {

@@ -1,5 +1,4 @@
-// The c10d backend "torchcomms": translates c10d's calls into those of a
-// Communicator.
+// The c10d backend "torchcomms": translates c10d's calls into those of a Communicator.
 #pragma once
 
 #include <algorithm>
@@ -21,25 +20,25 @@
 
 namespace torchcomms_pg {
 
-// Thread-safe. CPU tensors go over shared memory, between hosts over Gloo. Tensors of an
-// accelerator go over a communicator for their device, which the first of them makes; every rank of
-// the group takes part in that. Follows ProcessGroupNCCL where the two can be compared; a call with
-// asyncOp false returns a null Work when the operation has finished.
+// Implements c10d::Backend. CPU tensors go over shared memory, between hosts over Gloo. Tensors of
+// an accelerator go over a communicator for their device, which the first of them makes; every rank
+// of the group takes part in that. Follows ProcessGroupNCCL where the two can be compared; a call
+// with asyncOp false returns a null Work when the operation has finished. Thread-safe.
 class Backend final : public latest::Backend {
  public:
   using TensorList = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using CommPtr = std::shared_ptr<Communicator>;
 
-  // Collective over the ranks of the group. Raises CommError when not all of
-  // them come within the timeout of `options`. With `options->enable_reconfigure`
-  // nobody meets before reconfigure().
+  // Joins the ranks of the group, which is collective over them. Raises CommError when not all of
+  // them come within the timeout of `options`. With `options->enable_reconfigure` no ranks join
+  // before reconfigure().
   Backend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
-  // Of a communicator that belongs to somebody else, who ends it. Shutting the group down leaves it
+  // Wraps a communicator that belongs to a caller, who ends it. Shutting the group down leaves it
   // as it is. A communicator has one such group at a time.
   Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
@@ -121,14 +120,14 @@ class Backend final : public latest::Backend {
       const int& size) override;
   uint64_t splitCount() const { return splits_; }
 
-  void setSequenceNumberForGroup() override {}  // they start at 0 everywhere
+  void setSequenceNumberForGroup() override {}  // numbers start at 0 everywhere
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   bool isInitialized() override;
   void eagerConnectSingleDevice(at::Device device) override;
   void enableCollectivesTiming() override;
-  // Whether operations that would send NaN are refused.
+  // Sets whether operations that would send NaN are refused.
   void enableNanCheck(bool enable);
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
@@ -137,21 +136,21 @@ class Backend final : public latest::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Memory of accelerators (Memory.cpp): see Communicator. With several devices of one rank
-  // the statistics are sums.
+  // Memory of accelerators (Memory.cpp): see comm/Memory.hpp. With several devices of one rank the
+  // statistics are sums.
   void registerPool(
       Registrations::Pool pool,
-      const std::map<int, std::vector<Segment>>& segments,  // by index of the device
+      const std::map<int, std::vector<Segment>>& segments,  // by device index
       bool symmetric);
   void deregisterPool(Registrations::Pool pool);
   void suspend() override;
   void resume() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-  // Another communicator in place of this group's, of the members that the call names, which may
-  // be more or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a
-  // finished Work. What is in flight on the old communicator fails. After an error the group is as
-  // it was. No groups are made of this one meanwhile.
+  // Replaces this group's communicator by one of the members that the call names, which may be more
+  // or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a finished
+  // Work. What is in flight on the old communicator fails. After an error the group is as it was.
+  // Make no groups of this one meanwhile.
   bool supportsReconfigure() const override { return store_ != nullptr; }
   latest::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPtr reconfigure(const latest::ReconfigureOptions& opts) override;
@@ -165,22 +164,22 @@ class Backend final : public latest::Backend {
   void unregisterCompletionHook(int64_t id) override;
   bool supportsAbortHooks() const override { return true; }
 
-  // The communicator for CPU tensors; raises where there is none.
+  // Returns the communicator for CPU tensors; raises where there is none.
   CommPtr cpuCommunicator(const char* what) const;
 
-  // NCCL's communicator of the group's accelerator, for code that calls NCCL itself; where there
-  // are several devices, of the current one. Raises where there is none.
+  // Returns NCCL's communicator of the group's accelerator, for code that calls NCCL itself; where
+  // there are several devices, that of the current one. Raises where there is none.
   int64_t commPtr();
 
-  // Counts the groups of this process.
+  // Returns this group's number among the groups of this process.
   uint64_t uid() const { return uid_; }
 
-  // The communicator for tensors of the device; makes it where it is an
-  // accelerator's and there is none yet.
+  // Returns the communicator for tensors of the device; makes it where it is an accelerator's and
+  // there is none yet.
   CommPtr communicator(const char* what, at::Device device);
 
  private:
-  // Of a shrunk group, whose communicators are there already.
+  // Makes a shrunk group, whose communicators are there already.
   Backend(
       c10::intrusive_ptr<c10d::Store> store,
       const std::vector<CommPtr>& comms,
@@ -191,31 +190,34 @@ class Backend final : public latest::Backend {
   void start();
   std::vector<Peer> peersOfOtherGroups() const;
   void forgetPeers();
-  // Null before the first reconfigure(), and in a group that was made of an accelerator's.
+  // Returns null before the first reconfigure(), and in a group that was made of an accelerator's
+  // communicator.
   CommPtr cpu() const { return cpu_.load(std::memory_order_acquire); }
-  // Before each use. Recording starts with the first: torch describes a group after it has made it.
+  // Checks that the group can be used, before each use. Recording starts with the first: torch
+  // describes a group after it has made it.
   void prepare(const char* what) const;
   void record(Communicator& comm) const;
-  // Has the communicator call nothing of this group any more.
+  // Makes the communicators call nothing of this group any more.
   void detach();
   void installAbortHooks(Communicator& comm) const;
   void installEndHook(Communicator& comm) const;
   void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
-  // Enters a communicator where those for its device are looked for.
+  // Enters a communicator where route() and communicator() find it.
   void keep(CommPtr comm);
-  // Those that there are.
+  // Returns the communicators that exist.
   std::vector<CommPtr> communicators() const;
-  // The only one of an accelerator, or that of the current one; null: neither is there.
+  // Returns the accelerator's communicator, of several that of the current device; null: neither
+  // exists.
   CommPtr accelerator() const;
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
-  // Of accelerators; raises where there are none.
+  // Returns the accelerators' communicators; raises where there are none.
   std::vector<CommPtr> accelerators(const char* what) const;
   CommPtr newCommunicator(at::Device device);
   void installHooks(Communicator& comm);
-  // Gives a new communicator what the group has been asked for. Call it when communicators()
-  // has the new one, so that what is asked for meanwhile is not missed.
+  // Gives a new communicator what the group has been asked for. Call it when communicators() has
+  // the new one, so that later requests reach it.
   void adopt(Communicator& comm);
   // Calls `body`; an operation that throws leaves no batch open.
   template <class Body>
@@ -224,39 +226,40 @@ class Backend final : public latest::Backend {
   template <class Body>
   WorkPtr together(
       const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body);
-  // A copy of `opts`, or where there are none, of this group's.
+  // Copies `opts`, or where there are none, this group's options.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
-  // Whether the message of a batch is one to this rank itself on a device without a communicator,
-  // whose making would take all ranks: then it is kept, and copied when the batch ends.
+  // Returns whether it keeps the message, to copy it when the batch ends: one of a batch, to this
+  // rank itself, on a device without a communicator, whose making would take all ranks.
   bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
   WorkPtr copyToMyself();
-  // Forgets what the calling thread has collected.
+  // Drops the operations that the calling thread has collected.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;
-  std::string members() const;  // the global ranks, as a key
+  std::string members() const;  // returns the global ranks, as a key
 
   static uint64_t nextUid();
 
   const uint64_t uid_ = nextUid();
   const c10::intrusive_ptr<GroupOptions> options_;
-  // Null: the communicators are those of a TorchComm, or shrunk of one, and no more are made.
+  // Store of the rendezvous. Null: the communicators are those of a TorchComm, or shrunk of one,
+  // and no more are made.
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::string members_;       // how they find each other in the store; by reconfigure()
+  std::string members_;       // key of the ranks in the store; set by reconfigure(), too
   std::atomic<CommPtr> cpu_;  // replaced by reconfigure()
-  std::vector<Peer> peers_;   // of the ranks it was made of; not where others made it
-  std::mutex creationMutex_;  // held while the ranks meet for a device
+  std::vector<Peer> peers_;   // ranks' processes; empty where cpu_ was made elsewhere
+  std::mutex creationMutex_;  // held during a rendezvous for a device
   mutable std::mutex acceleratorsMutex_;
   std::map<at::DeviceIndex, CommPtr> accelerators_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
-  std::set<std::thread::id> batches_;  // the threads that have one open
+  std::set<std::thread::id> batches_;  // threads that have one open
   struct ToMyself {
     std::vector<at::Tensor> sent;
     std::vector<at::Tensor> received;
   };
-  std::map<std::thread::id, ToMyself> toMyself_;  // what their batches have kept
+  std::map<std::thread::id, ToMyself> toMyself_;  // messages that the threads' batches have kept
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   std::atomic<std::shared_ptr<DumpPipe>> dumpPipe_;
@@ -269,7 +272,7 @@ class Backend final : public latest::Backend {
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
   std::map<int64_t, latest::AbortHook> abortHooks_;
   std::mutex reconfigureMutex_;  // held during a call
-  std::set<int64_t> uuids_;      // of all calls
+  std::set<int64_t> uuids_;      // uuids of all calls
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
   std::map<int64_t, latest::CompletionHook> hooksOfCompletion_;

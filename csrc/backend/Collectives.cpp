@@ -1,4 +1,4 @@
-// Each of c10d's operations in terms of the Communicator's.
+// c10d's operations in terms of the Communicator's.
 #include <sstream>
 #include <utility>
 
@@ -44,7 +44,8 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
       " inputs were given, wanted as many of one as of the other, and at least one");
 }
 
-// The failure of a monitored barrier as ProcessGroupGloo begins it, which programs may look for.
+// Words the failure of a monitored barrier as ProcessGroupGloo does, since programs may look for
+// it.
 Failure inGloosWords(Failure failure, int rank, bool allRanks, const c10d::BarrierOptions& opts) {
   const auto& missing = failure.ranks;
   if (missing.empty()) {
@@ -74,8 +75,8 @@ template <class Body>
 Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
   try {
     WorkPtr work = body();
-    // c10d waits for any work of a synchronous call, and one that goes into a
-    // batch has not been launched.
+    // Returns no Work of a synchronous call in a batch: c10d waits for any, and the batch has not
+    // been launched.
     return !async && comm->batches().open() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
@@ -157,7 +158,7 @@ Backend::WorkPtr Backend::all_gather_single(
 
 Backend::WorkPtr Backend::allgather_coalesced(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
-  // outputs[rank][i] takes inputs[i] of that rank, as for Gloo.
+  // Fills outputs[rank][i] with inputs[i] of that rank, as Gloo does.
   TORCH_CHECK_VALUE(
       outputs.size() == static_cast<size_t>(getSize()),
       "all_gather_coalesced: output lists for ",
@@ -279,10 +280,10 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(comm, opts.asyncOp, [&] { return ops::barrier(*comm, options(opts)); });
 }
 
-// c10d does not hand down the device that it has chosen, nor whether that is the CPU. So it is the
-// one of `device_ids`, else the one that the group has used or been bound to; the CPU where there
-// is none. Programs pass `device_ids` also where there are no accelerators, and over Gloo, which
-// looks at them nowhere.
+// Chooses the communicator of a barrier: that of the device in `device_ids`, else of the device
+// that the group has used or been bound to, else the CPU's. c10d does not hand down the device that
+// it has chosen, nor whether that is the CPU. Programs pass `device_ids` also where there are no
+// accelerators, and over Gloo, which looks at them nowhere.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
   auto device = opts.device;
   const auto type = presentAccelerator();
@@ -302,7 +303,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
-  // The error names all missing ranks in either case: shared memory tells.
+  // The error names all missing ranks in either case, as shared memory knows them.
   auto call = options(opts);
   call.async = false;
   try {
@@ -342,7 +343,8 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
   }
   const auto thread = std::this_thread::get_id();
   std::scoped_lock lock(batchMutex_, acceleratorsMutex_);
-  // Once one is kept all of the batch are: another message of it may make the communicator.
+  // Keeps all such messages of a batch once it has kept one: another message may make the
+  // communicator meanwhile.
   const bool connected = accelerators_.count(tensor.device().index()) > 0;
   if (batches_.count(thread) == 0 || (connected && toMyself_.count(thread) == 0)) {
     return false;
@@ -437,7 +439,7 @@ Backend::WorkPtr Backend::endCoalescing() {
     }
     if (auto launched = comm->batches().end()) {
       if (work) {
-        work->wait();  // CPU tensors in the same batch: the host waits for those
+        work->wait();  // the host waits for CPU tensors in the same batch
       }
       work = std::move(launched);
     }

@@ -1,4 +1,4 @@
-// What a user may set for a group: `pg_options` of init_process_group.
+// Options that a user may set for a group: `pg_options` of init_process_group.
 #pragma once
 
 #include <optional>
@@ -13,18 +13,20 @@ namespace torchcomms_pg {
 inline constexpr const char* kBackendName = "torchcomms";
 
 struct GroupOptions : latest::Backend::Options {
-  // `name`: "gloo" where the group stands for one of Gloo, as a program that says so expects it.
+  // Makes the default options. `name`: "gloo" where the group stands for one of Gloo, as a program
+  // that says so expects it.
   explicit GroupOptions(
       std::chrono::milliseconds timeout = kBackendDefaultTimeout, std::string name = kBackendName)
       : latest::Backend::Options(std::move(name), timeout) {}
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
-  gloo::Connect connectGloo;  // for CPU tensors of ranks on several hosts; null: an error
-  bool blockingWait = false;  // on an accelerator, see Communicator::setBlockingWait
-  bool nanCheck = false;      // as enableNanCheck() sets it
-  // Whether a failure ends the process, see Communicator::setEndsProcess. None: not on CPU tensors,
-  // whose callers wait in the call and so get an exception; on an accelerator as `acceleratorEnds`.
+  gloo::Connect connectGloo;  // Gloo between hosts, for CPU tensors; null: an error
+  bool blockingWait = false;  // on an accelerator, see Executor::setBlockingWait
+  bool nanCheck = false;      // see Backend::enableNanCheck
+  // Sets whether a failure ends the process, see FailureState::setEndsProcess. None: not on CPU
+  // tensors, whose callers wait in the call and so get an exception; on an accelerator as
+  // `acceleratorEnds`.
   std::optional<bool> endsProcess;
   bool acceleratorEnds = true;
   bool ends(const at::Device& device) const {

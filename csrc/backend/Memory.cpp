@@ -1,4 +1,4 @@
-// Memory of the group's accelerators: what is registered with NCCL, and what NCCL has itself.
+// Memory of the group's accelerators: registered with NCCL, or NCCL's own.
 #include <ATen/DeviceAccelerator.h>
 
 #include "backend/Backend.hpp"

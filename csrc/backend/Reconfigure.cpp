@@ -1,4 +1,4 @@
-// Other members for a group that goes on, which torch has from 2.14 on.
+// Replacement of a living group's members, which torch has from 2.14 on.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -14,8 +14,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// "torchcomms:<rank that its group was created with>:<16 hexadecimal digits>". It stays the same
-// for the life of the group, and a process that takes the place of another has a new one.
+// Handle of a member: "torchcomms:<rank that its group was created with>:<16 hexadecimal digits>".
+// It stays the same for the life of the group, and a process that takes the place of another has a
+// new one.
 struct Handle {
   int rank = 0;
   std::string identity;
@@ -39,8 +40,8 @@ Handle parse(const std::string& text) {
   return handle;
 }
 
-// By the ranks that the members had when they began, where the caller leaves the order to us: on
-// every member the same.
+// Returns the handles in the caller's order, or, where the caller gives none, by the ranks that the
+// members had when they began: the same on every member.
 std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   std::vector<Handle> handles;
   std::visit(
@@ -64,8 +65,8 @@ std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
                                                                                       : sorted;
 }
 
-// Names the meeting in the store. The handles are part of it: members that were told of different
-// ones must not find each other.
+// Names the rendezvous in the store. The handles are part of it: members that were told of
+// different ones must not find each other.
 std::string meetingOf(int64_t uuid, const std::vector<Handle>& handles) {
   std::string all;
   for (const auto& handle : handles) {
@@ -140,7 +141,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const auto meeting = meetingOf(opts.uuid, handles);
   CommPtr fresh;
   try {
-    Group group;  // its ranks have nothing to do with those of the default group any more
+    Group group;  // its ranks are unrelated to the default group's
     group.name = options_->group_name;
     fresh = connectHosts(
         {store_, rank, size, std::move(group), meeting, timeout}, options_->connectGloo);
@@ -161,7 +162,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   forgetPeers();
   const auto retired = communicators();
   {
-    // Those of accelerators are made anew, by the new members, when tensors come.
+    // The new members make accelerators' communicators anew when tensors come.
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_.clear();
   }

@@ -54,7 +54,7 @@ class GroupWindow final : public latest::Window {
     return {.async = async, .timeout = given ? std::optional(opts.timeout) : std::nullopt};
   }
 
-  // Unlike a collective's, callers of these wait for a Work in any case.
+  // Returns a Work in any case: callers wait for it, other than for a collective's.
   c10::intrusive_ptr<c10d::Work> given(WorkPtr work, OpKind kind) const {
     return work ? std::move(work) : window_->finishedWork(kind);
   }
