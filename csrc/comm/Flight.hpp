@@ -30,8 +30,7 @@ class Flight final : public EventWatch::Awaited {
 
   const Operation& operation() const { return op_; }
 
-  // Sets the Work, before departure. `kept`: keeps it alive, for hooks and futures that want it at
-  // the end.
+  // Sets the Work. `kept`: keeps it alive, for hooks and futures that want it at the end.
   void attach(const WorkPtr& work, bool kept);
   // Returns the Work. Null: there is none, or its last holder has dropped it.
   WorkPtr work() const;
