@@ -1,5 +1,5 @@
-// What torch's debug server asks the processes of a job. The handlers run in a
-// thread of torch's and never take the GIL, except for stacks in a file.
+// Handlers for torch's debug server, which asks the processes of a job. They run in a thread of
+// torch's and never take the GIL, except for stacks in a file.
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 

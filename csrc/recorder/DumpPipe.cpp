@@ -23,12 +23,12 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Never destroyed: groups may be dropped while the process ends.
+// State that is never destroyed: groups may be dropped while the process ends.
 struct PipeState {
   std::mutex mutex;
   std::weak_ptr<DumpPipe> pipe;
-  const DumpPipe* latest = nullptr;  // whose the file is
-  pid_t pid = 0;                     // of the process that made it
+  const DumpPipe* latest = nullptr;  // owner of the file
+  pid_t pid = 0;                     // id of the process that made it
 };
 PipeState& pipeState() {
   static auto& state = leaked<PipeState>();
@@ -41,7 +41,7 @@ PipeState& pipeState() {
 
 }  // namespace
 
-// Shared with its thread, which may outlive the pipe by a dump.
+// State shared with the pipe's thread, which may outlive the pipe by a dump.
 struct DumpPipe::Reader {
   int pipe = -1;
   int end = -1;
@@ -71,7 +71,7 @@ struct DumpPipe::Reader {
   }
 
  private:
-  // Whether there was anything to read: once for all that was written together.
+  // Returns whether there was anything to read: once for all that was written together.
   bool drain() const {
     std::array<char, 512> text{};
     bool any = false;
@@ -128,7 +128,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     : path_(prefix + std::to_string(rank) + ".pipe"),
       pid_(getpid()),
       reader_(std::make_shared<Reader>()) {
-  // One that is left of a killed process is replaced, anything else is not ours.
+  // Replaces a pipe that a killed process has left, and nothing else.
   struct stat there{};
   if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
     failToMake(path_, "there is something else at that path");
@@ -139,7 +139,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (mkfifo(path_.c_str(), 0666) != 0) {
     failToMake(path_, std::strerror(errno));
   }
-  // Also for writing, so that there is no end of file when a writer leaves.
+  // Opens it for writing, too, so that there is no end of file when a writer leaves.
   reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   reader_->end = eventfd(0, EFD_CLOEXEC);
   reader_->rank = rank;

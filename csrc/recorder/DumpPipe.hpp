@@ -1,4 +1,4 @@
-// A named pipe: whatever is written into it has the process dump its record.
+// A named pipe that makes the process dump its record when a program writes to it.
 #pragma once
 
 #include <sys/types.h>
@@ -10,14 +10,14 @@ namespace torchcomms_pg {
 
 class DumpPipe {
  public:
-  // That of this process, at <prefix><rank>.pipe as torch's nccl backend has it,
-  // until the last holder lets go of it. It is made where there is none, by
-  // the prefix that process_recorder::configure() was given; null without one, and
-  // with a warning where it cannot be made: no group fails for want of it.
+  // Returns this process's pipe, at <prefix><rank>.pipe as torch's nccl backend has it, until the
+  // last holder lets go of it. Makes it where there is none, by the prefix that
+  // process_recorder::configure() was given; null without one, and with a warning where it cannot
+  // be made: no group fails for want of it.
   static std::shared_ptr<DumpPipe> hold(int rank);
 
-  // Takes it out of the file system before the process ends: with nobody to
-  // read it, it would keep those waiting who write to it.
+  // Removes the pipe from the file system before the process ends: programs that write to it would
+  // wait for a reader for ever.
   static void removeAtExit() noexcept;
 
   // Opens the pipe and starts the thread that reads it. Raises std::runtime_error.

@@ -19,31 +19,31 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The recorder is told of starts and ends: there is no event to ask.
+// Stands for an event: the recorder is told of starts and ends, and asks for none.
 struct NoEvent {
   bool query() const { return false; }
 };
 using Ring = c10d::FlightRecorder<NoEvent>;
 
-// torch's analyser refuses every other prefix, in 2.11 all but this and xccl;
-// and what is recorded are operations of NCCL's API.
+// Prefix of names: torch's analyser refuses every other, in 2.11 all but this and xccl; and the
+// recorded operations are those of NCCL's API.
 constexpr const char* kPrefix = "nccl:";
 
-// Beside c10d's keys; readers of the schema pass over it.
+// Key beside c10d's; readers of the schema pass over it.
 constexpr const char* kCompiling = "compiling";
 
 using Name = std::tuple<std::string, std::string>;
 using Direction = OpRecord::Direction;
 
-// The messages between this rank and another, or what one calls of the other.
+// Counts of the messages between this rank and another, or of one-sided operations on a peer.
 struct Pair {
   Name name;
-  bool first = false;  // whether this rank is the lower one
+  bool first = false;  // true: this rank is the lower one
   size_t sent = 0;
   size_t received = 0;
 };
 
-// An operation that has no other side; "": messages.
+// Name of a one-sided operation, "" for messages; and the peer.
 using PairKey = std::pair<std::string, int>;  // and the peer
 
 }  // namespace
@@ -55,7 +55,7 @@ struct FlightRecorder::Group {
   int rank = 0;
   size_t issued = 0;
   std::map<PairKey, Pair> pairs;
-  // The latest collective of each state.
+  // Numbers of the latest collective in each state.
   std::atomic<int64_t> enqueued{-1};
   std::atomic<int64_t> started{-1};
   std::atomic<int64_t> completed{-1};
@@ -63,14 +63,14 @@ struct FlightRecorder::Group {
 
 namespace {
 
-// An operation's place in a ring, with what this recorder alone counts.
+// An operation's place in a ring, with the numbers that only this recorder counts.
 struct Slot {
   std::shared_ptr<const OpRecord> record;  // null: empty
   FlightRecorder::Group* group = nullptr;
   size_t id = 0;
   size_t opId = 0;
   int peer = -1;       // -1: none, or not known yet
-  size_t message = 0;  // counts those to, or from, the peer
+  size_t message = 0;  // counts messages to, or from, the peer
 
   PairKey pair() const { return {record->direction == Direction::one ? record->op : "", peer}; }
 };
@@ -85,7 +85,7 @@ struct FlightRecorder::State {
   std::vector<Slot> slots;
   size_t next = 0;
   size_t id = 0;
-  std::deque<Group> groups;  // which stay where they are
+  std::deque<Group> groups;  // their addresses are stable
   decltype(Ring::pg_name_to_ranks_) ranks;
   int rank = -1;
   std::string library;
@@ -126,9 +126,9 @@ struct FlightRecorder::State {
         slot.record->direction == Direction::receive ? ++messages.received : ++messages.sent;
   }
 
-  // The analyser reads a message's ranks as positions in its group, and finds
-  // the other side's entry by the number of the collective. So that is what
-  // both sides count: the messages of one direction.
+  // Describes a message. The analyser reads a message's ranks as positions in its group, and finds
+  // the other side's entry by the number of the collective. So that is what both sides count: the
+  // messages of one direction.
   static void describeMessage(const Slot& slot, Ring::Entry& entry) {
     const auto& group = *slot.group;
     const bool sends = slot.record->direction == Direction::send;
@@ -186,7 +186,7 @@ struct FlightRecorder::State {
       entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
       entry.collective_seq_id_ = slot.message;
       entry.p2p_seq_id_ = record.seq;
-      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // any name that has no rules
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // a name without rules
     } else {
       entry.pg_name_ = slot.group->name;
       entry.collective_seq_id_ = record.seq;
@@ -195,7 +195,7 @@ struct FlightRecorder::State {
     return entry;
   }
 
-  // As c10d's recorder has them, the oldest first.
+  // Copy in the form of c10d's recorder, the oldest entry first.
   struct Snapshot {
     Ring ring;
     std::vector<Stack> stacks;  // Python's, of the entries
@@ -233,7 +233,8 @@ namespace {
 
 using Frames = c10::List<c10::IValue>;
 
-// By the number of the entry: those of C++, if recorded, then those of Python.
+// Describes the stacks, by the number of the entry: those of C++, if recorded, then those of
+// Python.
 std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& from) {
   std::vector<std::vector<Frame>> python(from.stacks.size());
   if (auto* const source = StackSource::get()) {
@@ -322,7 +323,7 @@ size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record)
   if (added.peer >= 0) {
     state_->count(slot, added.peer);
   }
-  // Let go of by the next operation, and long out of the caches.
+  // Prefetches the record that the next operation releases: it is long out of the caches.
   __builtin_prefetch(state_->slots[state_->next].record.get(), /*write=*/1);
   return place;
 }
@@ -390,7 +391,7 @@ std::string FlightRecorder::json(What what) const {
   return text.substr(0, end) + ", \"" + kCompiling + "\": [" + compiling + "]" + text.substr(end);
 }
 
-// As FlightRecorder::dump(), with other stacks.
+// Does the same as c10d::FlightRecorder::dump(), with other stacks.
 std::string FlightRecorder::pickle(What what) const {
   const auto from = state_->snapshot();
   auto& ring = from->ring;

@@ -21,22 +21,22 @@ struct CapturedTraceback;
 
 namespace torchcomms_pg {
 
-// Shared by the recorders that the operation is in, so that it is described
-// once. What a recorder counts by itself is in its own entry.
+// Record of an operation, shared by the recorders that it is in, so that it is described once.
+// Numbers that one recorder counts are in its own entry.
 struct OpRecord {
-  // one: of an operation that has no other side, such as a put.
+  // Direction of an operation between two ranks. one: it has no other side, such as a put.
   enum class Direction : uint8_t { none, send, receive, one };
 
   // An operation that is issued.
   struct Issue {
-    const char* op = "";  // as c10d calls it, e.g. "_all_gather_base"
+    const char* op = "";  // c10d's name, e.g. "_all_gather_base"
     uint64_t seq = 0;     // counts the collectives of the group, or its messages, from 1
     const std::vector<at::Tensor>& inputs;
     const std::vector<at::Tensor>& outputs;
     bool join = false;  // several tensors are recorded as the one they are parts of
     std::chrono::milliseconds timeout{0};
-    Direction direction = Direction::none;  // of what is between two ranks
-    int peer = -1;                          // of the same; -1: whoever sends first
+    Direction direction = Direction::none;  // direction of an operation between two ranks
+    int peer = -1;                          // its other rank; -1: the first to send
     bool started = false;
   };
 
@@ -50,13 +50,14 @@ struct OpRecord {
     uint8_t dim;
   };
 
-  // By the thread that issues the operation. `cppStack`: C++'s is captured, too.
+  // Describes the operation; called by the thread that issues it. `cppStack`: C++'s is captured,
+  // too.
   OpRecord(const Issue& issue, Stack stack, bool cppStack);
 
   bool isMessage() const { return direction == Direction::send || direction == Direction::receive; }
   bool isCollective() const { return direction == Direction::none; }
 
-  // False: it had been started before.
+  // Notes that it has started. False: it had been started before.
   bool start();
   void end(bool completed, float milliseconds);
 
@@ -68,12 +69,13 @@ struct OpRecord {
   const Stack stack;  // Python's
   const std::shared_ptr<torch::CapturedTraceback> cppStack;
   const std::shared_ptr<const Thread> thread;
-  // Of the inputs, then of the outputs.
+  // Shapes and dtypes of the inputs, then of the outputs.
   size_t inputs = 0;
   c10::SmallVector<Tensor, 4> tensors;
   c10::SmallVector<int64_t, 4> sizes;
 
-  // 0: not yet. `duration` is set before `completed`, and that before `retired`.
+  // Times of the states; 0: not yet. `duration` is set before `completed`, and that before
+  // `retired`.
   const c10::time_t created = c10::getTime();
   std::atomic<c10::time_t> started;
   std::atomic<c10::time_t> completed{0};

@@ -28,7 +28,7 @@ struct Instance {
   pid_t pid = 0;  // a forked child has groups, and so a record, of its own
 };
 
-// Never destroyed: entries hold frames of Python, which may end first.
+// State that is never destroyed: entries hold frames of Python, which may end first.
 struct Shared {
   std::mutex mutex;
   Instance instance;
@@ -54,7 +54,7 @@ std::string pickleInTime(
     FlightRecorder::What what,
     std::chrono::milliseconds patience) {
   if (what.stacks) {
-    // Whoever has the GIL may keep it: this thread must not ask for it.
+    // The thread that has the GIL may keep it: this thread must not ask for it.
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {
@@ -66,7 +66,7 @@ std::string pickleInTime(
         return pickle.get();
       }
     } catch (const std::system_error&) {
-      // No thread can be started: without stacks, then.
+      // No thread can be started: the dump goes without stacks.
     }
     what.stacks = false;
   }
@@ -127,7 +127,7 @@ void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
   instance.options = std::move(options);
   if (instance.pid != getpid()) {
     instance.pid = getpid();
-    // A parent's is leaked: the fork may have come while it was in use.
+    // Leaks a parent's recorder: the fork may have come while it was in use.
     leaked<std::shared_ptr<FlightRecorder>>(std::move(instance.recorder));
     instance.recorder =
         maxEntries > 0 ? std::make_shared<FlightRecorder>(maxEntries, cppStacks) : nullptr;
@@ -145,7 +145,7 @@ std::string dump(int rank) {
   }
   const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
   const auto content = pickleInTime(recorder, options.what, options.patience);
-  // The last to write is the last to have looked at the ring.
+  // One dump is written at a time.
   std::lock_guard lock(shared().writing);
   writeDump(path, content);
   return path;

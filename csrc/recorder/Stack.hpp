@@ -1,4 +1,4 @@
-// Where a thread was when it issued an operation.
+// Python's stack of a thread when it issued an operation.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ struct Frame {
 
 using Stack = std::shared_ptr<const void>;  // null: none
 
-// Whoever can tell stacks, which is Python: this side of the bindings knows
-// nothing of it. torch's own torch::symbolize() is no help there, since it
-// imports torch._inductor, for seconds and in a process that has just failed.
+// Source of stacks, which is Python: this side of the bindings knows nothing of it. torch's own
+// torch::symbolize() is no help there, since it imports torch._inductor, for seconds and in a
+// process that has just failed.
 class StackSource {
  public:
   virtual ~StackSource() = default;
-  // Of the calling thread.
+  // Captures the stack of the calling thread.
   virtual Stack capture() = 0;
-  // The innermost frame first.
+  // Describes stacks, the innermost frame of each first.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
-  // Set once, when the module is loaded, and never freed; null: there is none.
+  // Sets the source, once, when the module is loaded; it is never freed. Null: there is none.
   static void set(StackSource* source) { source_ = source; }
   static StackSource* get() { return source_; }
 

@@ -1,9 +1,8 @@
-// As much of nlohmann::json as torch's FlightRecorderDetail.hpp uses: objects
-// that are filled in and written out.
+// The part of nlohmann::json that torch's FlightRecorderDetail.hpp uses: objects that are filled in
+// and written out.
 //
-// torch needs the real one to build itself and does not ship it. What it does
-// with it is to write one document, which takes less than a build dependency
-// that every user would have to install.
+// torch needs the real one to build itself and does not ship it. Writing one document takes less
+// than a build dependency that every user would have to install.
 #pragma once
 
 #include <charconv>
@@ -28,7 +27,7 @@ class json {
     write(text_, value);
   }
 
-  // A member of this object, which it becomes.
+  // Returns a member of this value, which becomes an object.
   json& operator[](const std::string& name) {
     text_.clear();
     return members_[name];
@@ -130,7 +129,7 @@ class json {
     out += before == '{' ? "{}" : "}";
   }
 
-  // Bytes of the character that `text` begins with; 0: that is none.
+  // Returns the number of bytes of the character that `text` begins with; 0: it is none.
   static size_t utf8Length(std::string_view text) {
     const auto first = static_cast<unsigned char>(text[0]);
     const size_t length = first < 0x80                    ? 1
