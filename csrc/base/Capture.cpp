@@ -14,8 +14,8 @@ namespace {
 #define TORCHCOMMS_PG_RUNTIME(name) "cuda" name
 #endif
 
-// A function of the runtime. Null, and asked for again with the next call, until it is loaded:
-// torch does so with its first use of a GPU.
+// Looks up a function of the runtime. Null, and looked up again with the next call, until the
+// runtime is loaded: torch does so with its first use of a GPU.
 template <class Function>
 Function runtime(std::atomic<Function>& known, const char* name) {
   auto function = known.load(std::memory_order_relaxed);
@@ -28,7 +28,7 @@ Function runtime(std::atomic<Function>& known, const char* name) {
 
 }  // namespace
 
-// As in CUDA's runtime API: cudaSuccess and cudaStreamCaptureStatusNone are 0.
+// Constants of CUDA's runtime API: cudaSuccess and cudaStreamCaptureStatusNone are 0.
 
 bool isCudaCapturing(cudaStream_t stream) {
   using Ask = int (*)(cudaStream_t, int* status);

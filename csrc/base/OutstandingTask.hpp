@@ -1,10 +1,9 @@
-// What threads of the extension still have to do, for the end of the interpreter.
+// Tasks that threads of the extension have not finished, for the end of the interpreter.
 //
-// Tensors that Python knows take the GIL when C++ drops them. A thread that
-// asks for the GIL once the interpreter ends is ended by it, in the middle of a
-// destructor, and that ends the process (std::terminate). So the interpreter
-// must not end while a thread of ours may hold a tensor or call a hook; and when
-// it has, libtorch's static objects go, which a dump of the recorder uses.
+// Tensors that Python knows take the GIL when C++ drops them. A thread that asks for the GIL once
+// the interpreter ends is ended by it, in the middle of a destructor, and that ends the process
+// (std::terminate). So the interpreter must not end while a thread of ours may hold a tensor or
+// call a hook; and when it has, libtorch's static objects go, which a dump of the recorder uses.
 #pragma once
 
 #include <atomic>
@@ -15,9 +14,8 @@
 
 namespace torchcomms_pg {
 
-// One thing to do, from the moment it is handed to a thread until that thread
-// has done it and dropped all it held: a member that is declared before, and
-// so destroyed after, what it stands for.
+// One task, from the moment it is handed to a thread until that thread has done it and dropped all
+// it held. Make it a member that is declared before, and so destroyed after, what the task holds.
 class OutstandingTask {
  public:
   OutstandingTask() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
@@ -25,8 +23,8 @@ class OutstandingTask {
   OutstandingTask& operator=(const OutstandingTask&) noexcept { return *this; }
   ~OutstandingTask() { count_.fetch_sub(1, std::memory_order_release); }
 
-  // For what other processes ask for at any time, such as a dump, and for hooks: nothing once the
-  // interpreter ends.
+  // Begins a task that other processes ask for at any time, such as a dump, or a hook. None once
+  // the interpreter ends.
   static std::optional<OutstandingTask> begin() noexcept {
     std::optional<OutstandingTask> begun(std::in_place);
     if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
@@ -35,10 +33,10 @@ class OutstandingTask {
     return begun;
   }
 
-  // Begins nothing from here on. What has begun may be waited for afterwards.
+  // Ends begin() from here on. Tasks that have begun may be waited for afterwards.
   static void close() noexcept { count_.fetch_or(kClosed, std::memory_order_seq_cst); }
 
-  // Whether nothing is left to do, after at most `patience`.
+  // Waits until no task is left. False: `patience` has passed first.
   static bool awaitNone(std::chrono::milliseconds patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while ((count_.load(std::memory_order_acquire) & ~kClosed) > 0) {

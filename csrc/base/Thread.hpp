@@ -1,4 +1,4 @@
-// How threads of the extension are started.
+// Starts of the extension's threads.
 #pragma once
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 
 namespace torchcomms_pg {
 
-// What a failed start of a thread is told as.
+// Raises the error of a thread that cannot be started.
 [[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {
   throw std::runtime_error(
       what + ": no thread can be started (" + why +
@@ -28,7 +28,7 @@ void startDetached(const char* name, Body body) {
   }).detach();
 }
 
-// As that, but raises that `what` needs a thread.
+// Does the same, but raises that `what` needs a thread.
 template <class Body>
 void startDetached(const char* name, const std::string& what, Body body) {
   try {

@@ -28,8 +28,8 @@
 
 #define TORCHCOMMS_PG_TORCH_AT_LEAST(minor) (TORCH_VERSION_MINOR >= (minor))
 
-// Whether an operation is asynchronous is part of its record since this macro
-// exists; it takes that as one more argument, the last.
+// The record of an operation tells whether it is asynchronous since this macro exists, which takes
+// that as one more argument, the last.
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
 #define TORCHCOMMS_PG_RECORD_PARAM_COMMS RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
 #else
@@ -69,7 +69,8 @@
 namespace torchcomms_pg {
 
 // c10d as the newest of these versions has it, so that the same methods override something in each.
-// What an older one lacks stands here; its own code calls none of that, unless said otherwise.
+// Declarations that an older one lacks stand here; its own code calls none of them, unless said
+// otherwise.
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
 namespace latest = ::c10d;
 #else
@@ -156,7 +157,7 @@ class Backend : public ::c10d::Backend {
     static constexpr bool enable_reconfigure = false;
   };
 
-  // Named so from 2.14 on: an older torch calls them by the names that forward here.
+  // Names of 2.14 and later: an older torch calls them by the names that forward here.
   virtual WorkPtr all_gather_single(
       at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) = 0;
   WorkPtr _allgather_base(
@@ -208,7 +209,7 @@ class Backend : public ::c10d::Backend {
   virtual void unregisterAbortHook(int64_t id) = 0;
 
  protected:
-  // What reconfigure() writes; an older torch has them const.
+  // Members that reconfigure() writes; an older torch has them const.
   int rank_ = getRank();
   int size_ = getSize();
 
@@ -224,13 +225,14 @@ class Backend : public ::c10d::Backend {
 }  // namespace latest
 #endif
 
-// Whether torch's analyser of flight recorders knows the names "split" and "new_window".
+// True if torch's analyser of flight recorders knows the names "split" and "new_window".
 inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);
 
-// A source that is not known yet, as torch's analyser of flight recorders takes it.
+// Name of a source that is not known yet, in the form that torch's analyser of flight recorders
+// takes.
 inline constexpr const char* kUnknownSource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
-// Whether what is queued in the stream goes into a graph, and does not run.
+// Returns whether work queued in the stream goes into a graph, and does not run.
 inline bool isCapturing(const c10::Stream& stream) {
   // CUDA refuses to capture its legacy stream, which is torch's default one (CUDA Runtime API,
   // cudaStreamBeginCapture): most operations are spared a call.
