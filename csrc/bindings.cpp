@@ -54,8 +54,8 @@ NoGilDestructor<Backend> makeBackend(Args&&... args) {
 // see OutstandingTask.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
-  constexpr std::chrono::seconds kGrace{2};     // for peers that are on their way
-  constexpr std::chrono::seconds kPatience{5};  // for hooks
+  constexpr std::chrono::seconds kGrace{2};     // time for peers that are on their way
+  constexpr std::chrono::seconds kPatience{5};  // time for hooks
   if (!OutstandingTask::awaitNone(kGrace)) {
     Monitor::get().giveUp("the end of its Python interpreter");
   }

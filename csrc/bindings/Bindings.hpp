@@ -1,4 +1,4 @@
-// What the files with pybind11 share.
+// Declarations that the files with pybind11 share.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,7 +15,7 @@ namespace py = pybind11;
 
 namespace torchcomms_pg {
 
-// A communicator, or what holds one, as Python holds it. Destroying one may
+// A Python object's reference to a communicator, or to an object that has one. Destroying one may
 // join threads that need the GIL.
 template <class T>
 class Held {
@@ -40,11 +40,10 @@ class Held {
 
 using Comm = Held<Communicator>;
 
-// The exception as a Python object, None for none. Needs the GIL.
+// Converts an exception to a Python object, None for none. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);
 
-// Makes torch's ProcessGroupGloo, in Python, callable without the GIL: torch
-// has no header of it.
+// Makes torch's ProcessGroupGloo, in Python, callable without the GIL: torch has no header of it.
 gloo::Connect glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);
@@ -58,7 +57,7 @@ void bindPythonStackDump(py::module_& module);
 void usePythonStacks();
 void bindCreation(py::module_& module);
 void bindNccl(py::module_& module);
-// After the class Backend.
+// Extends the class Backend: call it after that is bound.
 void bindMemory(py::module_& module);
 
 }  // namespace torchcomms_pg

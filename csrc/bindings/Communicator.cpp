@@ -29,7 +29,7 @@ std::unique_ptr<Comm> split(
   group.description = self->group().description;
   const auto& global = self->group().globalRanks;
   for (const int rank : ranks) {
-    // Ranks that do not exist are refused by Communicator::split.
+    // Communicator::split refuses ranks that do not exist.
     const bool known = rank >= 0 && static_cast<size_t>(rank) < global.size();
     group.globalRanks.push_back(known ? global[rank] : rank);
   }

@@ -1,4 +1,4 @@
-// How communicators are made, for torchcomms_pg/creation.py.
+// Creation of communicators, for torchcomms_pg/creation.py.
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
@@ -97,7 +97,7 @@ gloo::Connect glooConnector(const std::string& name, Milliseconds timeout) {
       }
       const auto why = py::str(error.value()).cast<std::string>();
       throw CommError(
-          {.message = why,  // the link says of whom
+          {.message = why,  // the link names the ranks
            .op = "init",
            .group = name});
     }

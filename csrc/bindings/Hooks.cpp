@@ -1,4 +1,4 @@
-// Hooks that are Python functions, and what they are told.
+// Python functions as hooks, and their arguments.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,7 +13,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The Python class that a hook gets a Work as; see commErrorClass().
+// The Python class of a Work in a hook's arguments; see commErrorClass().
 py::object& workClass() {
   static auto& type = leaked<py::object>();
   return type;
@@ -36,7 +36,7 @@ class Function {
     (*function_)(std::forward<Args>(args)...);
   }
 
-  // For hooks whose exception has nobody to go to.
+  // Calls it for hooks whose exceptions no caller gets.
   template <class... Args>
   void callUnraisable(const char* what, Args&&... args) const {
     py::gil_scoped_acquire gil;
@@ -134,7 +134,7 @@ void bindArgs(py::module_& module) {
       });
 }
 
-// Takes one hook away. Idempotent; usable when the communicator is gone.
+// A handle that removes one hook. Idempotent; usable when the communicator is gone.
 class Handle {
  public:
   Handle(std::shared_ptr<Hooks> hooks, Hooks::Id id) : hooks_(std::move(hooks)), id_(id) {}

@@ -9,10 +9,10 @@ namespace torchcomms_pg {
 
 namespace {
 
-// What a handler has raised, until the call is left.
+// The exception that a handler has raised, until the call is left.
 thread_local std::exception_ptr raised;
 
-// Python runs handlers in the main thread alone.
+// Returns whether handlers can run here: Python runs them in the main thread alone.
 bool here() noexcept {
   return static_cast<uint32_t>(gettid()) == host::processId() && Py_IsInitialized() != 0;
 }
@@ -30,7 +30,7 @@ bool pending() noexcept {
       raised = std::make_exception_ptr(py::error_already_set());
     }
   } catch (const std::exception&) {
-    // No memory for it: the handler is called again with the next signal.
+    // Out of memory for the exception: the handler is called again with the next signal.
   }
   return raised != nullptr;
 }

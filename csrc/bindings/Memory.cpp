@@ -42,7 +42,7 @@ void registerPool(Backend& self, const py::object& pool, bool symmetric) {
 void bindMemory(py::module_& module) {
   module.def("allocate_with", &allocateWith, py::arg("library"));
 
-  // The class has the rest in bindings.cpp.
+  // Extends the class, whose rest bindings.cpp binds.
   py::class_<Backend>(module.attr("Backend"))
       .def_property_readonly(
           "mem_allocator",

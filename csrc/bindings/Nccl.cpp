@@ -62,7 +62,7 @@ void bindConfig(py::module_& module) {
 
 void bindNccl(py::module_& module) {
   bindConfig(module);
-  // Never freed: see Library.
+  // Libraries are never freed: see Library.
   py::class_<Library, std::unique_ptr<Library, py::nodelete>>(module, "NcclLibrary")
       .def_property_readonly("path", &Library::path)
       .def_property_readonly("version", &Library::version)

@@ -1,4 +1,4 @@
-// The stacks of Python, for the flight recorder.
+// Python's stacks, for the flight recorder.
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -11,7 +11,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The innermost are told; deeper ones would cost every operation more.
+// Number of innermost frames that are kept; deeper ones would cost every operation more.
 constexpr size_t kMaxFrames = 64;
 
 struct Call {
@@ -36,8 +36,8 @@ void letGoOf(const Calls& calls) {
   }
 }
 
-// Stacks are dropped by threads that must not wait for the GIL. What they held
-// is let go of by the next one that is captured.
+// Stacks dropped by threads that must not wait for the GIL. The next thread that captures a stack
+// releases what they held.
 struct Dropped {
   std::mutex mutex;
   std::vector<Calls> stacks;
@@ -72,7 +72,7 @@ void letGoOfDropped() {
   spare = std::move(stacks);
 }
 
-// Owned ones.
+// Adds the thread's frames, as owned references.
 void addFrames(Calls& calls) {
   auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
   while (frame != nullptr && calls.size() < kMaxFrames) {
@@ -101,7 +101,7 @@ class PythonStacks final : public StackSource {
     if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
       return nullptr;
     }
-    // What comes from one place, such as a loop, shares its stack.
+    // Operations from one place, such as a loop, share their stack.
     static thread_local std::shared_ptr<const Captured> latest;
     static thread_local Calls spare;
     py::gil_scoped_acquire gil;

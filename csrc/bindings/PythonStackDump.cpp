@@ -1,4 +1,4 @@
-// What other ranks want to know of this process: where Python's threads are
+// Facts about this process for other ranks: where Python's threads are
 // (torchcomms_pg/python_stacks.py), and whether it compiles (compile_watch.py).
 #include "monitor/PythonStackDump.hpp"
 #include "base/Leaked.hpp"
@@ -18,8 +18,8 @@
 #include "monitor/Heartbeat.hpp"
 #include "recorder/Stack.hpp"
 
-// What faulthandler's own watchdog calls without the GIL. Not part of Python's
-// stable API: null where this Python lacks it.
+// Function that faulthandler's own watchdog calls without the GIL. Not part of Python's stable API:
+// null where this Python lacks it.
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
@@ -62,8 +62,8 @@ std::string innermost(const std::string& dump) {
   return lines;
 }
 
-// While one thread keeps the GIL no other changes its stack; that one itself is
-// in native code, as long as it does not give it up.
+// Reads the stacks without the GIL. While one thread keeps the GIL no other changes its stack; that
+// one itself is in native code, as long as it does not give it up.
 std::string readWithoutGil() {
   if (_Py_DumpTracebackThreads == nullptr || Py_IsInitialized() == 0) {
     return "";
@@ -86,7 +86,7 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "set_python_stack_source",
       [](py::function describe) {
-        // It is needed until the interpreter ends.
+        // The function is needed until the interpreter ends.
         auto& function = leaked<py::function>(std::move(describe));
         PythonStackDump::Source source;
         source.ask = [&function](const Stack& stack) -> PythonStackDump::Told {

@@ -23,7 +23,7 @@ Window::Options windowOptions(bool async, Timeout timeout) {
 }  // namespace
 
 void bindWindows(py::module_& module) {
-  // The class has its operations in Communicator.cpp.
+  // Extends the class, whose operations Communicator.cpp binds.
   py::class_<Comm>(module.attr("Communicator"))
       .def(
           "new_window",

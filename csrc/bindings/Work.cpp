@@ -32,7 +32,7 @@ const char* stateOf(c10d::Work& work) {
 }  // namespace
 
 void bindWork(py::module_& module) {
-  // What torch returns as its own class is found to be this one, by its type in C++.
+  // Objects that torch returns as its own class become this one, by their type in C++.
   py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
       .def("__repr__", [](Work& work) {
         return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) + ", " +
