@@ -1,4 +1,4 @@
-// The operations on tensors of all ranks, and messages between two.
+// Operations on tensors of all ranks, and messages between two.
 #pragma once
 
 #include <ATen/core/Tensor.h>

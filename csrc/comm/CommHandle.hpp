@@ -30,7 +30,7 @@ class CommHandle {
   // The library's report of a failure.
   struct Report {
     ncclResult_t state = ncclSuccess;
-    std::string text;         // empty: nothing
+    std::string text;         // the library's words; empty: none
     std::vector<int> absent;  // ranks that it waits for, where known
   };
 

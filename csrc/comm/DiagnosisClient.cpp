@@ -72,7 +72,7 @@ class StoreBoard final : public SharedBoard {
 // The communicators of this process that take part in diagnoses.
 class Registry {
  public:
-  // Never destroyed: a group may fail while the process ends.
+  // Returns the registry, never destroyed: a group may fail while the process ends.
   static Registry& get() {
     static auto& registry = leaked<Registry>();
     return registry;
@@ -131,7 +131,7 @@ void DiagnosisClient::open(
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
-  // Introduces this rank, for the case that it cannot answer.
+  // Introduces this rank, for the case that it cannot give its status.
   const auto self = Peer::self().text();
   store_->set(
       "who/" + std::to_string(comm_.rank()), std::vector<uint8_t>(self.begin(), self.end()));

@@ -19,7 +19,7 @@ class DiagnosisClient {
   void open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
   // Opens it in a part of the parent's store.
   void openLike(const DiagnosisClient& parent, const std::string& prefix);
-  // Ends requests and answers from now on. Does not block.
+  // Stops making requests and giving this rank's status. Does not block.
   void close();
 
   // Does what is due. Called on the monitor's thread, at each of its rounds.
@@ -55,7 +55,7 @@ class DiagnosisClient {
   // extends the deadline.
   void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
   // Starts a thread that finds out why the library has failed, while `op` was in flight, and fails
-  // the communicator. The monitor must go on meanwhile: it is what answers the other ranks.
+  // the communicator. The monitor must go on meanwhile: it gives the other ranks this one's status.
   void explainFailure(const Operation& op);
 
   // Do the same where nothing is in flight, and where another rank's diagnosis has ended with a

@@ -1,4 +1,4 @@
-// The failure of a communicator, and what it says of it.
+// The failure of a communicator: its cause, its text and its effects.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>

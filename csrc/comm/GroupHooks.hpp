@@ -14,11 +14,11 @@ class Work;
 // Holds one hook of each kind, which a new one replaces. Thread-safe.
 class GroupHooks {
  public:
-  // Called when an operation has finished; from any thread. `work` is null where the caller got
-  // none.
+  // Hook that is called when an operation has finished; from any thread. `work` is null where the
+  // caller got none.
   using End = std::function<void(
       const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished)>;
-  // Called once, when the communicator fails, in a thread of its own.
+  // Hook that is called once, when the communicator fails, in a thread of its own.
   using Failed = std::function<void()>;
 
   void setEnd(End hook) { std::atomic_store(&end_, shared(std::move(hook))); }

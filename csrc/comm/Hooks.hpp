@@ -44,7 +44,7 @@ struct PreHookArgs {
 struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
-  c10::intrusive_ptr<c10d::Work> work;  // null when the caller got an error, and for finalize
+  c10::intrusive_ptr<c10d::Work> work;  // null where the caller got no Work
   std::exception_ptr error;             // error of the operation
   bool apart = false;                   // called on a thread where no caller gets an exception
 
@@ -149,7 +149,7 @@ class Hooks {
   std::shared_ptr<CallbackThread> thread_;  // started with the first post or end hook
 };
 
-// An operation whose start hooks were told of, until they are told of its end.
+// An operation that hooks were told of, until they are told of its end.
 struct HookedOperation {
   OpName name;
   uint64_t id;

@@ -42,7 +42,7 @@ std::string keyOf(const std::string& name);
 struct JoinResult {
   std::shared_ptr<Communicator> comm;
   std::string unavailable;  // reason why there is no communicator
-  std::vector<Peer> peers;  // by rank; empty: a rank alone
+  std::vector<Peer> peers;  // processes by rank; empty: a rank alone
 };
 
 // Makes a communicator of the library's, which may still be initializing. `prefix`: that of the

@@ -15,8 +15,8 @@ struct Window::Registration {
   at::Tensor tensor;                        // set where the window owns it
   std::vector<Part> parts;                  // by rank
   std::vector<at::Tensor> mapped;           // the parts' elements, by rank; on an accelerator only
-  std::vector<std::atomic<uint64_t>> sent;  // number of signals, by peer
-  std::vector<std::atomic<uint64_t>> waited;  // likewise
+  std::vector<std::atomic<uint64_t>> sent;  // number of signals sent, by peer
+  std::vector<std::atomic<uint64_t>> waited;  // number of signals taken, by peer
 
   std::mutex mutex;                      // guards what follows
   WorkPtr lastPut;                       // last asynchronous put; earlier ones end before it
