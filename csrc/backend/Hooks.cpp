@@ -31,8 +31,7 @@ void Backend::installNanCheck(Communicator& comm) {
     if (known.first.lock() != hooks) {
       return false;
     }
-    hooks->remove(
-        known.second);  // of the communicator that this one succeeds, maybe as another rank
+    hooks->remove(known.second);  // the former communicator's, which may have had another rank
     return true;
   });
   const auto id =
@@ -48,7 +47,7 @@ void Backend::registerOnCompletionHook(
       "register_on_completion_hook: group '",
       options_->group_name,
       "' has one already; a group takes one");
-  onCompletionHook_ = hook;  // what hasHooks() looks at
+  onCompletionHook_ = hook;  // hasHooks() looks at it
   completionHooks_ = std::make_shared<CallbackThread>();
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
@@ -81,7 +80,7 @@ void Backend::installEndHook(Communicator& comm) const {
           });
         }
         if (work == nullptr || !work->isSuccess()) {
-          return;  // these hooks tell of works, and of those that succeeded
+          return;  // these hooks are for works that have succeeded
         }
         latest::CompletionHookArgs args;
         args.completionKey = work->getCompletionKey();

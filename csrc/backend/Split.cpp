@@ -56,11 +56,11 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   if (position == ranks.end()) {
     return nullptr;
   }
-  // The members meet through the store, not by ncclCommSplit: that needs the
-  // other ranks too, each as often as the members, and torch does not see to it.
-  // It calls split on them once for each device type of the group, but on members
-  // once for each backend, and says of two calls neither that they are one split
-  // nor that they are not. new_group leaves them out with use_local_synchronization.
+  // The members find each other through the store, not by ncclCommSplit: that needs the other ranks
+  // too, each as often as the members, and torch does not see to it. It calls split on them once
+  // for each device type of the group, but on members once for each backend, and says of two calls
+  // neither that they are one split nor that they are not. new_group leaves them out with
+  // use_local_synchronization.
   auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
   return c10::make_intrusive<Backend>(
       info,
@@ -90,7 +90,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   }
   const int rank = children.front()->rank();
   const int size = children.front()->size();
-  c10::intrusive_ptr<c10d::Store> store;  // none: as of this group
+  c10::intrusive_ptr<c10d::Store> store;  // null: this group has none either
   if (store_ != nullptr) {
     store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
   }
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
     const int& size) {
   auto options = childOptions(opts, "merge");
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
-    options->global_ranks_in_group.clear();  // those of the smaller group
+    options->global_ranks_in_group.clear();  // the list is the smaller group's
   }
   auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
   merged->forgetPeers();  // its ranks are not those of its store

@@ -30,45 +30,6 @@ constexpr int kIdleTicks = 2;
 // Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
-// The part of a store that belongs to one communicator's diagnoses.
-class StoreBoard final : public SharedBoard {
- public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
-  }
-
-  std::optional<std::string> get(const std::string& key) override {
-    if (!store().check({key})) {
-      return std::nullopt;
-    }
-    const auto value = store().get(key);
-    return std::string(value.begin(), value.end());
-  }
-
-  bool claim(const std::string& key, const std::string& value) override {
-    const std::vector<uint8_t> wanted(value.begin(), value.end());
-    return store().compareSet(key, {}, wanted) == wanted;
-  }
-
-  int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
-
- private:
-  // Returns a connection of its own, since another thread may wait in the shared one; made with the
-  // first use, since most groups never need it.
-  c10d::Store& store() {
-    if (!own_) {
-      own_ = shared_->clone();
-      shared_.reset();
-    }
-    return *own_;
-  }
-
-  c10::intrusive_ptr<c10d::Store> shared_;
-  c10::intrusive_ptr<c10d::Store> own_;
-};
-
 // The communicators of this process that take part in diagnoses.
 class Registry {
  public:

@@ -37,8 +37,8 @@ class StoreBoard final : public SharedBoard {
   int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
 
  private:
-  // A connection of its own, since another thread may wait in the shared one.
-  // Only now: most groups never need it.
+  // Returns a connection of its own, since another thread may wait in the shared one; made with the
+  // first use, since most groups never need it.
   c10d::Store& store() {
     if (!own_) {
       own_ = shared_->clone();

@@ -14,18 +14,18 @@ namespace torchcomms_pg {
 
 namespace {
 
-// How often a rank that waits looks whether the others are still alive, and whether it is itself
-// to stop; and while the library joins the ranks.
+// Intervals in which a waiting rank looks whether the others are still alive, and whether it is
+// itself to stop: while it waits for the store, and while the library joins the ranks.
 constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
-// How often it asks the library then, up to once in this time for each rank of the host: they share
-// its cores.
+// Longest interval in which it asks the library then, for each rank of the host: they share its
+// cores.
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 
-// How often it asks the store, which would print a warning each time if it waited there for a
-// limited time: ever more seldom, the more so the more ranks meet now, since one process answers
-// all of them.
+// Intervals in which it asks the store, which would print a warning each time if it waited there
+// for a limited time. They grow, and grow longer the more ranks take part in the rendezvous, since
+// one process answers all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
 constexpr std::chrono::microseconds kPollOfRank{100};
@@ -81,9 +81,8 @@ StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
       heard_(info.size, false),
       versions_(info.rank == 0 ? info.size : 0) {
   peers_.resize(info.size);
-  // The same store and name may serve one group after another, also of other
-  // ranks. Every member counts its own arrivals with these members, so that
-  // all agree on which group this is.
+  // One store and name may serve one group after another, also of other ranks. Every member
+  // counts its own arrivals with these members, so that all agree on which group this is.
   prefix_ = "torchcomms_pg/" + keyOf(info.members) + "/";
   const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1);
   prefix_ += std::to_string(generation) + "/";
@@ -160,7 +159,7 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
     }
     if (state != ncclInProgress) {
       look();
-      return;  // nobody says that it could not join: it was made, and has failed since
+      return;  // no rank has failed to join: it was made, and has failed since
     }
     if (const auto now = Clock::now(); now >= next) {
       next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);

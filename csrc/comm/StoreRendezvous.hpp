@@ -13,7 +13,7 @@
 
 namespace torchcomms_pg {
 
-// The first byte of what is said in the store: what follows is what was asked for, ...
+// First byte of a value in the store: the requested value follows, ...
 inline constexpr char kId = '=';
 // ... or the reason why there will be no group, after the ranks at fault and '|', ...
 inline constexpr char kRefusal = '!';
@@ -24,11 +24,10 @@ inline constexpr char kApart = '~';
 [[noreturn]] void failInit(
     const std::string& group, const std::string& why, std::vector<int> ranks = {});
 
-// Returns what `error` says, without the group and without torch's stack.
+// Returns the text of `error`, without the group and without torch's stack.
 std::string reasonOf(const std::string& group, const std::exception& error);
 
-// "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different
-// things, else empty.
+// Writes "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different things, else "".
 std::string differences(const std::vector<std::string>& said, const std::string& what);
 
 // One rank's part in the rendezvous; used by one thread.
@@ -39,8 +38,8 @@ class StoreRendezvous {
   const std::string& prefix() const { return prefix_; }
   const std::vector<Peer>& peers() const { return peers_; }
 
-  // Calls `body`. Where it raises, all ranks that still wait are told why, but of what each
-  // finds out by itself.
+  // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
+  // it out by itself.
   template <class Body>
   auto run(const Body& body) {
     try {
@@ -54,12 +53,12 @@ class StoreRendezvous {
     }
   }
 
-  // What the other ranks are to hear of `error`, and who is at fault.
+  // Returns the reason that the other ranks get for `error`, and the ranks at fault.
   std::pair<std::string, std::vector<int>> blame(const std::exception& error) const;
 
-  // Rank 0 learns what every rank says of itself, and where it is, which all know afterwards. All
-  // return what `judge` makes of it on rank 0: kId or kApart, and a text. Of kRefusal they raise
-  // the text.
+  // Collects on rank 0 what every rank says of itself, and where it is, which all know afterwards.
+  // All return what `judge` makes of it on rank 0: kId or kApart, and a text. All raise the text of
+  // a kRefusal.
   std::string exchange(
       const std::string& mine,
       const std::function<std::string(const std::vector<std::string>&)>& judge);
@@ -67,11 +66,11 @@ class StoreRendezvous {
   // Returns when all ranks have joined the library's communicator.
   void awaitJoined(const NcclApi& api, ncclComm_t comm);
 
-  // Raises what another rank has said of why it cannot join.
+  // Raises the reason, if another rank has given one, why it cannot join.
   void checkRefused();
 
-  // Raises where a rank has died, or cannot join, or this one is to stop. Before all know of all,
-  // rank 0 looks after the others, which look after rank 0.
+  // Raises where a rank has died, or cannot join, or this one is to stop. Until all know of all,
+  // rank 0 looks after the others, and they look after rank 0.
   void look();
 
  private:
@@ -85,10 +84,10 @@ class StoreRendezvous {
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // What rank `peer` has said, but for where it is.
+  // Returns what rank `peer` has said, after the line about its place and version.
   std::string hear(int peer, const std::string& text);
 
-  // What is wrong with the versions of this package; empty: nothing.
+  // Describes how the versions of this package differ; empty: they do not.
   std::string differentVersions() const;
 
   [[noreturn]] void tellAgain(const std::string& refusal);
@@ -100,15 +99,15 @@ class StoreRendezvous {
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
-  // The time between two questions to the store of a rank that has waited for long.
+  // Longest time between two requests to the store of a rank that has waited for long.
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
   std::string prefix_;
   std::vector<Peer> peers_;            // by rank, as far as they are known
-  std::vector<bool> heard_;            // who has said it for this group
-  std::vector<std::string> versions_;  // of this package, by rank; of rank 0 only
-  bool said_ = false;                  // this rank
-  bool known_ = false;                 // the other ranks know of this one's failure, or will
+  std::vector<bool> heard_;            // true: the peer is known from this rendezvous
+  std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
+  bool said_ = false;                  // true: this rank has introduced itself
+  bool known_ = false;                 // true: the other ranks know of the failure, or will
 };
 
 }  // namespace torchcomms_pg

@@ -144,10 +144,10 @@ std::string dump(int rank) {
     return "";
   }
   const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
-  const auto content = pickleInTime(recorder, options.what, options.patience);
-  // One dump is written at a time.
+  // One dump at a time, so that an older one does not replace a newer one. A second caller waits for
+  // the first, whose stacks have a time limit.
   std::lock_guard lock(shared().writing);
-  writeDump(path, content);
+  writeDump(path, pickleInTime(recorder, options.what, options.patience));
   return path;
 }
 
