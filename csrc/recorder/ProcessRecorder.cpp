@@ -144,8 +144,8 @@ std::string dump(int rank) {
     return "";
   }
   const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
-  // One dump at a time, so that an older one does not replace a newer one. A second caller waits for
-  // the first, whose stacks have a time limit.
+  // One dump at a time, so that an older one does not replace a newer one. A second caller waits
+  // for the first, whose stacks have a time limit.
   std::lock_guard lock(shared().writing);
   writeDump(path, pickleInTime(recorder, options.what, options.patience));
   return path;
