@@ -11,8 +11,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long abort waits for threads to leave the user's buffers. They notice
-// between two chunks, so this is ample unless a thread is starved.
+// Limit of the time that abort() waits for threads to leave the user's buffers. They notice between
+// two chunks, so this is ample unless a thread is starved.
 constexpr auto kQuietLimit = milliseconds(1000);
 
 int64_t nowInMilliseconds() {
@@ -95,7 +95,7 @@ ncclResult_t Comm::asyncError() const {
   if (revoked()) return active_.load() != 0 ? ncclInProgress : ncclSuccess;
   if (segment_->failed()) return segment_->failure().result;
   if (allJoined()) return ncclSuccess;
-  // Nobody waits, so nobody else would notice that a rank died.
+  // No thread waits, so no other would notice that a rank died.
   const int64_t now = nowInMilliseconds();
   int64_t due = nextLifeCheck_.load(std::memory_order_relaxed);
   if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
@@ -159,7 +159,7 @@ bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {
   try {
     begun = shm::begin(exchange_, collective, rank_, size());
   } catch (const std::exception&) {
-    // It has failed the communicator, as whoever executes the collective finds.
+    // The communicator has failed, as the thread that executes the collective finds.
   }
   exit();
   begun_.store(begun, std::memory_order_relaxed);
@@ -184,8 +184,8 @@ void Comm::awaitPlans() {
       planEnded_.wait_for(lock, std::chrono::milliseconds(50));
     }
   }
-  // After a failure a plan may sit in a stream that never comes to it; it will
-  // not touch a buffer any more, unless it is doing so now.
+  // After a failure a plan may sit in a stream that never comes to it; the plan will not touch a
+  // buffer any more, unless it is doing so now.
   if (segment_->failed()) awaitQuiet();
 }
 

@@ -50,7 +50,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Throws Failure if this process is a fork of the one that joined.
   void checkProcess() const;
 
-  // ncclSuccess, ncclInProgress, or why the communicator has failed.
+  // Returns ncclSuccess, ncclInProgress, or the result with which the communicator has failed.
   ncclResult_t asyncError() const;
   std::string lastError() const;
   void setLastError(const std::string& text);
@@ -64,24 +64,24 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Executes one collective in the calling thread; blocks. Throws Failure.
   void run(const Collective& collective);
 
-  // Whether the first half of the collective that has `ticket` could be executed at once, and has
-  // been; inTurn() follows with the other.
+  // Executes the first half of the collective that has `ticket`, if that can be done at once;
+  // returns whether it was. inTurn() follows with complete().
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
-  // Whether one is between its halves.
+  // Returns whether a collective is between its halves.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
   // Executes the second half, in its turn; blocks. Throws Failure.
   void complete(const Collective& collective);
 
-  // Plans count from their issue to their end.
+  // Count plans from their issue to their end.
   void planIssued() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void planEnded();
   void awaitPlans();  // blocks
 
-  // The ranks that the oldest unfinished operation waits for; after a failure
-  // the ranks at fault, where known.
+  // Returns the ranks that the oldest unfinished operation waits for; after a failure the ranks at
+  // fault, where known.
   std::vector<int> absentRanks();
 
-  // Brackets what touches the user's buffers.
+  // Bracket an access to the user's buffers.
   void enter() { active_.fetch_add(1); }
   void exit() { active_.fetch_sub(1); }
 
@@ -92,11 +92,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool revoked() const { return revoked_.load(); }
   std::string whoAmI() const;  // "rank 1 (pid 4711)"
 
-  // Registered buffers: handles that are checked, nothing more.
+  // Register buffers: give out handles and check them, nothing more.
   void* registerBuffer();
   void deregisterBuffer(void* handle);
 
-  // The id that the leader of a shrink has published and the others take.
+  // Publish the id of a shrink's communicator, as its leader; take it, as any other survivor.
   void offerShrink(uint64_t excluded, const ncclUniqueId& id);
   ncclUniqueId takeShrinkOffer(int leader, uint64_t excluded);  // blocks
 
@@ -125,10 +125,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::atomic<bool> finalized_{false};
   std::atomic<bool> revoked_{false};
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable planEnded_;
   std::string lastError_;
-  bool lastErrorIsLater_ = false;  // than the failure of the communicator
+  bool lastErrorIsLater_ = false;  // set after the communicator failed
   std::set<uintptr_t> registrations_;
   uintptr_t nextRegistration_ = 1;
   std::map<int, uint32_t> takenOffers_;

@@ -13,7 +13,7 @@ namespace torchcomms_pg::shm {
 
 struct Window;
 
-// Content, a signal, or first the one and then the other.
+// Content, a signal, or content followed by a signal.
 struct Put {
   int peer = 0;
   std::shared_ptr<const Window> window;  // null: no content
@@ -27,7 +27,7 @@ struct SignalWait {
   struct Signals {
     int peer;
     int signal;
-    uint64_t count;  // of all that the peer has sent by then
+    uint64_t count;  // total that the peer must have sent by then
   };
   std::vector<Signals> all;
 };

@@ -14,7 +14,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Between two pieces of a put this rank sees that the communicator has failed.
+// Bytes that a put copies before it looks again whether the communicator has failed.
 constexpr size_t kPiece = 4 << 20;
 
 constexpr const char* kRegister = "commWindowRegister";
@@ -31,7 +31,7 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   }
 }
 
-// The windows of all communicators of the process: handles are of one series.
+// The windows of all communicators of the process, whose handles are of one series.
 struct Registry {
   std::mutex mutex;
   std::map<uintptr_t, std::weak_ptr<const Window>> windows;
@@ -57,7 +57,7 @@ void discharge(uintptr_t handle) {
   all.windows.erase(handle);
 }
 
-// Brackets what touches the user's buffers.
+// Brackets an access to the user's buffers.
 class Active {
  public:
   explicit Active(Comm& comm) : comm_(comm) { comm.enter(); }
@@ -89,7 +89,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
     window->views.push_back(mapPeer(comm_, rank, theirs));
   }
   exchange.close();
-  // Memory may be freed from here on: everybody has mapped it.
+  // Every rank has mapped the memory: it may be freed from here on.
   exchange.open();
   exchange.publish();
   for (int rank = 0; rank < comm_.size(); ++rank) {
@@ -223,7 +223,7 @@ ncclResult_t windowRegister(
     *made = nullptr;
     comm->checkUsable();
     checkBuffer(kRegister, "buff", buffer, bytes);
-    // All of NCCL's flags ask for what is the case here anyway.
+    // All of NCCL's flags ask for what holds here anyway.
     constexpr int kStrictOrdering = 0x02;  // NCCL_WIN_STRICT_ORDERING, since NCCL 2.29
     constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
     if ((flags & ~kKnown) != 0) {
@@ -244,7 +244,8 @@ ncclResult_t windowRegister(
                     try {
                       *made = comm->windows().add(buffer, bytes, memory);
                     } catch (const Failure& failure) {
-                      // Such as no more file descriptors: the peers wait for this rank.
+                      // The peers wait for this rank, which may, for example, have no file
+                      // descriptor left.
                       comm->fail(failure);
                       throw;
                     }

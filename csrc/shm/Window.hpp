@@ -1,4 +1,4 @@
-// Windows: memory of every rank that its peers write to by themselves.
+// Windows: memory of every rank to which its peers write without its taking part.
 #pragma once
 
 #include <nccl.h>
@@ -18,10 +18,10 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// One window as one rank sees it. Unchanged once made.
+// One window as one rank sees it. Immutable once made.
 struct Window {
   std::vector<WindowView> views;  // by rank
-  void* userPointer = nullptr;    // what this rank registered
+  void* userPointer = nullptr;    // registered by this rank
 };
 
 // The windows of one communicator, and the signals that this rank has waited
@@ -30,36 +30,35 @@ class Windows {
  public:
   explicit Windows(Comm& comm) : comm_(comm) {}
 
-  // Collective, called in this rank's turn; blocks until every rank has mapped
-  // the memory of all others. `buffer` is part of `memory`. Throws Failure.
+  // Makes a window. Collective, called in this rank's turn; blocks until every rank has mapped the
+  // memory of all others. `buffer` is part of `memory`. Throws Failure.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
-  // Local: what peers have mapped stays with them. Throws Failure.
+  // Removes the window on this rank: what peers have mapped stays with them. Throws Failure.
   void remove(ncclWindow_t handle);
   std::shared_ptr<const Window> find(ncclWindow_t handle, const char* operation) const;
 
-  // The next signals of a peer, for a wait: waits are satisfied in the order
-  // of these calls.
+  // Takes the next signals of a peer for a wait: waits are satisfied in the order of these calls.
   SignalWait::Signals expect(const ncclWaitSignalDesc_t& description);
 
   // Execute in the calling thread; throw Failure.
   void run(const Put& put);
   void run(const SignalWait& wait);  // blocks
 
-  // Of whichever communicator of this process.
+  // Returns a window of any communicator of this process.
   static std::shared_ptr<const Window> findAnywhere(ncclWindow_t handle, const char* operation);
 
-  // Whom a thread is waiting for.
+  // Returns the peers that threads are waiting for.
   std::vector<int> absentRanks() const;
 
  private:
   Comm& comm_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::map<uintptr_t, std::shared_ptr<const Window>> windows_;
-  std::map<std::pair<int, int>, uint64_t> taken_;  // by peer and signal
-  std::multiset<int> awaited_;                     // peers
+  std::map<std::pair<int, int>, uint64_t> taken_;  // number expected so far, by peer and signal
+  std::multiset<int> awaited_;                     // peers that threads wait for
 };
 
-// The table's functions.
+// Adds the functions for windows to the table.
 void addWindows(NcclApi& table);
 
 }  // namespace torchcomms_pg::shm

@@ -46,7 +46,7 @@ ncclResult_t launchAll(std::vector<Operation> operations) {
     launch->add(std::move(plan));
     launches.push_back(std::move(launch));
   }
-  // What blocks the caller comes last, so that it delays nothing else.
+  // Launches that block the caller come last, so that they delay no other.
   std::ranges::stable_partition(launches, [](const auto& launch) { return !launch->usesCaller(); });
   ncclResult_t result = ncclSuccess;
   for (const auto& launch : launches) {
@@ -85,7 +85,7 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
     try {
       for (; begun < jobs.size(); ++begun) helpers.emplace_back(run, begun);
     } catch (const std::system_error& error) {
-      // Their ranks may need each other, so none of them can be done after another.
+      // Ranks of these jobs may need each other, so the jobs cannot run one after another.
       for (; begun < jobs.size(); ++begun) {
         jobs[begun].cancel();
         outcomes[begun] = {
@@ -116,7 +116,7 @@ void issue(Operation operation) {
     return;
   }
   if (operation.stream == nullptr) {
-    // The short way, without allocations.
+    // Takes the short way, without allocations.
     Comm& comm = *operation.comm;
     if (const auto* collective = std::get_if<Collective>(&operation.what)) {
       return comm.run(*collective);

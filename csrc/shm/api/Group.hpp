@@ -1,5 +1,4 @@
-// ncclGroupStart and ncclGroupEnd, and how operations get from the call to
-// their stream.
+// ncclGroupStart and ncclGroupEnd, and the path of operations from the call to their stream.
 #pragma once
 
 #include <nccl.h>
@@ -19,27 +18,27 @@ struct Operation {
   std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
 };
 
-// Launches an operation, or, in a group, keeps it for the group's end. Throws
-// Failure; on the null stream outside a group it has then been executed. A
-// transfer with `done` is launched at once, see PointToPoint::runIndependently.
+// Launches an operation or, in a group, keeps it for the group's end. Throws Failure; on the null
+// stream outside a group the operation has been executed on return. A transfer with `done` is
+// launched at once, see PointToPoint::runIndependently.
 void issue(Operation operation);
 
-// Something that communicators do collectively while they are set up: jobs of
-// one group run concurrently, before its operations.
+// A collective part of setting communicators up. Jobs of one group run concurrently, before the
+// group's operations.
 struct Job {
   std::function<void()> prepare;      // may be empty; called in issue order
   std::function<ncclResult_t()> run;  // throws Failure
-  std::function<void()> cancel;       // the group failed: run() was not called
+  std::function<void()> cancel;       // called instead of run() if the group failed
 };
 ncclResult_t issue(Job job);
 
 void groupStart();
 ncclResult_t groupEnd();
 
-// A call inside a group has failed: its end returns that, and launches nothing.
+// Notes that a call inside a group has failed: the group's end returns that, and launches nothing.
 void deferError(ncclResult_t result, const std::string& text);
 
-// The text of this thread's last error.
+// Returns the text of this thread's last error.
 const std::string& threadError();
 void setThreadError(const std::string& text);
 

@@ -9,12 +9,12 @@
 
 namespace torchcomms_pg::shm {
 
-// A table of them: a handle that was destroyed or never existed is an error,
-// not a crash, and whoever uses a communicator shares in its ownership. Called
-// from any thread.
+// Adds a communicator to the table of handles. A handle that was destroyed or never existed is an
+// error, not a crash, and each user of a communicator shares in its ownership. Callable from any
+// thread.
 ncclComm_t addHandle(std::shared_ptr<Comm> comm);
 
-// Throws Failure naming `operation` for null and unknown handles.
+// Returns the communicator. Throws Failure naming `operation` for null and unknown handles.
 std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation);
 
 bool isHandle(ncclComm_t handle);

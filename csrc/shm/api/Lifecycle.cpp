@@ -13,7 +13,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Another thread may look for the handle of an init that is blocked.
+// Stores the handle atomically: another thread may look for that of an init that is blocked.
 void publish(ncclComm_t* made, ncclComm_t handle) {
   std::atomic_ref(*made).store(handle);
 }
@@ -42,7 +42,7 @@ ncclResult_t joinAndComplete(
   return complete(comm, made);
 }
 
-// What a rank brings to a split.
+// A rank's arguments of a split.
 struct Choice {
   int32_t color;
   int32_t key;
@@ -54,8 +54,8 @@ struct Place {
   int rank;
 };
 
-// Two steps over the parent: everybody's choice, then the ids of the new
-// communicators, each made by its rank 0.
+// Takes two steps over the parent: everybody's choice, then the ids of the new communicators, each
+// made by its rank 0.
 std::optional<Place> meetForSplit(Comm& parent, Choice choice) {
   Exchange& exchange = parent.exchange();
   Collective meeting;
@@ -103,7 +103,7 @@ ncclResult_t runSplit(
     try {
       place = meetForSplit(parent, choice);
     } catch (const Failure& failure) {
-      // Such as no more file descriptors: the peers wait for this rank.
+      // The peers wait for this rank, which may, for example, have no file descriptor left.
       parent.fail(failure);
       throw;
     }

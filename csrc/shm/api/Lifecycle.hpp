@@ -1,4 +1,4 @@
-// How communicators come into being.
+// Creation of communicators.
 #pragma once
 
 #include <nccl.h>
@@ -10,10 +10,10 @@
 
 namespace torchcomms_pg::shm {
 
-// Each checks its arguments, throws Failure, and inside a group leaves the part
-// that blocks to the group's end. `*made` is set when the function returns,
-// for init even while it is still waiting for the other ranks, so that another
-// thread can abort it; it is null again after an error.
+// Each function checks its arguments, throws Failure, and inside a group leaves the part that
+// blocks to the group's end. `*made` is set when the function returns, for init even while it is
+// still waiting for the other ranks, so that another thread can abort it; it is null again after an
+// error.
 ncclResult_t initRank(
     ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
 ncclResult_t split(

@@ -58,8 +58,9 @@ ncclResult_t commInitRankConfig(
   return guarded(nullptr, [&] { return initRank(made, ranks, id, rank, config); });
 }
 
-// In a forked child a communicator can only be forgotten: its memory belongs to
-// the parent's rank, and locks in it may be held by threads that do not exist.
+// Forgets a communicator in a forked child, which can do nothing else with it: its memory belongs
+// to the parent's rank, and locks in it may be held by threads that do not exist. False: not a
+// fork.
 bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
   try {
     comm->checkProcess();

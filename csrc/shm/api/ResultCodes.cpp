@@ -10,7 +10,7 @@ ncclResult_t reportFailure(ncclComm_t handle, ncclResult_t result, const char* t
     deferError(result, text);
     if (handle != nullptr) findHandle(handle, "")->setLastError(text);
   } catch (const std::exception&) {
-    // The handle is what was wrong, or there is no memory for the text.
+    // The handle itself was wrong, or there is no memory for the text.
   }
   return result;
 }

@@ -1,4 +1,4 @@
-// Where exceptions become result codes and last-error texts.
+// Turns exceptions into result codes and last-error texts.
 #pragma once
 
 #include <nccl.h>
@@ -15,7 +15,7 @@ namespace torchcomms_pg::shm {
 // Keeps the text, also as the error of the open group, and returns `result`.
 ncclResult_t reportFailure(ncclComm_t handle, ncclResult_t result, const char* text) noexcept;
 
-// `handle`: whose last error it becomes; may be null.
+// Runs `body`. `handle`: the communicator whose last error its failure becomes; may be null.
 template <class Body>
 ncclResult_t guarded(ncclComm_t handle, const Body& body) noexcept {
   try {

@@ -28,7 +28,7 @@ class Execution {
 
   void run();
 
-  // The two halves of run(), of a collective that is one step.
+  // The two halves of run(), for a collective of one step.
   bool oneStep() const {
     const size_t staged = bytes(c_.count) * (inParts() ? ranks_ : 1);
     return !shared() && c_.count <= capacity() && staged <= kPublishedBytes;
@@ -41,26 +41,27 @@ class Execution {
   void complete() { ranks_ == 1 ? alone() : process({0, c_.count}); }
 
  private:
-  // What one rank stages at once where all peers only copy. Measured: half of it takes up to 1.4
-  // times the time with two ranks, and twice as much up to 1.2 times with four.
+  // Bytes that a rank stages at once where all peers only copy. Measured: half of it takes up to
+  // 1.4 times the time with two ranks, and twice as much up to 1.2 times with four.
   static constexpr size_t kPieceBytes = 512 << 10;
 
-  // What publish() stages at most: it takes the time of the caller.
+  // Limit of the bytes that publish() stages, in the time of the caller.
   static constexpr size_t kPublishedBytes = 256 << 10;
 
   void alone();
   void reduceShared();
 
-  // Whether the ranks share the work of reducing.
+  // Returns whether the ranks share the work of reducing.
   bool shared() const {
     const bool reduces = c_.kind == CollectiveKind::allReduce || c_.kind == CollectiveKind::reduce;
     return reduces && bytes(c_.count) > oneShotBytes(ranks_);
   }
-  // Of what c_.count counts, for one step of the others.
+  // Returns how much of c_.count one step takes, unless the ranks share the work of reducing.
   size_t capacity() const;
-  // Whether a rank stages a part for each of the others.
+  // Returns whether a rank stages a part for each of the others.
   bool inParts() const;
-  // This rank publishes its range for a step, and reads what the others have published.
+  // prepare() publishes this rank's range for a step, process() reads what the others have
+  // published.
   void prepare(Range range);
   void process(Range range);
   void fill(std::byte* mine, Range range) const;
@@ -94,8 +95,7 @@ class Execution {
     const auto reduction = c_.op.scaled ? Reduction::sum : static_cast<Reduction>(c_.op.reduction);
     host::reduce(c_.type, reduction, out, in, ranks_, count);
   }
-  // The peer to deal with in turn `i` of ranks_ - 1; every rank starts with
-  // another one.
+  // Returns the peer to deal with in turn `i` of ranks_ - 1; every rank starts with another peer.
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
 
   bool root() const { return rank_ == c_.root; }
@@ -135,8 +135,9 @@ void Execution::alone() {
   }
 }
 
-// Rounds of two steps: in the first, every rank gets its part of everybody's
-// input and reduces it; in the second, the reduced parts are collected.
+// Reduce-scatter followed by all-gather (Rabenseifner), in rounds of two steps: in the first, every
+// rank gets its part of everybody's input and reduces it; in the second, the ranks that want the
+// result collect the reduced parts.
 void Execution::reduceShared() {
   struct Round {
     Range all;
@@ -212,7 +213,7 @@ bool Execution::inParts() const {
 void Execution::prepare(Range range) {
   fill(exchange_.open(), range);
   exchange_.publish();
-  // This rank's own part goes nowhere.
+  // Copies this rank's own part, which no peer reads.
   const size_t own = c_.count * rank_ + range.first;
   switch (c_.kind) {
     case CollectiveKind::allGather: return move(output(own), input(range.first), range.count);
@@ -235,7 +236,7 @@ void Execution::fill(std::byte* mine, Range range) const {
   const auto inputOf = [&](int rank) { return input(c_.count * rank + range.first); };
   switch (c_.kind) {
     case CollectiveKind::reduce:
-      // A root's input is read by nobody else.
+      // No other rank reads a root's input.
       if (root() && !c_.op.scaled) return;
       [[fallthrough]];
     case CollectiveKind::allReduce: return stage(mine, input(range.first), range.count);
@@ -287,7 +288,7 @@ void Execution::process(Range range) {
     host::copy(output(range.first), find(exchange_.read(c_.root)), bytes(range.count));
   };
   if (range.count == 0) {
-    // Nothing to move, but a peer that calls something else is noticed.
+    // Moves nothing, but notices a peer that calls another collective.
     for (int i = 0; i < ranks_ - 1; ++i) exchange_.read(peer(i));
     return exchange_.close();
   }

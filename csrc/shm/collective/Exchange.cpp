@@ -34,7 +34,7 @@ void Exchange::publish() {
   mine.arrived.store(++published_, std::memory_order_release);
   waiter_.noteCpu();
   segment_.ringAll(self_);
-  // Behind the fence in there, so that of two ranks one sees the other.
+  // Follows the fence in ringAll(), so that of two ranks at least one sees the other.
   if (rooted_) checkArrived(published_ - 1);
 }
 

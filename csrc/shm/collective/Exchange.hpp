@@ -1,5 +1,5 @@
-// Collectives move data in steps: every rank publishes one staging buffer and
-// reads those of its peers.
+// The steps in which collectives move data: every rank publishes one staging buffer and reads those
+// of its peers.
 #pragma once
 
 #include <atomic>
@@ -12,47 +12,47 @@
 
 namespace torchcomms_pg::shm {
 
-// This rank's side of the steps. All ranks execute the same steps in the same
-// order; a step may be opened and published before the one before it is closed.
-// Used by the one thread whose turn it is, except absentRanks().
+// This rank's side of the steps. All ranks execute the same steps in the same order; a step may be
+// opened and published before the step before it is closed. Used by the one thread whose turn it
+// is, except absentRanks().
 class Exchange {
  public:
   Exchange(Segment& segment, const Waiter& waiter, int self)
       : segment_(segment), waiter_(waiter), self_(self) {}
 
-  // The collective that the next steps belong to. `rooted`: not every rank reads from
-  // every other, so that read() does not find all who call something else.
+  // Sets the collective that the next steps belong to. `rooted`: not every rank reads from every
+  // other, so publish() compares signatures too, as read() alone would miss some that differ.
   void begin(const Signature& signature, bool rooted = false) {
     signature_ = signature;
     rooted_ = rooted;
   }
 
-  // The buffer of the next step, once the peers have read what it held before.
+  // Returns the buffer of the next step, once the peers have read what it held before.
   std::byte* open();
-  // Whether open() would not wait for them.
+  // Returns whether open() would not have to wait.
   bool hasRoom() const;
-  // Throws Failure if a peer has published something else than this rank: of two
-  // ranks the later one does, here or in read(), and the other finds the failure.
+  // Publishes the opened buffer. Throws Failure if a peer has published another collective than
+  // this rank: of two ranks the later one throws, here or in read(), and the other finds the
+  // failure.
   void publish();
 
-  // A peer's buffer of the oldest step that is not closed, once published.
+  // Returns a peer's buffer of the oldest step that is not closed, once published.
   const std::byte* read(int peer);
 
-  // This rank's buffer of that step.
+  // Returns this rank's buffer of that step.
   const std::byte* mine() const {
     return segment_.staging(self_, closed_.load(std::memory_order_relaxed));
   }
 
-  // This rank has read all it needs of the oldest step that is not closed.
+  // Closes the oldest open step: this rank has read all it needs of it.
   void close();
 
   size_t bytes() const { return kStagingBytes; }
 
-  // Ranks that have not published the oldest step that is not closed.
+  // Returns the ranks that have not published the oldest step that is not closed.
   std::vector<int> absentRanks() const;
 
-  // Compares what can be compared without waiting: the steps that no later
-  // open() will look at.
+  // Compares the signatures that no later open() will compare, as far as possible without waiting.
   void checkLastSteps();
 
  private:

@@ -13,11 +13,11 @@ namespace torchcomms_pg::shm {
 // Thread-safe. All throw Failure.
 class Operators {
  public:
-  // As ncclRedOpCreatePreMulSum, whose arguments have been checked.
+  // Same as ncclRedOpCreatePreMulSum, with arguments that have been checked.
   ncclRedOp_t createPreMulSum(
       const void* scalar, ncclDataType_t type, ncclScalarResidence_t residence);
   void destroy(ncclRedOp_t op);
-  // Of one of NCCL's own as well.
+  // Returns the operator of `op`, which may be one of NCCL's own.
   Operator resolve(ncclRedOp_t op, ncclDataType_t type) const;
 
  private:

@@ -154,7 +154,8 @@ ncclResult_t Launch::executeAll() {
         helpers.emplace_back([this, &results, begun] { results[begun] = plans_[begun].execute(); });
       }
     } catch (const std::system_error& error) {
-      // Their ranks may need each other, so none of them can be executed after another.
+      // Ranks of these plans may need each other, so the plans cannot be executed one after
+      // another.
       for (size_t i = begun; i < plans_.size(); ++i) {
         plans_[i].comm().segment().fail(
             Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what()));

@@ -1,5 +1,5 @@
-// What is executed together: the operations that one thread issued in one
-// group, or a single one.
+// Operations that are executed together: those that one thread issued in one group, or a single
+// one.
 #pragma once
 
 #include <condition_variable>
@@ -25,16 +25,15 @@ class Plan {
   void add(Put put) { puts_.push_back(std::move(put)); }
   void add(SignalWait wait) { waits_.push_back(std::move(wait)); }
 
-  // The same operations once more, of a plan that has not been launched.
+  // Returns a copy with the same operations, of a plan that has not been launched.
   Plan again() const;
 
-  // Fixes the order among the communicator's operations. `now`: nothing is before it, so that
-  // peers may have what they need of it at once.
+  // Fixes the plan's place in the order of the communicator's operations. `now`: no operation is
+  // before it, so that peers may have what they need of it at once.
   void launch(bool now);
 
-  // Runs the puts, which wait for nobody, then the transfers together, then the
-  // waits for signals and the collectives in order; blocks. An error fails the
-  // communicator.
+  // Runs the puts, which do not wait, then the transfers together, then the waits for signals and
+  // the collectives in order; blocks. An error fails the communicator.
   ncclResult_t execute() noexcept;
 
  private:
@@ -48,23 +47,23 @@ class Plan {
   bool begun_ = false;
 };
 
-// Plans that have streams in common. They are executed concurrently, because
-// they may belong to ranks that wait for each other, once all their streams
-// have come to them; and none of the streams goes on before all are done.
+// Plans that have streams in common. Once all these streams have come to them, the plans are
+// executed concurrently, because they may belong to ranks that wait for each other; no stream goes
+// on before all plans are done.
 class Launch : public std::enable_shared_from_this<Launch> {
  public:
   void add(Plan plan);
   void absorb(Launch& other);
   bool sharesStream(const Plan& plan) const;
-  bool usesCaller() const;  // the null stream
+  bool usesCaller() const;  // true with the null stream among them
 
   // Enqueues on the streams. With the null stream among them it blocks until
   // done and returns the result.
   ncclResult_t start();
 
  private:
-  // Whether the stream, if there is one alone, records a graph: then each
-  // replay launches the plans.
+  // Returns whether there is one stream only and it records a graph: then each replay launches the
+  // plans.
   bool captured();
   ncclResult_t comeTo();
   ncclResult_t executeAll();
@@ -72,7 +71,7 @@ class Launch : public std::enable_shared_from_this<Launch> {
 
   std::vector<Plan> plans_;
   std::vector<cudaStream_t> streams_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   size_t awaited_ = 0;
   bool done_ = false;

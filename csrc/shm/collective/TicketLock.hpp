@@ -18,7 +18,7 @@ class TicketLock {
  public:
   uint64_t take() { return issued_.fetch_add(1); }
 
-  // Whether all earlier tickets have passed.
+  // Returns whether all earlier tickets have passed.
   bool isNext(uint64_t ticket) const { return passed_.load() == ticket; }
 
   // Blocks until all earlier tickets have passed. Throws Failure when the
@@ -42,7 +42,7 @@ class TicketLock {
   void pass(uint64_t ticket) {
     uint64_t expected = ticket;
     if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;
-    // Nobody waits unless more tickets are out.
+    // No thread waits unless more tickets are out.
     if (issued_.load() == ticket + 1) return;
     std::lock_guard lock(mutex_);
     changed_.notify_all();

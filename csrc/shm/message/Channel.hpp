@@ -16,18 +16,18 @@ namespace torchcomms_pg::shm {
 
 struct MessageHeader {
   uint64_t count;
-  uint64_t sequence;  // of the channel's messages; checked
+  uint64_t sequence;  // number of the message in its channel; checked
   int32_t tag;
   uint16_t type;
-  uint16_t slot;  // where the reader is to say that it has received the message; 0: nowhere
+  uint16_t slot;  // slot in which the reader confirms the message; 0: none
 };
 static_assert(sizeof(MessageHeader) <= kLine / 2, "a small message is to fit into one line");
 
-// Of one channel, for messages whose senders wait until they have been received; from 1.
+// Number of slots of a channel, for messages whose senders wait until they have been received;
+// slots count from 1.
 inline constexpr uint16_t kSlots = 512;
 
-// At the channel's beginning; zero-initialised. Cursors count bytes and never
-// wrap.
+// State at the channel's beginning; zero-initialised. Cursors count bytes and never wrap.
 struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> head;  // written up to here
   std::atomic<uint32_t> wantsRoom;            // the writer waits for the reader
@@ -36,8 +36,8 @@ struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
-// What writer and reader share. Each message starts at a line of its own, so
-// that a header never wraps around.
+// The part that writer and reader share. Each message starts at a line of its own, so that a header
+// never wraps around.
 class ChannelEnd {
  public:
   void attach(std::byte* memory, size_t bytes) {
@@ -48,14 +48,14 @@ class ChannelEnd {
   }
 
  protected:
-  // Large enough to make publishing cheap, small enough for the reader to copy
-  // one piece while the writer copies the next.
+  // Size of a piece: large enough to make publishing cheap, small enough for the reader to copy one
+  // piece while the writer copies the next.
   static constexpr size_t kPiece = 16 << 10;
 
-  // Pieces per call, so that no message keeps the others waiting.
+  // Number of pieces per call; the limit keeps a message from delaying the others.
   static constexpr int kPiecesPerCall = 8;
 
-  // Bytes at the cursor that do not wrap.
+  // Number of bytes at the cursor that do not wrap.
   size_t contiguous() const { return capacity_ - cursor_ % capacity_; }
   std::byte* at() const { return data_ + cursor_ % capacity_; }
   void padToLine() { cursor_ = (cursor_ + kLine - 1) / kLine * kLine; }
@@ -65,7 +65,7 @@ class ChannelEnd {
   size_t capacity_ = 0;
   size_t piece_ = 0;
   uint64_t cursor_ = 0;  // this side's own
-  uint64_t other_ = 0;   // the other side's as last seen
+  uint64_t other_ = 0;   // the other side's, as last seen
 };
 
 class ChannelWriter : public ChannelEnd {
@@ -122,7 +122,7 @@ class ChannelWriter : public ChannelEnd {
   }
 
  private:
-  // Negative when the reader is inside a line that padding has given up.
+  // Returns the free bytes; negative when the reader is inside a line that padding has given up.
   int64_t room() {
     const auto free = [&] { return static_cast<int64_t>(capacity_ - (cursor_ - other_)); };
     if (free() >= static_cast<int64_t>(kLine)) return free();
@@ -130,8 +130,7 @@ class ChannelWriter : public ChannelEnd {
     if (free() >= static_cast<int64_t>(kLine)) return free();
     if (control_->wantsRoom.load(std::memory_order_relaxed) == 0) {
       control_->wantsRoom.store(1, std::memory_order_relaxed);
-      // Pairs with the fence in the reader: it sees the wish, or this side
-      // sees the room.
+      // Pairs with the fence in the reader: the reader sees the wish, or this side sees the room.
       std::atomic_thread_fence(std::memory_order_seq_cst);
       other_ = control_->tail.load(std::memory_order_acquire);
     }
@@ -143,14 +142,14 @@ class ChannelWriter : public ChannelEnd {
 
 class ChannelReader : public ChannelEnd {
  public:
-  // The next message's header, if it is there.
+  // Copies the next message's header; false: there is none yet.
   bool peek(MessageHeader& header) {
     if (available() == 0) return false;
     std::memcpy(&header, at(), sizeof header);
     return true;
   }
 
-  // Enters the message whose header was seen.
+  // Enters the message whose header peek() has copied.
   void begin() { cursor_ += sizeof(MessageHeader); }
 
   // Continues to read the message's content; returns true once all is read.

@@ -1,4 +1,4 @@
-// Which receive takes which message.
+// Matches receives with messages.
 #pragma once
 
 #include <deque>
@@ -9,35 +9,34 @@
 
 namespace torchcomms_pg::shm {
 
-// Receives that know no message yet, and messages that no receive has asked
-// for. Messages of one source and tag are matched in the order of their
-// arrival with receives in the order in which they were posted, no matter
-// whether these name the source. Not thread-safe.
+// Receives that know no message yet, and messages that no receive has asked for. Messages of one
+// source and tag are matched in the order of their arrival with receives in the order in which they
+// were posted, no matter whether the receives name the source. Not thread-safe.
 class Matcher {
  public:
   void prepare(int ranks) { posted_.resize(ranks); }
   void clear();
 
-  // The message for a new receive, which is then no longer held; or null, and
-  // the receive is posted.
+  // Returns the message for a new receive, which is then no longer held; or posts the receive and
+  // returns null.
   std::shared_ptr<Incoming> post(const std::shared_ptr<Transfer>& receive);
 
-  // The receive for a new message, which is then no longer posted; or null.
+  // Returns the receive for a new message, which is then no longer posted; or null.
   std::shared_ptr<Transfer> take(int source, int tag);
 
   // Holds a message for which take() gave nothing.
   void hold(const std::shared_ptr<Incoming>& message) { held_.push_back(message); }
 
-  // Forgets a posted receive; false: it is not posted, for example since it has its message.
+  // Forgets a posted receive; false: it is not posted, for example because it has its message.
   bool cancel(const Transfer& receive);
 
-  // A posted receive has been started.
+  // Notes that a posted receive has been started.
   void noteStarted(const Transfer& receive);
 
-  // Whether a started receive could take a message from `source`.
+  // Returns whether a started receive could take a message from `source`.
   bool awaited(int source) const { return posted_[source].started > 0 || any_.started > 0; }
 
-  // The started receive that was posted first, or null.
+  // Returns the started receive that was posted first, or null.
   const Transfer* oldestStarted() const;
 
  private:

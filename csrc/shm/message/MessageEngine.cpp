@@ -9,7 +9,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Of a message to oneself per step.
+// Bytes of a message to this rank itself that one step moves.
 constexpr size_t kSelfPiece = 1 << 20;
 
 size_t bytesOf(const Transfer& transfer) {
@@ -157,7 +157,7 @@ const Transfer* MessageEngine::oldestPending() const {
   return oldest;
 }
 
-// The first started send that has no earlier one of its tag before it.
+// Chooses the first started send that has no earlier one of its tag before it.
 bool MessageEngine::chooseNext(Outgoing& out) {
   for (auto next = out.queue.begin(); next != out.queue.end(); ++next) {
     if (!(*next)->started) continue;
@@ -170,7 +170,7 @@ bool MessageEngine::chooseNext(Outgoing& out) {
     out.slot = 0;
     if (out.current->confirmed) {
       out.unreceived.resize(kSlots + 1);
-      // One that an unreceived message has makes this one end as soon as it is written.
+      // A slot that an unreceived message has is not used: then this one ends once written.
       const auto slot = static_cast<uint16_t>(out.messages % kSlots + 1);
       if (!out.unreceived[slot]) out.slot = slot;
     }

@@ -15,9 +15,9 @@ namespace torchcomms_pg::shm {
 
 // Never blocks and never calls back. Not thread-safe.
 //
-// A message whose receive has not been started stays in its channel, unless a
-// started receive may find its own message behind it: then it moves to the
-// heap. So a message never keeps one of another tag from arriving.
+// A message whose receive has not been started stays in its channel, unless a started receive may
+// find its own message behind it: then it moves to the heap. So a message never keeps a message of
+// another tag from arriving.
 class MessageEngine {
  public:
   MessageEngine(Segment& segment, int rank);
@@ -25,42 +25,42 @@ class MessageEngine {
   // Fixes the transfer's place in the order of its peer and tag. Throws nothing: see problem().
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Allows to touch the buffer. Throws nothing, either.
+  // Permits access to the buffer. Throws nothing, either.
   void start(const std::shared_ptr<Transfer>& transfer);
 
   // Takes back a receive; false: it has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
-  // Moves what can be moved, up to a limit per message; whether anything moved.
+  // Moves what can be moved, up to a limit per message; returns whether anything moved.
   bool step();
 
   // Forgets all transfers.
   void clear();
 
-  // Those that have ended, for the caller to clear.
+  // Returns the ended transfers, for the caller to clear.
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
 
-  // Null, or what is wrong with the messages; the communicator is to fail.
+  // Returns what is wrong with the messages, with which the communicator is to fail, or null.
   std::shared_ptr<const Failure> problem() const { return problem_; }
 
-  // The started transfer that was added first, or null.
+  // Returns the started transfer that was added first, or null.
   const Transfer* oldestPending() const;
 
  private:
   struct Outgoing {
     ChannelWriter channel;
     std::deque<std::shared_ptr<Transfer>> queue;
-    std::shared_ptr<Transfer> current;  // is being written
-    uint16_t slot = 0;                  // of `current`, as in MessageHeader
+    std::shared_ptr<Transfer> current;  // being written
+    uint16_t slot = 0;                  // slot of `current`, as in MessageHeader
     uint64_t messages = 0;
-    // Written, and to be received: by slot, from 1. Empty until the first.
+    // Written messages that have not been received: by slot, from 1. Empty until the first.
     std::vector<std::shared_ptr<Transfer>> unreceived;
     size_t unreceivedCount = 0;
-    bool active = false;  // is in sendingTo_
+    bool active = false;  // listed in sendingTo_
   };
   struct Arriving {
     ChannelReader channel;
-    std::shared_ptr<Incoming> current;  // is being read
+    std::shared_ptr<Incoming> current;  // being read
     uint64_t messages = 0;
   };
 
@@ -92,7 +92,7 @@ class MessageEngine {
   std::vector<Outgoing> outgoing_;
   std::vector<Arriving> arriving_;
   std::vector<int> sendingTo_;
-  std::vector<std::shared_ptr<Incoming>> toSelf_;  // matched messages to oneself
+  std::vector<std::shared_ptr<Incoming>> toSelf_;  // matched messages to this rank itself
   std::vector<std::shared_ptr<Transfer>> ended_;
 };
 

@@ -15,14 +15,14 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// How long shutdown waits for callbacks.
+// Limit of the time that shutdown() waits for callbacks.
 constexpr auto kCallbackLimit = std::chrono::seconds(2);
 
-// What an independent transfer may move in the calling thread: less time than
-// waking another thread takes.
+// Bytes that an independent transfer may move in the calling thread: they take less time than
+// waking another thread.
 constexpr size_t kAtOnce = 16 << 10;
 
-// All signals stay with the threads of the application.
+// Blocks all signals for a thread that is started meanwhile: signals stay with the application's.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -76,8 +76,7 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Moves whatever can be moved, until satisfied() or nothing moves any more.
-// Returns whether anything has moved.
+// Moves messages until satisfied() or nothing moves any more. Returns whether anything has moved.
 template <class Satisfied>
 bool PointToPoint::progress(const Satisfied& satisfied) {
   bool any = false;
@@ -100,7 +99,7 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
       fail(problem);
       return any;
     }
-    // A mutex is not fair: whoever was woken for it would find it locked again.
+    // A mutex is not fair: a thread woken for it would find it locked again.
     for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
       std::this_thread::yield();
     }
@@ -116,7 +115,7 @@ void PointToPoint::handleEnded() {
   engine().ended().clear();
 }
 
-// Whether an unfinished transfer cannot end without `rank`.
+// Returns whether an unfinished transfer cannot end without `rank`.
 bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   const int partner = transfer.partner.load(std::memory_order_relaxed);
   if (partner != kAnyPeer) return partner == rank;
@@ -132,8 +131,8 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   return true;
 }
 
-// involved() says whether some transfer needs `rank`. If it does and the rank
-// has left, then what it sent before may be there and settle the matter.
+// Returns involved(): whether some transfer needs `rank`. If the rank has left, what it sent before
+// may be there and settle the matter, so progress() comes first.
 template <class Involved>
 bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   if (!involved()) return false;
@@ -163,14 +162,14 @@ void PointToPoint::run(Transfers transfers) {
     explicit Running(std::atomic<int>& runners) : runners(runners) { ++runners; }
     ~Running() { --runners; }
   } running(runners_);
-  size_t first = 0;  // that has not ended
+  size_t first = 0;  // first transfer that has not ended
   const auto ended = [&] {
     while (first < transfers.size() && transfers[first]->ended.load(std::memory_order_acquire)) {
       ++first;
     }
     return first == transfers.size();
   };
-  // Patience begins anew with what has moved.
+  // Ends the wait when something has moved, so that the spin time begins anew.
   const auto ready = [&] { return progress(ended) || ended() || closed_; };
   const auto needed = [&](int rank) {
     return stillNeeds(rank, [&] {
@@ -197,7 +196,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     if (closed_) throwClosed();
     startServer();
     MessageEngine& moving = engine();
-    // From here on nothing throws: who finds a failure has `done` called with it.
+    // Nothing throws from here on: the thread that finds a failure has `done` called with it.
     transfer->place = independent_.insert(independent_.end(), transfer);
     moving.add(transfer);
     if (!moving.problem()) moving.start(transfer);

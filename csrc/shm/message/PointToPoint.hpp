@@ -17,12 +17,11 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// Whoever waits makes progress, for all transfers of the communicator. So no
-// transfer waits for another one, except that messages of one pair and tag keep
-// their order and that messages to one rank go through its channel one by one.
+// Makes progress for all transfers of the communicator in every thread that waits. So no transfer
+// waits for another one, except that messages of one pair and tag keep their order and that
+// messages to one rank go through its channel one by one.
 //
-// A send has ended once its content has been copied. Functions may be called
-// from any thread.
+// A send has ended once its content has been copied. Functions may be called from any thread.
 class PointToPoint {
  public:
   explicit PointToPoint(Comm& comm) : comm_(comm) {}
@@ -35,35 +34,34 @@ class PointToPoint {
   // When it throws Failure, no buffer is touched any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // Adds the transfer, which proceeds by itself. Throws Failure, and then never
-  // calls `done`; or calls it once, whatever becomes of the communicator: from this
-  // call, where a small message can be moved at once, or else from a thread of the
-  // communicator. A thread moves no messages while it is in a callback.
+  // Adds a transfer that proceeds by itself. Throws Failure, and then never calls `done`; or calls
+  // it once, whatever becomes of the communicator: from this call, if a small message can be moved
+  // at once, or else from a thread of the communicator. A thread moves no messages while it is in a
+  // callback.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
-  // Takes back a receive that has been handed to runIndependently(), whose `done` is then never
-  // called. False: it has its message, or has failed.
+  // Takes back a receive that was passed to runIndependently(), whose `done` is then never called.
+  // False: the receive has its message, or has failed.
   bool cancel(const std::shared_ptr<Transfer>& receive);
 
-  // Whom the oldest unfinished transfer waits for.
+  // Returns the ranks that the oldest unfinished transfer waits for.
   std::vector<int> absentRanks();
 
-  // Fails what is unfinished: with the communicator's failure if it has one, or
-  // else with `why`. Returns once `done` has been called for all, but waits only
-  // for so long: a stuck callback must not hang whoever destroys the
-  // communicator. The callbacks behind it then come later.
+  // Fails unfinished transfers: with the communicator's failure if it has one, or else with `why`.
+  // Returns once `done` has been called for all, or after 2 s: a stuck callback must not hang the
+  // thread that destroys the communicator. The callbacks behind it then come later.
   void shutdown(const std::string& why);
 
  private:
   using Transfers = std::span<const std::shared_ptr<Transfer>>;
 
-  // With mutex_ held.
+  // Called with mutex_ held.
   MessageEngine& engine();
   void handleEnded();
   void startServer();
   [[noreturn]] void throwClosed() const;
 
-  // Without it.
+  // Called without mutex_.
   std::unique_lock<std::mutex> lock();
   template <class Satisfied>
   bool progress(const Satisfied& satisfied);
@@ -83,18 +81,18 @@ class PointToPoint {
   std::atomic<int> runners_{0};      // threads in run()
   std::atomic<bool> closed_{false};  // changes under mutex_
 
-  std::mutex mutex_;  // of what follows; held while content is copied
+  std::mutex mutex_;  // guards the members below; held while content is copied
   std::unique_ptr<MessageEngine> engine_;
   std::shared_ptr<const Failure> closedBy_;
 
-  // Transfers with `done`, which whoever takes one off these lists calls; and the
-  // thread that serves them. Between the lists nothing is allocated.
+  // Transfers with `done`, which the thread that takes one off these lists calls; and the state of
+  // the server thread. Moving a transfer between the lists allocates nothing.
   TransferList independent_;  // not ended
   TransferList completed_;    // `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
   bool serving_ = false;
-  int callingBack_ = 0;  // threads in `done`
+  int callingBack_ = 0;  // number of threads in `done`
   std::thread::id server_;
 };
 

@@ -22,22 +22,22 @@ struct Transfer : Message {
   Transfer(bool sending, const Message& message) : Message(message), sending(sending) {}
 
   const bool sending;
-  bool elsewhere = false;  // of a receive from any rank: it may be one that is not in this memory
+  bool elsewhere = false;  // receive from any rank: the sender may be outside this shared memory
 
-  // With `done`, these belong to PointToPoint.
+  // Owned by PointToPoint, for a transfer with `done`.
   TransferList::iterator place;
   ncclResult_t result = ncclSuccess;
 
-  // What follows belongs to MessageEngine, the atomics excepted.
-  uint64_t order = 0;    // of its being added
+  // Owned by MessageEngine, except the atomics.
+  uint64_t order = 0;    // position in the order of add()
   bool started = false;  // the buffer may be touched
-  bool matched = false;  // a receive that knows its message, or a send to oneself its receive
+  bool matched = false;  // a receive knows its message, or a send to this rank its receive
   size_t moved = 0;
-  std::shared_ptr<Incoming> message;  // what a matched receive has yet to take, once it is there
-  std::atomic<int> partner{0};        // `peer`, or who is found to be the sender
-  std::atomic<bool> ended{false};     // successfully
+  std::shared_ptr<Incoming> message;  // arrived, and still to be taken by this matched receive
+  std::atomic<int> partner{0};        // `peer`, or the sender once it is known
+  std::atomic<bool> ended{false};     // set on success only
 
-  // The same message once more, of one without `done`.
+  // Returns the same message once more; for a transfer without `done`.
   std::shared_ptr<Transfer> again() const { return std::make_shared<Transfer>(sending, *this); }
 };
 

@@ -1,4 +1,4 @@
-// What a process has one of, and a forked child a copy of that it can use.
+// State of which each process has one, and a forked child a copy that it can use.
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,9 @@
 
 namespace torchcomms_pg::shm {
 
-// The State of this process, which is never destroyed: threads may use it while the process exits.
-// A fork waits for its `mutex`; in the child, State's inChild(), if it has one, is called first.
+// Returns this process's State, which is never destroyed: threads may use it while the process
+// exits. A fork waits for its `mutex`; in the child, State's inChild(), if it has one, is called
+// first.
 template <class State>
 State& forkSafe() {
   static State& instance = []() -> State& {

@@ -1,5 +1,5 @@
-// What lies in the shared memory of a communicator. Freshly mapped memory is
-// zero, and zero is every field's initial value.
+// Layout of the shared memory of a communicator. Freshly mapped memory is zero, and zero is every
+// field's initial value.
 #pragma once
 
 #include <nccl.h>
@@ -15,20 +15,20 @@ namespace torchcomms_pg::shm {
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kLine = 64;
 
-// Counters of signals for each ordered pair of ranks.
+// Number of signal counters for each ordered pair of ranks.
 inline constexpr int kSignals = 128;
 
-// Staging buffers per rank: a rank fills one while its peers read the other.
+// Number of staging buffers per rank: a rank fills one while its peers read the other.
 inline constexpr int kDepth = 2;
 
-// Of one staging buffer. What does not fit the writer's L2 cache has gone to the L3, from where its
+// Size of one staging buffer. Data beyond the writer's L2 cache has gone to the L3, from where its
 // peers read it faster. Measured with an L2 of 1 MiB: with 512 KiB two ranks all-reduce 1 to 16 MB
 // in 1.4 to 1.8 times the time, with 2 MiB 16 to 64 MB in 1.1 times.
 inline constexpr size_t kStagingBytes = 1 << 20;
 
-// Steps whose signatures stay readable. A rank compares the signatures of step
-// s - kDepth when it opens step s, and then a peer may already have published
-// step s + 1, so kDepth + 2 of them must coexist.
+// Number of steps whose signatures stay readable. A rank compares the signatures of step s - kDepth
+// when it opens step s, and then a peer may already have published step s + 1, so kDepth + 2 of
+// them must coexist.
 inline constexpr int kHistory = kDepth + 2;
 
 enum class Phase : uint32_t { absent, joined, departed, aborted };
@@ -36,21 +36,20 @@ enum class Phase : uint32_t { absent, joined, departed, aborted };
 // A rank's progress through the steps of the communicator's collectives.
 struct alignas(kLine) Progress {
   std::atomic<uint64_t> arrived;   // steps published
-  std::atomic<uint64_t> departed;  // steps in which it has read all it needs
+  std::atomic<uint64_t> departed;  // steps of which it has read all it needs
   Signature signatures[kHistory];
 };
 static_assert(sizeof(Progress) == kLine);
 
-// Where the threads of a rank sleep, and which ranks sleep until this one has
-// done something: one bit each, set by the sleeper and taken back by whoever
-// wakes it. See Wait.hpp.
+// The futex on which the threads of a rank sleep, and the ranks that sleep until this rank has done
+// something: one bit each, set by the sleeper and cleared by the rank that wakes it. See Wait.hpp.
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;
   alignas(kLine) std::atomic<uint64_t> awaitedBy[kMaxRanks / 64];
 };
 
-// Written by the lowest survivor of a shrink: the id of the new communicator.
+// The id of the new communicator, written by the lowest survivor of a shrink.
 struct alignas(kLine) ShrinkOffer {
   std::atomic<uint32_t> generation;  // odd while the offer is being written
   uint64_t excluded;                 // hash of the excluded ranks
@@ -82,7 +81,7 @@ struct alignas(kLine) Header {
   alignas(kLine) std::atomic<int32_t> joined;
   alignas(kLine) FaultRecord fault;
   alignas(kLine) std::atomic<uint64_t> doorbell;  // see NcclApi::ring
-  // Where each rank was last seen to run: the number of the CPU, from 1; 0: nowhere yet.
+  // Number of the CPU, from 1, on which each rank was last seen; 0: not seen yet.
   alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
 };
 

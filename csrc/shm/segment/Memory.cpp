@@ -31,7 +31,7 @@ Failure systemFailure(const std::string& what, int error) {
   return Failure(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// What the system could give now; all of a size_t where it does not say.
+// Returns the bytes that the system could give now; the largest size_t where it does not say.
 size_t availableBytes() {
   std::ifstream lines("/proc/meminfo");
   std::string name, unit;
@@ -54,7 +54,7 @@ Allocations& allocations() {
 
 std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
-  // Before the system would end processes to find so much.
+  // Refuses before the system would end processes to find so much.
   if (const size_t available = availableBytes(); bytes > available) {
     throw Failure(
         ncclSystemError, what + ", and the system has " + std::to_string(available) + " available");
@@ -65,7 +65,7 @@ std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   do {
     error = posix_fallocate(file.number, 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
-  // Nobody can take the pages away from under a peer.
+  // Seals the size: no process can take the pages away from a peer.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (error == 0 && fcntl(file.number, F_ADD_SEALS, kSeals) != 0) error = errno;
   if (error == 0 && fchmod(file.number, 0600) != 0) error = errno;

@@ -1,4 +1,4 @@
-// Memory that other processes can map: what memAlloc gives.
+// Memory that other processes can map, and that memAlloc returns.
 #pragma once
 
 #include <cstddef>
@@ -7,23 +7,23 @@
 
 namespace torchcomms_pg::shm {
 
-// Where a part of Memory is, for a peer that wants to map it. Made by the
-// process that has it, which must keep it until the peer has mapped it.
+// Address of a part of Memory, for a peer that maps it. Made by the process that has the memory,
+// which must keep it until the peer has mapped it.
 struct MemoryAddress {
   uint32_t pid;
   int32_t file;
-  uint64_t device;  // with the inode: whether `file` is still the same
+  uint64_t device;  // with the inode: identifies the file behind `file`
   uint64_t inode;
   uint64_t offset;
   uint64_t bytes;
 };
 
-// Owns a mapping of an anonymous memory file and its descriptor. There is no
-// name in any file system, so nothing is left behind whoever is killed when.
+// Owns a mapping of an anonymous memory file and its descriptor. The file has no name in any file
+// system, so nothing is left behind by a killed process.
 class Memory {
  public:
-  // Throws Failure, also when the system is short of memory: its pages are
-  // taken at once, because a page that is missing later ends the process.
+  // Throws Failure, also when the system is short of memory: the pages are taken at once, because a
+  // page that is missing later ends the process.
   static std::shared_ptr<Memory> allocate(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -41,14 +41,14 @@ class Memory {
   const size_t bytes_;
 };
 
-// Maps it; the last reference unmaps. Throws Failure.
+// Maps the part; the last reference unmaps it. Throws Failure.
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address);
 
-// What memAlloc has given and memFree has not taken back, by address. What is
-// freed stays mapped while somebody else shares in it. Called from any thread.
+// Serve memAlloc and memFree, whose live memory is kept by address. Freed memory stays mapped while
+// others share in it. Callable from any thread.
 void* allocateMemory(size_t bytes);
 void freeMemory(void* pointer);  // throws Failure for one that is not from there
-// The memory that the range is a part of, or null.
+// Returns the memory that contains the range, or null.
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes);
 
 }  // namespace torchcomms_pg::shm

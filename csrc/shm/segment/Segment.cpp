@@ -93,8 +93,8 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
   bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
-  // Every rank sets the same size, so the order does not matter; and seals it, so that
-  // nobody can take the pages away from under the others.
+  // Every rank sets the same size, so the order does not matter; and seals it, so that no process
+  // can take the pages away from the others.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
       (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
@@ -142,7 +142,7 @@ bool Segment::fail(const Failure& failure) {
 
 Failure Segment::failure() const {
   const FaultRecord& fault = header().fault;
-  // Whoever claimed the record writes it at once, unless it was killed there.
+  // The rank that claimed the record writes it at once, unless it was killed there.
   for (int i = 0; i < 100 && fault.state.load(std::memory_order_acquire) != FaultRecord::kSet;
        ++i) {
     const timespec millisecond{0, 1'000'000};
@@ -162,7 +162,7 @@ void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t m
   const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
   for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
     const int rank = word * 64 + std::countr_zero(bits);
-    // What it waited for may have come before it slept.
+    // The rank's condition may have come true before it slept.
     if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
     sleepers.fetch_and(~(bits & -bits));
     wake(rank);

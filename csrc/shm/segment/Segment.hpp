@@ -23,7 +23,7 @@ namespace torchcomms_pg::shm {
 // cost memory once they are touched.
 class Segment {
  public:
-  // Throws Failure if `id` does not lead to memory for `ranks` ranks.
+  // Opens the memory of `id`. Throws Failure if `id` does not lead to memory for `ranks` ranks.
   static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -31,12 +31,12 @@ class Segment {
 
   int size() const { return ranks_; }
 
-  // What errors call the ranks, where they are part of a larger group. Before the first operation;
-  // for each process the same.
+  // Sets the names of the ranks in errors, where they are part of a larger group. Call before the
+  // first operation; all ranks set the same names.
   void nameRanks(std::vector<std::string> names) {
     std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
   }
-  // "rank 1".
+  // Returns the rank's name, "rank 1" by default.
   std::string nameOf(int rank) const {
     const auto names = std::atomic_load(&names_);
     return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
@@ -48,29 +48,28 @@ class Segment {
     return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
   }
 
-  // Memory for messages from `source` to `destination`, aligned to a page and
-  // zero at first; source == destination exists too.
+  // Returns the memory for messages from `source` to `destination`, aligned to a page and zero at
+  // first; source == destination exists too.
   size_t channelBytes() const { return channelBytes_; }
   std::byte* channel(int source, int destination) const {
     return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
   }
 
-  // How often `source` has sent the signal `index` to `destination`.
+  // Counts how often `source` has sent the signal `index` to `destination`.
   std::atomic<uint64_t>& signal(int source, int destination, int index) const {
     return signals_[(static_cast<size_t>(destination) * kSignals + index) * ranks_ + source];
   }
 
-  // Declares the communicator failed on every rank and wakes everyone. Only
-  // the first failure counts; returns whether this was it.
+  // Declares the communicator failed on every rank and wakes all threads. Only the first failure
+  // counts; returns whether this was the first.
   bool fail(const Failure& failure);
   bool failed() const {
     return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
   }
-  Failure failure() const;  // what fail() recorded; only once failed()
+  Failure failure() const;  // recorded by fail(); call only once failed()
 
-  // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self`
-  // has done something. Call after publishing what they wait for. Cheap when
-  // nobody does.
+  // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.
+  // Call after publishing what they wait for. Cheap when no thread sleeps.
   void ring(int self, int rank) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     wakeThose(self, rank / 64, uint64_t{1} << (rank % 64));
@@ -80,7 +79,7 @@ class Segment {
     for (int word = 0; word * 64 < ranks_; ++word) wakeThose(self, word, ~uint64_t{0});
   }
 
-  // What a thread of rank `self` calls before it sleeps until `rank` rings.
+  // Notes that a thread of rank `self` is about to sleep until `rank` rings. Call before sleeping.
   void await(int self, int rank) const {
     auto& sleepers = state(rank).doorbell.awaitedBy[self / 64];
     const uint64_t bit = uint64_t{1} << (self % 64);

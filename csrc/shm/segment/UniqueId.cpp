@@ -27,7 +27,7 @@ struct OpenFiles {
   std::mutex mutex;
   std::vector<int> files;
 
-  // They belong to the parent, which serves them.
+  // Closes the parent's files, which the parent serves.
   void inChild() {
     for (const int file : files) ::close(file);
     files.clear();

@@ -1,6 +1,6 @@
-// The rendezvous: a unique id names an anonymous memory file of the process
-// that made it. There is no name in any file system, so nothing is left behind
-// whoever is killed when, and a small /dev/shm is no limit.
+// The rendezvous: a unique id names an anonymous memory file of the process that made it. The file
+// has no name in any file system, so nothing is left behind by a killed process, and a small
+// /dev/shm is no limit.
 #pragma once
 
 #include <nccl.h>
@@ -9,11 +9,11 @@
 
 namespace torchcomms_pg::shm {
 
-// What the 128 bytes of an ncclUniqueId hold.
+// Content of the 128 bytes of an ncclUniqueId.
 struct IdContent {
   uint64_t magic;
   uint64_t token[2];  // random, repeated in the memory's header
-  uint64_t bootHash;  // which boot of which host
+  uint64_t bootHash;  // identifies the host and its boot
   uint64_t startTime;
   uint32_t pid;
   int32_t file;
@@ -26,7 +26,7 @@ static_assert(sizeof(IdContent) == sizeof(ncclUniqueId));
 
 inline constexpr uint64_t kMagic = 0x32304d4853475054;  // changes with the layout
 
-// The memory file stays open in this process until all ranks have joined.
+// Makes an id. Its memory file stays open in this process until all ranks have joined.
 ncclUniqueId makeUniqueId();
 
 // Returns a descriptor of the memory file; throws Failure with the reason why

@@ -17,13 +17,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// The patience of those whose waits have been long: spinning would only take
-// the CPU from whoever could use it, such as the thread that computes what this
-// one is to send next.
+// Spin time after long waits: more would only take the CPU from a thread that could use it, such as
+// the one that computes what this rank sends next.
 constexpr microseconds kLeastPatience{5};
 
-// How often it has to be seen, one time after another, that a CPU is shared: for
-// about a millisecond.
+// Number of consecutive looks that must find a CPU shared: about a millisecond of them.
 constexpr int kSharedLooks = 200;
 
 constexpr timespec kSleep{0, 100'000'000};
@@ -43,7 +41,7 @@ bool crowded() {
   return ranksOnHost.load(std::memory_order_relaxed) > cpuCount();
 }
 
-// As Header::cpus has it.
+// Returns the number of the current CPU as Header::cpus holds it.
 uint16_t currentCpu() {
   return static_cast<uint16_t>(sched_getcpu() + 1);
 }
@@ -85,9 +83,9 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Ranks that share a CPU stay together, though there is one for each: threads
-// that hand it to each other all the time look too busy with its caches for the
-// scheduler to move them. So all but one move by themselves.
+// Moves the calling thread, unless its rank is the first of those that share its CPU, to a free
+// CPU. The scheduler leaves them together: threads that hand a CPU to each other all the time look
+// too busy with its caches to be moved.
 void Waiter::migrateToFreeCpu() const {
   if (shared_.fetch_add(1, std::memory_order_relaxed) + 1 < kSharedLooks) return;
   shared_.store(0, std::memory_order_relaxed);
@@ -107,8 +105,8 @@ void Waiter::migrateToFreeCpu() const {
   noteCpu();
 }
 
-// Looks without sleeping for as long as that has paid of late. What does not wait
-// for one step of one peer is not judged: it may move much meanwhile.
+// Looks without sleeping for as long as that has paid of late. A wait for more than one step of one
+// peer is not judged: it may move much meanwhile.
 bool Waiter::spinThenYield(
     FunctionRef<bool()> ready,
     FunctionRef<bool()> failed,
@@ -133,7 +131,7 @@ bool Waiter::spinThenYield(
   return false;
 }
 
-// The next wait is taken to last about as long as this one did.
+// Expects the next wait to last about as long as this one did.
 void Waiter::adaptSpinTime(int ringer, bool soon) const {
   if (ringer == kAnyone) return;
   const auto before = patience_.load(std::memory_order_relaxed);
@@ -154,8 +152,8 @@ void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
   } else {
     for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
   }
-  // Pairs with the fence in Segment::ring: either who rings sees the sleeper,
-  // or the sleeper sees what was published.
+  // Pairs with the fence in Segment::ring: either the ringing rank sees the sleeper, or the sleeper
+  // sees what was published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) syscall(SYS_futex, &doorbell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
 }
@@ -201,7 +199,7 @@ void Waiter::waitLong(
     const auto now = Clock::now();
     const bool lookForDead = now >= nextLifeCheck;
     if (lookForDead) nextLifeCheck = now + kLifeCheck;
-    // A rank that has left or died may have done before what we wait for.
+    // A rank that has left or died may have done before what this rank waits for.
     if (left() || lookForDead) {
       try {
         checkPeers(needs);

@@ -42,33 +42,30 @@ inline void pauseCpu() {
 
 // Waits on behalf of one rank. Any number of threads may wait at once.
 //
-// A thread looks for a while before it sleeps, since a wake-up through the
-// kernel takes up to a hundred microseconds: for as long as that where the last
-// wait was over by then, and ever shorter where not. Where another rank may need
-// its CPU, it yields between two looks, and where they share it for long although
-// there are enough, it moves to another.
+// A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
+// microseconds: for that long if the last wait was over by then, and ever shorter if not. If
+// another rank may need its CPU, the thread yields between two looks; if the ranks share the CPU
+// for long although there are enough, it moves to another CPU.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
 
-  // Returns once ready() is true. ready() must turn true through something
-  // after which a rank, maybe this one, rings this rank's doorbell. Throws Failure when the
-  // communicator has failed; also makes it fail when a rank for which
-  // needs(rank) is true has left it or has died.
+  // Returns once ready() is true. After anything that makes ready() true a rank, maybe this one,
+  // must ring this rank's doorbell. Throws Failure when the communicator has failed; also makes it
+  // fail when a rank for which needs(rank) is true has left it or has died.
   template <class Ready, class Needs>
   void wait(const Ready& ready, const Needs& needs) const {
     if (!spinBriefly(ready)) waitLong(ready, needs, kAnyone, true);
   }
 
-  // The same where `peer` is the one that rings.
+  // Same as wait(), where `peer` is the rank that rings.
   template <class Ready>
   void waitForPeer(int peer, const Ready& ready) const {
     if (!spinBriefly(ready)) waitLong(ready, [peer](int rank) { return rank == peer; }, peer, true);
   }
 
-  // Like wait, but ignores that the communicator has failed: for those who
-  // meet after a failure. Throws Failure, without recording it, when a needed
-  // rank has left or died.
+  // Same as wait(), but ignores that the communicator has failed: for ranks that meet after a
+  // failure. Throws Failure, without recording it, when a needed rank has left or died.
   void waitDespiteFailure(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs) const {
     waitLong(ready, needs, kAnyone, false);
   }
@@ -76,13 +73,13 @@ class Waiter {
   // Throws Failure if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
-  // Lets the other ranks know on which CPU this one runs.
+  // Publishes the number of the CPU on which this rank runs.
   void noteCpu() const;
 
  private:
   static constexpr int kQuickChecks = 64;
   static constexpr int kAnyone = -1;
-  // Longer than a wake-up through the kernel, so that ranks in step never sleep.
+  // Longest spin time: longer than a wake-up through the kernel, so that ranks in step never sleep.
   static constexpr std::chrono::microseconds kPatience{100};
 
   template <class Ready>
@@ -96,8 +93,8 @@ class Waiter {
     return false;
   }
 
-  // Whether another rank was last seen on the CPU of the calling thread: it
-  // cannot go on while this thread spins.
+  // Returns whether another rank was last seen on the CPU of the calling thread: that rank cannot
+  // go on while this thread spins.
   bool sharesCpu() const;
   void waitLong(
       FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const;
@@ -113,7 +110,7 @@ class Waiter {
   Segment& segment_;
   const int self_;
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
-  mutable std::atomic<int> shared_{0};  // looks at a shared CPU, one after another
+  mutable std::atomic<int> shared_{0};  // consecutive looks that found the CPU shared
 };
 
 // Tells the wait policy how many ranks share this host: beyond the number of
