@@ -55,7 +55,8 @@ struct Collective {
   ncclDataType_t type = ncclInt8;
   Operator op{};
   int root = 0;
-  // Of a larger collective that this one is a part of: what peers compare. Null: this one's own.
+  // Signature of a larger collective that this one is a part of, for peers to compare. Null: this
+  // one's own.
   const Signature* whole = nullptr;
 };
 
@@ -63,7 +64,7 @@ bool hasRoot(CollectiveKind kind);
 
 Signature signatureOf(const Collective& collective);
 
-// Such as "all_reduce(count=4, float32, sum)".
+// Returns a text such as "all_reduce(count=4, float32, sum)".
 std::string describe(const Signature& signature);
 
 }  // namespace torchcomms_pg::host

@@ -1,5 +1,5 @@
-// How an error travels inside the library: thrown, and turned into NCCL's
-// result code and "last error" text at the C boundary.
+// The exception of the library, which becomes NCCL's result code and "last error" text at the C
+// boundary.
 #pragma once
 
 #include <nccl.h>
@@ -13,8 +13,7 @@ namespace torchcomms_pg::host {
 
 class Failure : public std::runtime_error {
  public:
-  // `ranks` are at fault, where that is known: they died, left, aborted or did
-  // not come.
+  // `ranks`: those at fault, where they are known: they died, left, aborted or did not come.
   Failure(ncclResult_t result, const std::string& text, std::vector<int> ranks = {})
       : std::runtime_error(text), result(result), ranks(std::move(ranks)) {}
   const ncclResult_t result;

@@ -1,5 +1,5 @@
-// What a `cudaStream_t` points to when the communication happens in host
-// memory: an ordered queue of tasks.
+// The object behind a `cudaStream_t` when the communication happens in host memory: an ordered
+// queue of tasks.
 #pragma once
 
 #include <nccl.h>
@@ -16,11 +16,11 @@ class HostStream {
   // not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
-  // Whether all its tasks have ended, and nobody but the caller can enqueue one.
+  // Returns whether all its tasks have ended, and only the caller can enqueue another.
   virtual bool idle() { return false; }
 
-  // While the stream records a graph instead of running: keeps `issue`, which
-  // each replay calls, from the thread that replays, and returns true.
+  // While the stream records a graph instead of running: keeps `issue`, which each replay calls
+  // from the thread that replays, and returns true.
   virtual bool capture(const std::function<void()>& issue) {
     static_cast<void>(issue);
     return false;

@@ -1,4 +1,4 @@
-// How whoever waits here finds out that its thread is wanted elsewhere: by the handler of a signal.
+// Tells a thread that waits here that the handler of a signal wants it elsewhere.
 #pragma once
 
 #include <atomic>
@@ -10,13 +10,14 @@
 
 namespace torchcomms_pg::host {
 
-// Asked a few times a second by a thread that waits in a call, with no lock held.
+// Source of interrupts. A thread that waits in a call asks it a few times a second, with no lock
+// held.
 struct InterruptSource {
-  // Whether handlers run in the calling thread.
+  // Returns whether handlers run in the calling thread.
   bool (*here)() noexcept;
-  // Whether the calling thread is to leave its call. It stays true until take().
+  // Returns whether the calling thread is to leave its call. Stays true until take().
   bool (*pending)() noexcept;
-  // What the call is to raise then; null: nothing.
+  // Returns the exception that the call is to raise then; null: none.
   std::exception_ptr (*take)() noexcept;
 };
 
@@ -37,7 +38,8 @@ inline std::exception_ptr takeInterrupt() noexcept {
   return source == nullptr ? nullptr : source->take();
 }
 
-// What the other ranks are told of `rank`, this process's, when it has left a call so.
+// Returns the failure that the other ranks are told when `rank`, this process's, has left a call
+// so.
 inline Failure interruption(int rank) {
   return Failure(
       ncclRemoteError,

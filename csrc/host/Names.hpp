@@ -1,4 +1,4 @@
-// What error texts call things.
+// Names of operations, types and reductions in error texts.
 #pragma once
 
 #include <nccl.h>

@@ -12,8 +12,8 @@ using CollectiveCall =
 using MessageCall =
     ncclResult_t(bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
 
-// Fills in the entries of `t` that end in one of the two functions. The types of the lambdas'
-// parameters are those of the entry, and so of nccl.h.
+// Fills in the entries of `t` that end in one of the two functions. The lambdas' parameters have
+// the types of the entry, and so of nccl.h.
 template <CollectiveCall* collective, MessageCall* message>
 void addCalls(NcclApi& t) {
   using Kind = CollectiveKind;

@@ -8,20 +8,20 @@ namespace torchcomms_pg::host {
 
 uint32_t processId();
 
-// When process `pid` was started, in clock ticks since boot: together with the
-// pid it identifies a process, because pids are reused. 0: unknown.
+// Returns the start time of process `pid`, in clock ticks since boot; 0: unknown. Identifies a
+// process together with the pid, because pids are reused.
 uint64_t processStartTime(uint32_t pid);
 
-// False only for what has certainly ended: no process has the number, or a zombie
-// or one that was started at another time than `startTime` (0: unknown) has it. A
-// process of which /proc tells nothing, for want of a free descriptor or by
-// hidepid, lives as long as its number is taken.
+// Returns false only for a process that has certainly ended: no process has the number, or a zombie
+// or one that was started at another time than `startTime` (0: unknown) has it. A process of which
+// /proc tells nothing, for want of a free descriptor or by hidepid, lives as long as its number is
+// taken.
 bool processAlive(uint32_t pid, uint64_t startTime);
 
-// As in proc(5), such as 'T' for a stopped process; '\0': unknown.
+// Returns the state as in proc(5), such as 'T' for a stopped process; '\0': unknown.
 char processState(uint32_t pid);
 
-// Differs between a process and its forks.
+// Returns a number that differs between a process and its forks.
 uint32_t forkGeneration();
 
 std::string hostName();

@@ -13,14 +13,13 @@ namespace torchcomms_pg::host {
 
 enum class Reduction : uint8_t { sum, prod, max, min, avg };
 
-// out[i] = reduction over r = 0 .. n-1, in that order, of in[r][i].
+// Computes out[i] = reduction over r = 0 .. n-1, in that order, of in[r][i].
 //
-// `out` may be exactly in[r] for some r, but may not overlap one otherwise.
-// 16- and 8-bit floats accumulate in float32 and are rounded once, to nearest
-// even; e4m3 has no infinity and saturates, as in NCCL and in torch from 2.15 on.
-// Integers wrap around; their average truncates towards zero. `divisor`, with n >= 2: of the
-// average, where the inputs are sums of several ranks' (of integers a whole number); 0: n. Max and
-// min propagate NaN.
+// `out` may be exactly in[r] for some r, but may not overlap one otherwise. 16- and 8-bit floats
+// accumulate in float32 and are rounded once, to nearest even; e4m3 has no infinity and saturates,
+// as in NCCL and in torch from 2.15 on. Integers wrap around; their average truncates towards zero.
+// `divisor`, with n >= 2: that of the average, where the inputs are sums of several ranks' (of
+// integers a whole number); 0: n. Max and min propagate NaN.
 void reduce(
     ncclDataType_t type,
     Reduction reduction,
@@ -30,10 +29,10 @@ void reduce(
     size_t count,
     double divisor = 0);
 
-// out[i] = in[i] * *scalar, an element of the same type; `out` may be `in`.
+// Computes out[i] = in[i] * *scalar, an element of the same type; `out` may be `in`.
 void scale(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count);
 
-// `out` may be `in`; they may not overlap otherwise.
+// Copies `bytes` bytes. `out` may be `in`; they may not overlap otherwise.
 void copy(void* out, const void* in, size_t bytes);
 
 }  // namespace torchcomms_pg::host

@@ -9,9 +9,9 @@
 
 #include <immintrin.h>
 
-// For every function from here on, and after the last header, so that no
-// function of another file is compiled for AVX2. Without FMA: a contracted
-// product would differ from the baseline's bits.
+// Applies to every function from here on, and follows the last header, so that no function of
+// another file is compiled for AVX2. FMA is left out: a contracted product would differ from the
+// baseline's bits.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else

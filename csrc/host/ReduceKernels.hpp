@@ -5,18 +5,18 @@
 
 namespace torchcomms_pg::host {
 
-// Contracts as in Reduce.hpp, for n >= 2 in reduce.
+// Functions with the contracts of Reduce.hpp, reduce for n >= 2.
 struct ReduceKernels {
   void (*reduce)(ncclDataType_t, Reduction, void*, const void* const*, int, size_t, double) =
       nullptr;
   void (*scale)(ncclDataType_t, void*, const void*, const void*, size_t) = nullptr;
 };
 
-// What every processor of the architecture runs.
+// Kernels that every processor of the architecture runs.
 extern const ReduceKernels kBaselineKernels;
 
-// AVX2 and F16C; null pointers where the architecture has none. Callable only
-// on a processor that has both.
+// Kernels for AVX2 and F16C; null pointers where the architecture has none. Callable only on a
+// processor that has both.
 extern const ReduceKernels kAvx2Kernels;
 
 }  // namespace torchcomms_pg::host

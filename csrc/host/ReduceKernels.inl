@@ -28,7 +28,7 @@ struct Product {
   }
 };
 
-// `a != a`: a NaN in `a` stays; one in `b` makes the comparison false.
+// Uses `a != a`: a NaN in `a` stays; one in `b` makes the comparison false.
 struct Maximum {
   template <class T>
   static T apply(T a, T b) {
@@ -67,7 +67,7 @@ void divide(T* out, double divisor, size_t count) {
   }
 }
 
-// So many elements that the buffers of a block stay in the first-level cache.
+// Number of elements in a block: its buffers stay in the first-level cache.
 inline constexpr size_t kBlock = 1024;
 
 template <class Operation, class T>
@@ -89,8 +89,7 @@ void reduceWide(double divisor, T* out, const void* const* in, int n, size_t cou
   }
 }
 
-// The same for pairs of bfloat16 in 32-bit words: without the shuffles that
-// widening a vector takes.
+// Combines pairs of bfloat16 in 32-bit words: without the shuffles that widening a vector takes.
 template <class Operation>
 void combinePairs(Bfloat16* out, const Bfloat16* a, const Bfloat16* b, size_t count) {
   const size_t pairs = count / 2;

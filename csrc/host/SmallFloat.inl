@@ -4,8 +4,8 @@
 // Included once per instruction set inside a namespace of its own, after
 // <bit>, <cstddef> and <cstdint>.
 
-// `yes` or `no`. With a conditional operator instead, compilers move floating
-// point operations into a branch, which cannot be vectorised.
+// Returns `yes` or `no`. With a conditional operator instead, compilers move floating point
+// operations into a branch, which cannot be vectorised.
 inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = -uint32_t(condition);
   return (yes & mask) | (no & ~mask);
