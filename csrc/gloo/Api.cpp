@@ -26,7 +26,7 @@ struct Task {
   Message message;
 };
 
-// What one launch consists of: messages, which are under way together, also while the collectives
+// The operations of one launch: messages, which are under way together, also while the collectives
 // run one after another; and the parts of an exchange.
 struct Batch {
   std::vector<std::pair<host::Collective, Comm::Place>> collectives;
@@ -44,7 +44,7 @@ struct GroupState {
 
 thread_local GroupState group;
 
-// The text of an error is the thread's, which both libraries share.
+// Runs `body`. Keeps the text of an error for the thread, where both libraries share it.
 template <class Body>
 ncclResult_t guarded(const Body& body) noexcept {
   return shm::guarded(nullptr, body);
@@ -83,7 +83,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
       throw host::Failure(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
-    // Places are given out here, in the order in which all ranks issue.
+    // Gives out places here, in the order in which all ranks issue.
     if (!task.isMessage) {
       now.collectives.emplace_back(task.collective, comm->nextPlace());
     } else if (task.message.done != nullptr) {
@@ -91,7 +91,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (task.message.tag >= 0) {
       now.messages.push_back({task.sending, task.message});
     } else {
-      // Of an exchange, which has one for each rank.
+      // Belongs to an exchange, which has one message for each rank.
       auto& parts = task.sending ? now.sends : now.receives;
       parts.resize(comm->topology().size);
       parts[task.message.peer] = {

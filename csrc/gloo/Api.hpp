@@ -6,12 +6,12 @@
 
 namespace torchcomms_pg::gloo {
 
-// The table. Streams are as in shm/Api.hpp. Not there: unique ids and what needs them, since
-// ranks meet in a store (newComm); registration, windows, shrinking.
+// Returns the table. Streams are as in shm/api/Api.hpp. Missing: unique ids and what needs them,
+// since ranks meet in a store (newComm); registration, windows, shrinking.
 const NcclApi& api();
 
-// A communicator for the table, of the ranks that meet in a store. Where they cannot be connected
-// `inside` is given back.
+// Makes a communicator for the table, of the ranks that meet in a store. If they cannot be
+// connected, `inside` is given back.
 ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look);
 
 }  // namespace torchcomms_pg::gloo

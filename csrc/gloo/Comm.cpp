@@ -11,7 +11,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// A link of some ranks of the group. `name`: within the group's store.
+// Makes a link of some ranks of the group. `name`: within the group's store.
 std::shared_ptr<Link> newLink(
     const Members& members,
     const std::shared_ptr<Fault>& fault,
@@ -56,7 +56,7 @@ Comm::~Comm() {
 std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
-  // The ranks of this host wait in shared memory.
+  // Releases the ranks of this host, which wait in shared memory.
   comm->fault_->watch(
       comm,
       {.release =
@@ -104,7 +104,7 @@ Comm::Place Comm::nextPlace() {
 }
 
 void Comm::execute(const Place& place, const std::function<void()>& body) {
-  // In its turn, which passes in any case.
+  // Takes the turn, which passes in any case.
   struct Turn {
     shm::TicketLock& turnstile;
     const uint64_t ticket;
@@ -156,7 +156,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);
-    // Those of one host and color share memory as before, in the order of their ranks in the child.
+    // Ranks of one host and color share memory as before, in the order of their ranks in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // until those have joined
     if (shm::api().commSplit(members_.inside, color, key, &inside, &config) != ncclSuccess) {

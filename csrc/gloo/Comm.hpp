@@ -20,17 +20,17 @@
 
 namespace torchcomms_pg::gloo {
 
-// When the ranks are connected: by the constructor, which then is collective and raises what
-// Connect does, or by the first rank that communicates, see Link::awaitConnections().
+// Time when the ranks are connected: in the constructor, which then is collective and raises what
+// Connect raises, or with the first rank that communicates, see Link::awaitConnections().
 enum class Connected { now, whenNeeded };
 
-// What a communicator is made of.
+// The parts that a communicator is made of.
 struct Members {
   c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
   std::shared_ptr<const Topology> topology;
-  ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Taken over
+  ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Owned
   Connect connect;
-  std::chrono::milliseconds timeout;  // of being connected
+  std::chrono::milliseconds timeout;  // to connect the ranks
 };
 
 // Elements of an exchange for or from one rank.
@@ -40,13 +40,13 @@ struct Part {
 };
 
 // Gloo moves bytes, and the arithmetic is that of the shared-memory library: every type and
-// reduction of NCCL, reduced host by host in rank order, to the same bits on every rank. What a
-// collective consists of is in Execution.hpp.
+// reduction of NCCL, reduced host by host in rank order, to the same bits on every rank.
+// Execution.hpp says what a collective consists of.
 //
 // Thread-safe. Operations raise host::Failure, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  // `look`: see Link::connect().
+  // Makes a communicator. `look`: see Link::connect().
   static std::shared_ptr<Comm> make(
       Members members, Connected connected, const std::function<void()>& look = {});
   ~Comm();
@@ -54,17 +54,17 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const Topology& topology() const { return *members_.topology; }
   Fault& fault() { return *fault_; }
 
-  // What is issued gets a place among the collectives of this rank, which all ranks issue in one
-  // order: a ticket for run(), and the tag that tells it from its neighbours on the links.
+  // Place of an issued operation among this rank's collectives, which all ranks issue in one order:
+  // a ticket for run(), and the tag that tells it from its neighbours on the links.
   struct Place {
     uint64_t ticket = 0;
     int tag = 0;
   };
   Place nextPlace();
 
-  // Blocks until this rank's part is done.
+  // Executes a collective; blocks until this rank's part is done.
   void run(const host::Collective& collective, const Place& place);
-  // An all-to-all with parts of any size, by rank.
+  // Executes an all-to-all with parts of any size, by rank.
   void exchange(
       const std::vector<Part>& sends,
       const std::vector<Part>& receives,
@@ -74,34 +74,34 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Messages& messages() { return *messages_; }
   shm::Operators& operators() { return operators_; }
 
-  // Before Messages::post() of what is completed later. Raises where the thread that it takes
-  // cannot be started.
+  // Starts the thread for completeLater(). Call before Messages::post() of what is completed later.
+  // Raises if the thread cannot be started.
   void prepareLater() { waiters_.start(); }
 
-  // Calls the message's `done` when it has ended, from a thread of its own: Gloo can tell of the
-  // end of a message only to somebody who waits for it.
+  // Calls the message's `done` when it has ended, from a thread for that: Gloo tells of the end of
+  // a message only to a thread that waits for it.
   void completeLater(std::shared_ptr<Request> request);
 
-  // The communicator of the ranks with this one's color, by key; null for a rank without one. Of
-  // ranks of one host only it is the shared-memory library's `inside`, and there is no Comm.
+  // Makes the communicator of the ranks with this one's color, by key; null for a rank without one.
+  // If all are on one host, it is the shared-memory library's `inside`, and there is no Comm.
   struct Child {
     std::shared_ptr<Comm> comm;
     ncclComm_t inside = nullptr;
   };
   Child split(int color, int key, const Place& place);
 
-  // The ranks that the oldest waiting collective misses, or those at fault.
+  // Returns the ranks that the oldest waiting collective misses, or those at fault.
   std::vector<int> absentRanks() const;
 
-  // What looks in the store for what other ranks have written there, for ranks that wait for
-  // nothing, and so see no broken connection: a failure, which then is one here as well, or that
-  // the ranks are to be connected. Of the ranks of a host one looks, and rings where there is news.
+  // Returns a look into the store for what other ranks have written, for ranks that wait for
+  // nothing and so see no broken connection: a failure, which then is one here as well, or that the
+  // ranks are to be connected. One rank of a host looks, and rings if there is news.
   NcclApi::Probe probe();
-  // As NcclApi::ring, among the ranks of this host.
+  // Same as NcclApi::ring, among the ranks of this host.
   uint64_t ring(uint64_t times);
 
-  // Ends the connections. What was sent still arrives. After a failure only when the others can
-  // read the reason.
+  // Ends the connections; after a failure only when the others can read the reason. What was sent
+  // still arrives.
   void close();
 
  private:
@@ -121,7 +121,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::shared_ptr<Messages> messages_;
   shm::TicketLock turns_;
   shm::Operators operators_;
-  Scratch scratch_;  // of the operation whose turn it is
+  Scratch scratch_;  // used by the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
 
   mutable std::mutex mutex_;

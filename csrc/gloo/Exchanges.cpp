@@ -1,4 +1,4 @@
-// What every rank has for every other, between hosts.
+// Collectives in which every rank has data for every other, between hosts.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace torchcomms_pg::gloo {
 
-// Where every rank has a host of its own. The envelopes tell the sizes.
+// Executes an exchange in which every rank has a host of its own. The envelopes tell the sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
   std::vector<std::shared_ptr<PendingMessage>> pending;
@@ -41,7 +41,7 @@ void Execution::checkOwn(const Part& send, const Part& receive) const {
   }
 }
 
-// What every rank of this host sends to every rank and receives from it.
+// Sizes of the parts that every rank of this host sends to every rank and receives from it.
 struct Execution::Sizes {
   uint64_t sent(int local, int to) const { return same ? each : all[2 * local * ranks + to]; }
   uint64_t awaited(int local, int from) const {
@@ -72,8 +72,9 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// A lane carries what its ranks have for a host to its counterpart there, which gives every rank
-// its own. What a rank without a lane has for other hosts goes to its lane before.
+// Executes an exchange over lanes. A lane carries what its ranks have for a host to its counterpart
+// there, which gives every rank its own part. A rank without a lane hands its parts for other hosts
+// to its lane before.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
@@ -119,7 +120,8 @@ void Execution::exchange(
   spread(receives, theirs, arrived);
 }
 
-// What the ranks without a lane have for other hosts, by their number here, host by host.
+// Hands the parts of ranks without a lane to the lanes. Returns them by rank number here, each host
+// by host.
 std::map<int, Execution::Block> Execution::handToLanes(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
@@ -153,8 +155,8 @@ std::map<int, Execution::Block> Execution::handToLanes(
   return adopted;
 }
 
-// Between the counterparts: how much each of a lane's ranks has for each rank of the other host.
-// What a rank here expects is compared with it before any data goes there.
+// Exchanges sizes between counterparts: how much each of a lane's ranks has for each rank of the
+// other host. They are compared with what a rank here expects before any data goes there.
 void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs) {
   std::vector<std::vector<uint64_t>> ours(hosts_);
   Step step(*this);
@@ -185,7 +187,7 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   });
 }
 
-// What this lane sends to a host: by source, then by receiver. Where it lies, or in `packed`.
+// Returns what this lane sends to a host, by source, then by receiver: in place, or in `packed`.
 std::pair<const void*, size_t> Execution::pack(
     int host,
     const std::vector<Part>& sends,
@@ -194,7 +196,7 @@ std::pair<const void*, size_t> Execution::pack(
     std::vector<Block>& packed) {
   std::vector<Part> parts;
   for (const int source : onLane(host_, local())) {
-    size_t first = 0;  // of an adopted source: behind what it has for the hosts before
+    size_t first = 0;  // of an adopted source: offset behind its data for the hosts before
     for (int i = 1; (host_ + i) % hosts_ != host; ++i) {
       for (const int rank : t_.hosts[(host_ + i) % hosts_]) {
         first += sizes.sent(t_.localOf[source], rank);

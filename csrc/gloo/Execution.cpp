@@ -6,12 +6,13 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Of messages inside a host, which belong to collectives; those of users are not negative.
+// Tag of messages inside a host, which belong to collectives; tags of users are not negative.
 constexpr int kInsideTag = -2;
 
-// Where the data of a collective goes on a link. Ranks that call different ones wait at different
-// tags, so that none is given data of a size that it does not expect, which Gloo answers by ending
-// the process; the envelopes tell them. A tag may come again: messages of one keep their order.
+// Returns the tag for the data of a collective on a link. Ranks that call different collectives
+// wait at different tags, so that none is given data of a size that it does not expect, which Gloo
+// answers by ending the process; the envelopes tell them. A tag may come again: messages of one tag
+// keep their order.
 int dataTagOf(const host::Signature& signature, int tag) {
   uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
@@ -104,7 +105,7 @@ void Execution::inside(const std::vector<Hop>& hops) {
   }
 }
 
-// The ranks of a host whose data `lane` carries.
+// Returns the ranks of a host whose data `lane` carries.
 std::vector<int> Execution::onLane(int host, int lane) const {
   std::vector<int> ranks;
   for (const int rank : t_.hosts[host]) {
@@ -115,9 +116,9 @@ std::vector<int> Execution::onLane(int host, int lane) const {
   return ranks;
 }
 
-// The ranks of a host come together, then one of every host, then those of a host again. The hosts
-// do so by dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
-// 1988), where they are few in one step.
+// Brings the ranks of a host together, then one of every host, then the ranks of a host again. The
+// hosts do so by dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier
+// synchronization", 1988), few hosts in one step.
 void Execution::barrier() {
   const Collective here{CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0};
   inside(here);

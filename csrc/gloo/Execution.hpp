@@ -23,19 +23,19 @@ inline const char* at(const void* base, size_t offset) {
   return static_cast<const char*>(base) + offset;
 }
 
-// Up to so many bytes in all it is few steps that count, and above them how often a byte crosses
-// the wire.
+// Limit of a small collective, in bytes in all: up to it the number of steps counts, above it how
+// often a byte crosses the wire.
 inline constexpr size_t kSmall = 64 << 10;
 
-// So many hosts send what is small to each other in one step; more of them in a tree, whose number
-// of steps is the logarithm of theirs.
+// Most hosts that send small data to each other in one step; more hosts use a tree, whose number of
+// steps is the logarithm of theirs.
 inline constexpr int kStraight = 8;
 
-// What the hosts work on at a time, so that the wire and the ranks of a host work together.
+// Bytes that the hosts work on at a time, so that the wire and the ranks of a host work together.
 inline constexpr size_t kPiece = 4 << 20;
 
-// In a file of its kin each: Reductions.cpp, Gathering.cpp, Exchanges.cpp; what they share in
-// Execution.cpp.
+// Executes one collective. Kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp, what they
+// share in Execution.cpp.
 class Execution {
  public:
   Execution(Comm& comm, const host::Signature& signature, int tag);
@@ -45,7 +45,7 @@ class Execution {
 
  private:
   // Messages between this rank and its counterparts that are under way together. Gloo lets go of
-  // their memory when this ends: it is declared behind what it sends and receives.
+  // their memory when the step ends: declare it behind what it sends and receives.
   class Step {
    public:
     explicit Step(Execution& execution) : execution_(execution) {}
@@ -89,9 +89,9 @@ class Execution {
     size_t bytes;
   };
 
-  // A piece of an all-reduce or a reduction, on its way.
+  // A piece of an all-reduce or a reduction, under way.
   struct Piece {
-    size_t count = 0;  // of one lane's slice, of which there are t_.lanes
+    size_t count = 0;  // elements of one lane's slice, of which there are t_.lanes
     const char* input = nullptr;
     char* output = nullptr;
     size_t outputBytes = 0;
@@ -100,7 +100,7 @@ class Execution {
     const char* slice = nullptr;
     Block received;
     Block result;  // of a reduction: this lane's slice of the sum; the root's: that of all lanes
-    std::unique_ptr<Step> step;  // the last, see there
+    std::unique_ptr<Step> step;  // the last step, see Step
   };
 
   void inside(Collective part) {
@@ -143,7 +143,7 @@ class Execution {
 
   std::deque<Piece> cut(const Collective& c);
   void reduceInside(const Collective& c, Piece& piece);
-  // `whole`: of all ranks, so that an average is divided now.
+  // Combines `inputs`. `whole`: they are those of all ranks, so that an average is divided now.
   void combine(
       const Collective& c,
       void* output,
@@ -163,7 +163,7 @@ class Execution {
   bool onLane() const { return comm_.lane_ != nullptr; }
   int local() const { return t_.local(); }
   int localSize() const { return static_cast<int>(t_.inside().size()); }
-  // The first element of `count` that host `host` reduces.
+  // Returns the first element of `count` that host `host` reduces.
   size_t begin(size_t count, int host) const { return count * host / hosts_; }
 
   Comm& comm_;
@@ -173,7 +173,7 @@ class Execution {
   const int dataTag_;
   const int hosts_;
   const int host_;
-  std::vector<bool> announcedTo_;  // by host: it has been sent this collective's envelope
+  std::vector<bool> announcedTo_;  // by host: true once it has been sent this collective's envelope
   std::vector<bool> announcedBy_;
 };
 

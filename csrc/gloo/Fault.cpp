@@ -12,10 +12,10 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Where a rank writes why it has failed the group: the ranks at fault, then the reason.
+// Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
-// How often a rank looks for it that cannot do without.
+// Interval at which a rank that cannot do without the reason looks for it.
 constexpr std::chrono::milliseconds kReasonLook{50};
 
 }  // namespace
@@ -59,7 +59,7 @@ void Fault::fail(const host::Failure& failure) {
     failure_.emplace(failure);
   }
   call(&Actions::release);
-  // Talks to the store, which may block.
+  // Runs apart because the store may block.
   Monitor::get().runApart(
       [unfinished = OutstandingTask(), self = shared_from_this()] { self->tellOthers(); });
 }
@@ -76,7 +76,7 @@ void Fault::failInterrupted() {
 
 void Fault::raiseFor(const host::Failure& inside, const std::vector<int>& members) {
   check();
-  // What fails inside a host after the group has failed has the group's failure as its text.
+  // A failure inside a host after the group's has the group's failure as its text.
   if (const auto told = decode(inside.what())) {
     fail(*told);
   } else {
@@ -119,7 +119,7 @@ void Fault::tellOthers() {
       announce(*store_);
     }
   } catch (const std::exception&) {
-    // Then they learn from the broken connection alone.
+    // The others then learn from the broken connection alone.
   }
   {
     std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ void Fault::call(std::function<void()> Actions::* which) {
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
-    // Held only for what is called: whoever is let go of here ends in this thread.
+    // Holds an owner only for what is called: one that is let go of here ends in this thread.
     const auto& action = watcher.actions.*which;
     if (const auto owner = action ? watcher.owner.lock() : nullptr) {
       action();

@@ -17,28 +17,28 @@
 
 namespace torchcomms_pg::gloo {
 
-// "1 2 \nreason": a failure as text, and back. None: it is not such a text.
+// Turn a failure into a text, "1 2 \nreason", and back. None: it is not such a text.
 std::string encode(const host::Failure& failure);
 std::optional<host::Failure> decode(const std::string& text);
 
 // Thread-safe. Set once: the first failure stands. Ranks are the group's own.
 class Fault : public std::enable_shared_from_this<Fault> {
  public:
-  // `rank`: this one's.
+  // `rank`: this process's.
   Fault(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
 
   std::optional<host::Failure> known() const;
-  // Throws it, where there is one.
+  // Throws the failure, if there is one.
   void check() const;
 
-  // From any thread, without blocking.
+  // Sets the failure. Callable from any thread; does not block.
   void fail(const host::Failure& failure);
 
-  // Fails where the handler of a signal, which runs in the calling thread, raises.
+  // Fails if the handler of a signal, which runs in the calling thread, raises.
   void lookForSignals();
   void failInterrupted();
 
-  // As `changed`.wait(), also until a failure, and looks for signals meanwhile.
+  // Same as `changed`.wait(), but also ends at a failure, and looks for signals meanwhile.
   template <class Done>
   void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Done done) {
     while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
@@ -48,33 +48,33 @@ class Fault : public std::enable_shared_from_this<Fault> {
     }
   }
 
-  // Raises it, where there is one, or else what has failed among ranks of this host: `members`, of
-  // which that one tells the numbers.
+  // Raises the group's failure, if there is one, or else `inside`, which has failed among ranks of
+  // this host; `members`: their numbers in the group.
   [[noreturn]] void raiseFor(const host::Failure& inside, const std::vector<int>& members);
 
-  // Fails with the reason that another rank has written; false: nobody has within `patience`, or
+  // Fails with the reason that another rank has written; false: no rank has within `patience`, or
   // the store is gone.
   bool failAsTold(c10d::Store& store, std::chrono::milliseconds patience = {});
   bool failAsTold(std::chrono::milliseconds patience) { return failAsTold(*store_, patience); }
 
-  // Has the ranks of all hosts look soon for what this one has written in the group's store, and
-  // how often ranks have done so.
+  // Make the ranks of all hosts look soon for what this one has written in the group's store, and
+  // count how often ranks have done so.
   static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
   static int64_t news(c10d::Store& group) { return group.add(kNewsKey, 0); }
 
-  // What is done when it fails. `release` in the failing thread; then in another one `tell`, which
-  // may block for a moment, and `told`, when the other ranks can read the reason. Each may be
+  // Actions at a failure. `release` runs in the failing thread; then in another thread `tell`,
+  // which may block for a moment, and `told`, when the other ranks can read the reason. Each may be
   // empty.
   struct Actions {
     std::function<void()> release;
     std::function<void()> tell;
     std::function<void()> told;
   };
-  // For the life of `owner`. After a failure nothing is called.
+  // Adds actions for the life of `owner`. Nothing is called if the failure came before.
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
-  // After a failure: returns when the others can read the reason, or after 5 s. Else they would
-  // know of a broken connection alone.
+  // Returns, after a failure, when the others can read the reason, or after 5 s. Otherwise they
+  // would know of a broken connection alone.
   void awaitTold();
 
  private:
@@ -96,7 +96,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
   std::condition_variable changed_;
   std::optional<host::Failure> failure_;
   std::vector<Watcher> watchers_;
-  bool told_ = false;  // or given up
+  bool told_ = false;  // true also when given up
 };
 
 }  // namespace torchcomms_pg::gloo

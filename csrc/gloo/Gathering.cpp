@@ -1,4 +1,4 @@
-// What moves one buffer between hosts, from one rank to all or from all to one.
+// Collectives that move one buffer between hosts, from one rank to all or from all to one.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -106,7 +106,7 @@ void Execution::broadcast(const Collective& c) {
     const size_t begins = begin(of.bytes, host);
     return {of.first + begins, begin(of.bytes, host + 1) - begins};
   };
-  // Whatever another host sends goes to where it stays, so that it can come at any time.
+  // Receives whatever another host sends where it stays, so that it can come at any time.
   Step sends(*this);
   std::vector<std::unique_ptr<Step>> ownParts, otherParts;
   for (size_t i = 0; onLane() && host_ != from && i < pieces; ++i) {
@@ -167,8 +167,8 @@ void Execution::broadcast(const Collective& c) {
   sends.finish();
 }
 
-// Many hosts are a binomial tree: numbered from the root's, each has its data from the one whose
-// number lacks its lowest bit.
+// Broadcasts over a binomial tree of many hosts: numbered from the root's, each has its data from
+// the host whose number lacks its lowest bit.
 void Execution::broadcastSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
@@ -221,7 +221,7 @@ void Execution::gather(const Collective& c) {
   const int root = t_.localOf[c.root];
   const bool isRoot = t_.rank == c.root;
   const bool port = local() == lane;
-  // Of this host, for the one who passes it on.
+  // Data of this host, for the rank that passes it on.
   std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
   inside(
       {CollectiveKind::gather,

@@ -16,7 +16,14 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Of the reason of a failure.
+// Number of ranks that an error names which could not be connected with this one.
+constexpr size_t kNamed = 4;
+
+// Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
+constexpr const char* kConnectKey = "connect";
+constexpr const char* kLeftKey = "left";
+
+// Size of the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
 
 constexpr size_t kInline = 464;
@@ -34,8 +41,8 @@ Envelope& envelopeOf(const PendingMessage& pending) {
   return *static_cast<Envelope*>(pending.envelope.data_ptr());
 }
 
-// What follows an envelope; of a message without data, whose sender waits until it is received, one
-// byte.
+// Returns the data that follows an envelope; one byte for a message without data whose sender waits
+// until it is received.
 at::Tensor dataOf(const PendingMessage& pending) {
   return pending.bytes == 0
              ? at::zeros({1}, at::kByte)
@@ -64,6 +71,132 @@ std::shared_ptr<Link> Link::make(Setup setup) {
   return link;
 }
 
+bool Link::connected() const {
+  std::lock_guard lock(mutex_);
+  return connections_ != nullptr;
+}
+
+Connections Link::connections() {
+  if (!connected()) {
+    startConnecting(/*tells=*/true);
+  }
+  std::unique_lock lock(mutex_);
+  setup_.fault->wait(changed_, lock, [&] { return connections_ || closed_; });
+  setup_.fault->check();
+  if (!connections_) checkOpen();
+  return connections_;
+}
+
+// Connects in a thread of its own, since Gloo waits for up to five times its timeout, and looks for
+// nothing.
+void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
+  startConnecting(/*tells=*/false);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto ended = [&] { return setup_.fault->known() || connections_ || closed_; };
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kSignalLook, ended)) {
+    lock.unlock();
+    try {
+      look ? look() : setup_.fault->lookForSignals();
+    } catch (const host::Failure& failure) {
+      setup_.fault->fail(failure);
+      throw;
+    } catch (const std::exception&) {
+      setup_.fault->failInterrupted();
+      throw;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      std::ostringstream why;
+      why << "not within " << std::chrono::duration<double>(timeout).count()
+          << " s. Do firewalls let the hosts reach each other's TCP ports?";
+      setup_.fault->fail(unconnected(why.str(), {}));
+    }
+    lock.lock();
+  }
+  lock.unlock();
+  setup_.fault->check();
+}
+
+// Returns the error. `why`: Gloo's reason, or this link's.
+host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
+  std::string others;
+  for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
+    if (static_cast<int>(peer) != setup_.rank) {
+      others += named == 0 ? "" : ", ";
+      others += named++ == kNamed ? "others" : setup_.names[peer];
+    }
+  }
+  return {
+      ncclRemoteError,
+      setup_.names[setup_.rank] + " could not be connected with " + others + " over Gloo: " + why +
+          " Set GLOO_SOCKET_IFNAME on each host to the interface (`ip addr` lists them) at which "
+          "the other hosts reach it",
+      std::move(ranks)};
+}
+
+void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
+  auto made = setup_.connect(
+      c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
+  {
+    std::lock_guard lock(mutex_);
+    if (!setup_.fault->known() && !closed_) {
+      connections_ = std::move(made);
+      expectReasons();
+    }
+  }
+  if (made != nullptr) {
+    setup_.fault
+        ->awaitTold();  // the others read the reason before they see that these connections end
+  }
+  changed_.notify_all();
+}
+
+void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
+  c10::intrusive_ptr<c10d::Store> group;
+  std::string why;
+  try {
+    group = setup_.store->clone();  // another thread may wait in the shared one
+    tell(*group);
+    return connectThrough(group);
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  if (!group || !setup_.fault->failAsTold(*group)) {
+    setup_.fault->fail(unconnected(why + ".", {setup_.members[setup_.rank]}));
+  }
+}
+
+// Connects in a thread of its own: the other ranks may take long or never come, and a failure
+// releases the threads that wait here.
+void Link::startConnecting(bool tells) {
+  {
+    std::lock_guard lock(mutex_);
+    if (connecting_ || connections_ || closed_ || setup_.fault->known()) {
+      return;
+    }
+    connecting_ = true;
+  }
+  try {
+    startDetached("tcpg_gloo", [unfinished = OutstandingTask(), self = shared_from_this(), tells] {
+      self->connectApart([&](c10d::Store& group) {
+        if (tells) {
+          group.set(self->key(kConnectKey), std::vector<uint8_t>{});
+          Fault::announce(group);
+        }
+      });
+    });
+  } catch (const std::system_error& error) {
+    setup_.fault->fail(
+        host::Failure(
+            ncclSystemError,
+            setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
+                error.what() + ")",
+            {setup_.members[setup_.rank]}));
+  }
+}
+
 std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
   auto pending = std::make_shared<PendingMessage>(std::move(posted));
   if (const auto broken = hand(*pending); !broken.empty()) {
@@ -72,7 +205,7 @@ std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
   return pending;
 }
 
-// Hands the message to Gloo. What is wrong with the connection; empty: nothing.
+// Hands the message to Gloo. Returns the error of the connection, or "".
 std::string Link::hand(PendingMessage& pending) {
   const auto connections = this->connections();
   const bool apart =
@@ -100,7 +233,7 @@ std::string Link::hand(PendingMessage& pending) {
   }
 }
 
-// With mutex_ held.
+// Called with mutex_ held.
 void Link::seal(PendingMessage& pending) {
   if (pending.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
@@ -203,7 +336,8 @@ void Link::compare(const PendingMessage& pending, const host::Signature& theirs)
   throw host::Failure(ncclInvalidUsage, text);
 }
 
-// What is wrong; empty: it has ended. Raises the group's failure, or that the link is closed.
+// Waits for `work`. Returns its error, or "". Raises the group's failure, or that the link is
+// closed.
 std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   c10d::Work* const waited = work.get();
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
@@ -240,7 +374,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   return broken;
 }
 
-// With mutex_ held.
+// Called with mutex_ held.
 void Link::checkOpen() const {
   if (closed_) throw host::Failure(ncclInvalidUsage, "the communicator has been finalized");
 }
@@ -264,8 +398,9 @@ void Link::raiseBroken(int peer, const std::string& what) {
   throw *setup_.fault->known();
 }
 
-// The reason of a rank that fails the group and then drops its connections: whoever finds them
-// broken has it even where the store has gone with the rank that served it. With mutex_ held.
+// Receives the reason of a rank that fails the group and then drops its connections: a rank that
+// finds them broken has it even if the store has gone with the rank that served it. Called with
+// mutex_ held.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {
@@ -293,7 +428,7 @@ void Link::tellReason() {
         sent.push_back(connections->send(texts, peer, kReasonTag));
       }
     } catch (const std::exception&) {
-      // It is gone.
+      // The connection is gone.
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + kReasonPatience;
@@ -303,7 +438,7 @@ void Link::tellReason() {
           deadline - std::chrono::steady_clock::now());
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception&) {
-      // It is gone, or does not take it.
+      // The connection is gone, or the peer does not take the reason.
     }
   }
 }
@@ -341,13 +476,58 @@ void Link::release() {
   }
   changed_.notify_all();
   for (const auto& work : blocked) {
-    work->abort();  // has its wait() return
+    work->abort();  // makes its wait() return
   }
 }
 
 std::vector<int> Link::absentRanks() const {
   std::lock_guard lock(mutex_);
   return late_.empty() ? std::vector<int>{} : std::vector<int>{setup_.members[late_.front()]};
+}
+
+void Link::close() {
+  bool unconnected = false;
+  setup_.fault->awaitTold();
+  {
+    std::lock_guard lock(mutex_);
+    unconnected = !connections_ && !closed_ && size() > 1 && !setup_.fault->known();
+    closed_ = true;
+  }
+  if (unconnected) {
+    tellLeft();
+  }
+  release();  // threads that wait for an envelope that no longer comes
+  {
+    // Aborted work must have gone before the connections go.
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
+  }
+  disconnect();
+}
+
+void Link::tellLeft() {
+  try {
+    Monitor::get().runApart([unfinished = OutstandingTask(),
+                             store = setup_.store,
+                             name = key(kLeftKey),
+                             rank = setup_.members[setup_.rank]] {
+      try {
+        store->set(name, std::to_string(rank));
+        Fault::announce(*store);
+      } catch (const std::exception&) {
+        // The store has gone, and so have the ranks that would have read it.
+      }
+    });
+  } catch (const std::runtime_error&) {
+    // No thread can be started: ranks that still wait do so until the deadline.
+  }
+}
+
+void Link::disconnect() {
+  Connections last;  // freed after the lock is released: that joins threads
+  std::lock_guard lock(mutex_);
+  reasons_.clear();
+  last = std::exchange(connections_, nullptr);
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -24,7 +24,7 @@
 
 namespace torchcomms_pg::gloo {
 
-// Gloo's connections between the ranks of a group; c10d::Backend, since torch ships no header of
+// Gloo's connections between the ranks of a group, as c10d::Backend, since torch ships no header of
 // Gloo. Null for a rank alone.
 using Connections = c10::intrusive_ptr<c10d::Backend>;
 
@@ -34,51 +34,51 @@ using Connect =
 
 // One side of a message under way.
 struct PendingMessage {
-  host::Signature signature;  // what the other side has to call as well
+  host::Signature signature;  // call that the other side has to make as well
   bool sending = false;
-  int peer = 0;  // by its number on the link
+  int peer = 0;  // number on the link
   int tag = 0;
   void* data = nullptr;
   size_t bytes = 0;
-  // Of a collective, whose sizes both sides know: the tag of its data, so that it can be received
+  // Tag of the data of a collective, whose sizes both sides know, so that the data can be received
   // before the envelope has come. It differs between different collectives.
   int dataTag = 0;
-  bool announced = true;   // has an envelope; not what follows another message of one collective
-  int userTag = 0;         // of a message, and of an envelope that has come
-  bool confirmed = false;  // of a message: see Message
+  bool announced = true;   // has an envelope; false behind another message of one collective
+  int userTag = 0;         // tag of a user's message, and of an envelope that has come
+  bool confirmed = false;  // for a user's message: see Message
 
   at::Tensor envelope = {};
-  c10::intrusive_ptr<c10d::Work> head = {};  // of the envelope
-  c10::intrusive_ptr<c10d::Work> body = {};  // of large data
+  c10::intrusive_ptr<c10d::Work> head = {};  // transfer of the envelope
+  c10::intrusive_ptr<c10d::Work> body = {};  // transfer of large data
 };
 
-// A message is an envelope of fixed size, which says what it belongs to and holds small data, and
-// behind it large data under a tag of their own. So the receiver knows of ranks that call
-// different operations before it takes a byte to the wrong place; Gloo itself would end the
-// process at a length it does not expect.
+// Sends a message as an envelope of fixed size, which says what it belongs to and holds small data,
+// followed by large data under a tag of their own. So the receiver notices ranks that call
+// different operations before it takes a byte to the wrong place; Gloo itself would end the process
+// at a length it does not expect.
 //
-// Thread-safe. Once the group has failed, whoever waits is released, and every call raises the
+// Thread-safe. Once the group has failed, waiting threads are released, and every call raises the
 // failure as host::Failure; the connections are dropped, so that the other ranks notice, and find
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Of the envelopes of all messages of users, whose own tags are inside.
+  // Tag of the envelopes of all messages of users, whose own tags are inside.
   static constexpr int kMessageTag = 1;
-  // Tags of collectives, from 1, then of data: of messages, then of collectives.
+  // Limits of the tags: of collectives, from 1; then of data: of messages, then of collectives.
   static constexpr int kTagLimit = 1 << 29;
   static constexpr int kCollectiveTags = kTagLimit;
   static constexpr int kDataTags = 2 * kTagLimit;
   static constexpr int kCollectiveDataTags = 3 * kTagLimit;
 
-  // What a link is made of.
+  // The parts that a link is made of.
   struct Setup {
     Connect connect;
-    c10::intrusive_ptr<c10d::Store> store;  // of the group
-    std::string prefix;                     // of the link's keys in the store
+    c10::intrusive_ptr<c10d::Store> store;  // the group's
+    std::string prefix;                     // prepended to the link's keys in the store
     std::shared_ptr<Fault> fault;
     std::vector<int> members;        // ranks of the group
     std::vector<std::string> names;  // of the members, for errors
-    int rank;                        // this one's place among them
+    int rank;                        // this rank's place among them
   };
   static std::shared_ptr<Link> make(Setup setup);
 
@@ -87,14 +87,14 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // Connects the ranks, which all have to call this, within `timeout`. Calls `look`, which may
   // raise, a few times a second meanwhile (empty: only signals are looked for). Raises the group's
-  // failure, or what `look` does, with which the group has failed then.
+  // failure, or what `look` raises, with which the group has failed then.
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
-  // The same in a thread for it: through a connection to the group's store of its own, for which
-  // `tell` is called first; what goes wrong fails the group.
+  // Same in a thread for it, through its own connection to the group's store, for which `tell` is
+  // called first; an error fails the group.
   void connectApart(const std::function<void(c10d::Store& group)>& tell);
 
-  // The same where only this rank may need it: has the others do so within about a second, which
-  // they learn by their probes. Returns when they are connected, at once if they are; raises the
+  // Connects the ranks when only this one may need it: the others learn of it by their probes and
+  // follow within about a second. Returns when they are connected, at once if they are; raises the
   // failure, for example of a rank that has left.
   void awaitConnections() { connections(); }
   bool connected() const;
@@ -102,33 +102,34 @@ class Link : public std::enable_shared_from_this<Link> {
   // Hands the message to Gloo; blocks only as awaitConnections() does.
   std::shared_ptr<PendingMessage> post(PendingMessage pending);
 
-  // Returns when the message has been sent or received. `late`: the rank is missed meanwhile, see
-  // absentRanks().
+  // Returns when the message has been sent or received. `late`: the peer counts as missed
+  // meanwhile, see absentRanks().
   void complete(PendingMessage& pending, bool late);
 
-  // Of a message: the next one that `peer` sends, without its data. What is wrong with the
-  // connection; empty: it has come. Raises the group's failure, also where the peer has told one.
+  // Receives the envelope of the next message that `peer` sends, without its data. Returns the
+  // error of the connection, or "". Raises the group's failure, also one that the peer has told.
   std::string receiveEnvelope(PendingMessage& pending);
-  // Has the data of a message, whose envelope has come, received for `receive`.
+  // Receives the data of a message, whose envelope has come, for `receive`.
   void accept(PendingMessage& pending, const PendingMessage& receive);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
-  // Looks in the group's store, a connection to it of the calling thread's own, whether other ranks
+  // Looks in the group's store, through the calling thread's own connection, whether other ranks
   // want to be connected; then they are.
   void lookForOthers(c10d::Store& group);
 
-  // The ranks of the group that the oldest waiting collective misses.
+  // Returns the ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections. What was sent still arrives. Without connections it is told in the store
-  // that this rank has left.
+  // Ends the connections. What was sent still arrives. Without connections this rank writes in the
+  // store that it has left.
   void close();
 
  private:
-  // Of what a rank tells the others over their connections before it drops them, and what it is.
+  // Tag and time limit of the reason that a rank tells the others over their connections before it
+  // drops them, and the reason.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
-  // For it in the store: a rank that is held up may lose its connections first.
+  // Time limit of the reason in the store: a rank that is held up may lose its connections first.
   static constexpr std::chrono::milliseconds kWrittenPatience{2000};
   static constexpr std::chrono::seconds kReleasePatience{5};
   struct Reason {
@@ -145,7 +146,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
   host::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
-  // `tells`: the other ranks may not know that they are to do so, too.
+  // Starts to connect the ranks. `tells`: the other ranks may not know that they are to do so, too.
   void startConnecting(bool tells);
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
@@ -163,12 +164,12 @@ class Link : public std::enable_shared_from_this<Link> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Connections connections_;
-  bool connecting_ = false;  // in a thread of its own, now or before
+  bool connecting_ = false;  // true once a thread for that has been started
   bool closed_ = false;
   int data_ = 0;
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
-  std::map<int, Reason> reasons_;  // by peer, who has yet to tell one
+  std::map<int, Reason> reasons_;  // by peer that has yet to tell one
 };
 
 }  // namespace torchcomms_pg::gloo

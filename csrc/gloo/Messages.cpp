@@ -12,7 +12,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// In the store: how many ranks want to be connected with one, and which; and who has left.
+// Keys in the store: how many ranks want to be connected with one, and which; and who has left.
 std::string wishesOf(int rank) {
   return "messages/wanted/" + std::to_string(rank);
 }
@@ -23,7 +23,7 @@ std::string departureOf(int rank) {
   return "messages/left/" + std::to_string(rank);
 }
 
-// Of a message through memory.
+// Context of a message through memory.
 struct Context {
   std::shared_ptr<Messages> messages;
   std::shared_ptr<Request> request;
@@ -119,7 +119,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
   }
 }
 
-// In any thread.
+// Called in any thread.
 void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
     request.peer = ways_.topology->inside()[local];
@@ -129,7 +129,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
     try {
       ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
     } catch (const host::Failure&) {
-      // Which the others are told.
+      // The others are told of the failure.
     }
   }
   if (isInside(request.message) && request.message.done != nullptr) {
@@ -142,7 +142,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
   changed_.notify_all();
 }
 
-// The rank's connection, which begins to be made. With mutex_ held.
+// Returns the rank's connection, which begins to be made. Called with mutex_ held.
 Messages::Pair& Messages::pairWith(int peer) {
   const auto& t = *ways_.topology;
   const auto [entry, fresh] = pairs_.try_emplace(peer);
@@ -170,7 +170,8 @@ Messages::Pair& Messages::pairWith(int peer) {
   return pair;
 }
 
-// In a thread for it: all that is done with the connection but completing what is under way.
+// Runs in a thread for the rank: does everything with its connection but complete what is under
+// way.
 void Messages::converse(int peer, Pair& pair) {
   try {
     connect(peer, pair);
@@ -183,7 +184,7 @@ void Messages::converse(int peer, Pair& pair) {
       take(peer, pair, envelope);
     }
   } catch (const host::Failure&) {
-    // The group's, or it has ended.
+    // The group has failed, or the connection has ended.
   } catch (const std::exception& error) {
     ways_.fault->fail({ncclInternalError, error.what(), {}});
   }
@@ -278,8 +279,8 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
   }
 }
 
-// Whether the receive is still without a message, and now is not given one through memory. With
-// mutex_ held.
+// Returns whether the receive is still without a message, and now is not given one through memory.
+// Called with mutex_ held.
 bool Messages::claim(const Request& receive) {
   if (receive.inside == nullptr) {
     return true;
@@ -323,7 +324,7 @@ void Messages::accept(Request& receive, int peer, const Pair& pair, PendingMessa
   changed_.notify_all();
 }
 
-// A rank that has nothing more to send may leave.
+// Notes the end of a connection. A rank that has nothing more to send may leave.
 void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   bool awaited = false;
   {
@@ -433,11 +434,11 @@ void Messages::close() {
         store->set(departureOf(rank), std::vector<uint8_t>{});
         Fault::announce(*store);
       } catch (const std::exception&) {
-        // The store has gone, and so have those who would have read it.
+        // The store has gone, and so have the ranks that would have read it.
       }
     });
   } catch (const std::runtime_error&) {
-    // No thread can be started: whoever still waits does so until the deadline.
+    // No thread can be started: ranks that still wait do so until the deadline.
   }
 }
 

@@ -24,31 +24,31 @@ struct Request {
   Message message;
   int peer = 0;  // the other rank, once it is known
 
-  // Through memory; null: not.
+  // Transfer through memory; null: none.
   std::shared_ptr<shm::Transfer> inside;
-  bool together = false;  // with the others of its batch, see PointToPoint::run()
+  bool together = false;  // started with the others of its batch, see PointToPoint::run()
   bool insideEnded = false;
   ncclResult_t insideResult = ncclSuccess;
 
-  // Over a link; `message` is null until its data is under way.
+  // Transfer over a link; `pending` is null until the data is under way.
   std::shared_ptr<Link> link;
   std::shared_ptr<PendingMessage> pending;
 };
 
-// Between ranks of one host they go through memory. To a rank of another host they go over the lane
-// where it is the counterpart, and else over a connection of the two, which the first message
+// Messages between ranks of one host go through memory. To a rank of another host they go over the
+// lane if it is the counterpart, and else over a connection of the two, which the first message
 // makes: the other side begins to connect with its own first message, or learns of it within a
 // second.
 //
 // A thread for each rank of another host with which there have been messages takes their envelopes
 // in the order in which they come, and gives each to the receive that was posted first of those
-// that may have it. Who receives from any rank waits for memory and for links: what comes first
-// over a link takes the receive out of memory again.
+// that may have it. A receive from any rank waits for memory and for links: what comes first over a
+// link takes the receive out of memory again.
 //
 // Thread-safe. Functions raise the group's failure.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // `lane`: to the counterparts, by host; may be null.
+  // The ways that messages can take. `lane`: to the counterparts, by host; may be null.
   struct Ways {
     std::shared_ptr<const Topology> topology;
     std::shared_ptr<shm::Comm> inside;
@@ -66,20 +66,21 @@ class Messages : public std::enable_shared_from_this<Messages> {
     Message message;
   };
   // Begins with messages, in this order, without blocking. `together`: they proceed only while
-  // complete() runs, which is quicker, where all are inside.
+  // complete() runs, which is quicker if all are inside.
   Requests post(const std::vector<Issued>& messages, bool together);
 
-  // Blocks until all have been sent or received, of which none waits for another one.
+  // Blocks until all have been sent or received; none of them waits for another one.
   void complete(const Requests& requests);
 
-  // Whether it is one between two ranks of this host, which calls its `done` by itself.
+  // Returns whether the message is between two ranks of this host; it then calls its `done` by
+  // itself.
   bool isInside(const Message& message) const;
 
-  // What the group's store, a connection of the caller's own, says of messages that others want to
-  // send.
+  // Looks in the group's store, through the caller's own connection, for messages that other ranks
+  // want to send.
   void lookForOthers(c10d::Store& group);
 
-  // Has who waits look for a failure.
+  // Makes waiting threads look for a failure.
   void wake();
   void close();
 
@@ -87,11 +88,11 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // A rank of another host.
   struct Pair {
     std::shared_ptr<Link> link;
-    int number = 0;       // of the rank on the link
-    bool shared = false;  // with collectives
+    int number = 0;       // the rank's number on the link
+    bool shared = false;  // the link also serves collectives
     bool connected = false;
-    std::string broken;                           // how the connection has ended
-    std::deque<std::shared_ptr<Request>> unsent;  // until it is connected
+    std::string broken;                           // error that ended the connection
+    std::deque<std::shared_ptr<Request>> unsent;  // sends that wait for the connection
     std::deque<PendingMessage> held;              // envelopes that no receive has asked for
   };
 
@@ -117,7 +118,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   std::map<int, Pair> pairs_;                    // by rank; none is removed
   std::deque<std::shared_ptr<Request>> posted_;  // receives without a message, in order
   bool closed_ = false;
-  int64_t looked_ = 0;  // wishes of others that have been fulfilled
+  int64_t looked_ = 0;  // number of other ranks' wishes that have been fulfilled
 };
 
 }  // namespace torchcomms_pg::gloo

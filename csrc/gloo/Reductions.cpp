@@ -1,4 +1,4 @@
-// What is reduced between hosts.
+// Reductions between hosts.
 //
 // All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside the
 // host, an all-reduce of each lane with its counterparts, all-gather inside the host, so that a
@@ -19,19 +19,20 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Up to so much two hosts exchange all of their sums, rather than each reducing a half for both: as
-// many bytes in one step. Above, adding twice as much takes longer than the step.
+// Limit up to which two hosts exchange all of their sums, rather than each reducing a half for
+// both: as many bytes in one step. Above, adding twice as much takes longer than the step.
 constexpr size_t kExchanged = 4 << 20;
 
-// Whether the sum of an average may be none of the type's numbers.
+// Returns whether the sum of an average may be none of the type's numbers.
 bool mayLeaveRange(const Collective& c) {
   return c.type == ncclFloat16 && c.op.reduction == ncclAvg && !c.op.scaled;
 }
 
 }  // namespace
 
-// Averages are divided once, when all hosts' sums are added. In float16, whose range a host's sum
-// may leave, inputs are divided by a power of two before, which loses nothing of normal numbers.
+// Returns how often inputs are halved. Averages are divided once, when all hosts' sums are added.
+// In float16, whose range a host's sum may leave, inputs are divided by a power of two before,
+// which loses nothing of normal numbers.
 int Execution::halvings(const Collective& c) const {
   size_t largest = 1;
   for (const auto& members : t_.hosts) {
@@ -109,10 +110,10 @@ void Execution::allReduceSmall(const Collective& c) {
   inside({CollectiveKind::broadcast, c.output, c.output, c.count, c.type, {}, 0});
 }
 
-// Recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and Gropp,
-// "Optimization of collective communication operations in MPICH", 2005): of hosts beyond a power of
-// two each has one of the others take part for it. Partners add the lower one's sum first, and so
-// come to the same bits.
+// All-reduces by recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and
+// Gropp, "Optimization of collective communication operations in MPICH", 2005): each host beyond a
+// power of two has one of the others take part for it. Partners add the lower one's sum first, and
+// so come to the same bits.
 void Execution::doubleUp(const Collective& c, const std::function<void(void*)>& reduced) {
   const size_t bytes = c.count * elementSize(c.type);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(hosts_)));
@@ -201,15 +202,16 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
 }
 
-// An all-reduce, or a reduction to one rank, which differs in where the hosts' parts go at last.
+// Executes an all-reduce, or a reduction to one rank, which differs in where the hosts' parts go at
+// last.
 void Execution::reduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
   const bool rooted = c.kind == CollectiveKind::reduce;
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
-  // Who reduces what of a lane's slice: every host a part; or, in one step, all of two hosts
-  // everything, or the root's host.
+  // Decides which host reduces what of a lane's slice: every host a part; or, in one step, both of
+  // two hosts everything, or the root's host.
   const bool toRoot = rooted && (hosts_ == 2 || few);
   const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
   const auto reduces = [&](int host) { return !toRoot || host == to; };
@@ -343,7 +345,7 @@ void Execution::reduceScatter(const Collective& c) {
   if (bytes == 0) {
     return barrier();
   }
-  // What the lanes carry, by lane: the parts for the ranks of every host in turn.
+  // Data of the lanes, by lane: the parts for the ranks of every host in turn.
   std::vector<int> order;
   for (int lane = 0; lane < t_.lanes; ++lane) {
     for (int host = 0; host < hosts_; ++host) {

@@ -8,11 +8,11 @@
 
 namespace torchcomms_pg::gloo {
 
-// A new large block costs a page fault for every 4 KiB when it is first written, a third of what
-// copying into it takes. For one thread at a time; outlives its blocks.
+// Keeps blocks: a new large one costs a page fault for every 4 KiB when it is first written, a
+// third of what copying into it takes. For one thread at a time; outlives its blocks.
 class Scratch {
  public:
-  // Goes back when it ends. Not initialized.
+  // Memory that goes back when the block ends. Not initialized.
   class Block {
    public:
     Block() = default;

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
 }  // namespace
 
-// Of one thread that waits, of which a process has no more: its main thread.
+// State of the one thread of a process that may have to look while it waits: its main thread.
 struct SignalWatch::State {
   const pid_t pid = getpid();
   std::mutex mutex;
@@ -65,7 +65,7 @@ struct SignalWatch::State {
 };
 
 std::shared_ptr<SignalWatch> SignalWatch::hold() {
-  // Groups may be dropped while the process ends.
+  // The one watch of the process. Never destroyed: groups may be dropped while the process ends.
   struct Shared {
     std::mutex mutex;
     std::weak_ptr<SignalWatch> watch;

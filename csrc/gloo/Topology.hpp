@@ -1,4 +1,4 @@
-// Which ranks share a host, and who of them talks to the other hosts.
+// Maps ranks to hosts, and to the lanes between hosts.
 #pragma once
 
 #include <memory>
@@ -7,12 +7,14 @@
 
 namespace torchcomms_pg::gloo {
 
-// The n-th rank of every host is on lane n: the lanes are the connections between the hosts, of one
-// rank of each. There are as many as the smallest host has ranks, and at most kMaxLanes.
+// Hosts and lanes. The n-th rank of every host is on lane n: the lanes are the connections between
+// the hosts, of one rank of each. There are as many as the smallest host has ranks, and at most
+// kMaxLanes.
 struct Topology {
   static constexpr int kMaxLanes = 8;
 
-  // `places`: by rank, where it runs. `names`: by rank, what errors call its host; empty: nothing.
+  // Makes the topology. `places`: by rank, where it runs. `names`: by rank, the host's name in
+  // errors; empty: none.
   static std::shared_ptr<const Topology> of(
       const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 
@@ -24,19 +26,19 @@ struct Topology {
   std::vector<std::string> names;       // by rank, of its host; may be empty
   int lanes = 1;
 
-  // "rank 3 on host1".
+  // Returns the name of a rank, such as "rank 3 on host1".
   std::string nameOf(int of) const {
     return "rank " + std::to_string(of) + (names.empty() ? "" : " on " + names[of]);
   }
   int host() const { return hostOf[rank]; }
   int local() const { return localOf[rank]; }
   const std::vector<int>& inside() const { return hosts[host()]; }
-  // The lane that carries what comes from `rank` or goes to it.
+  // Returns the lane that carries what comes from `rank` or goes to it.
   int laneOf(int of) const { return localOf[of] % lanes; }
   bool onLane(int of) const { return localOf[of] < lanes; }
-  // Whether every rank has a lane of its own.
+  // Returns whether every rank has a lane of its own.
   bool even() const;
-  // Whether a host's ranks follow each other.
+  // Returns whether a host's ranks follow each other.
   bool contiguous(int host) const {
     return hosts[host].back() - hosts[host].front() + 1 == static_cast<int>(hosts[host].size());
   }
