@@ -1,5 +1,5 @@
-// Whether this process compiles: it is late then, not lost. Knows nothing of
-// torch, whose callbacks tell.
+// Tells whether this process compiles: then it is late, not lost. Knows nothing of torch, whose
+// callbacks report it.
 #pragma once
 
 #include <chrono>
@@ -16,17 +16,17 @@ class Compiling {
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
 
-  // Begins may nest. `trigger`: what for, e.g. "LAZY_BACKWARD".
+  // Begin and end a compilation; begins may nest. `trigger`: its cause, e.g. "LAZY_BACKWARD".
   static void begin(const std::string& trigger);
   static void end();
 
   struct State {
-    std::optional<Milliseconds> since;  // the begin; none: it does not compile
-    std::optional<Milliseconds> ended;  // since the last end; none: it never has
+    std::optional<Milliseconds> since;  // time since the begin; none: it does not compile
+    std::optional<Milliseconds> ended;  // time since the last end; none: it never ended one
   };
   static State state(Clock::time_point now);
 
-  // How much longer than its deadline an operation waits for ranks that compile.
+  // Limit of the time beyond its deadline that an operation waits for ranks that compile.
   static void setLimit(Milliseconds limit);
   static Milliseconds limit();
 
@@ -35,7 +35,7 @@ class Compiling {
     int64_t begin = 0;  // nanoseconds of the system's clock
     int64_t end = 0;    // 0: not yet
   };
-  // The latest, for the flight recorder.
+  // Returns the latest compilations, for the flight recorder.
   static std::vector<Interval> intervals();
 };
 

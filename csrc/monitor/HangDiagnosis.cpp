@@ -16,24 +16,24 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a rank looks at the board while a diagnosis goes on, and when not. Of many ranks each
-// looks more seldom: all of them ask one store.
+// Interval at which a rank looks at the board during a diagnosis; its least length per rank of the
+// group, since all ranks ask one store; and the length of a turn between diagnoses.
 constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// From its begin: for answers, and for somebody else's verdict. A rank needs
+// Limits from the begin of a diagnosis: for answers, and for another rank's verdict. A rank needs
 // up to a second to answer, and one more to notice where no library rings.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
-// How long a rank that knows the verdict lets the others read it: the store
-// may end with its process.
+// Time that a rank which knows the verdict leaves the others to read it: the store may end with its
+// process.
 constexpr milliseconds kParting{500};
 
 constexpr milliseconds kBehind{200};
 
-// After how long in the store it is not worth to wait for what others may have written there.
+// Time in the store after which it is not worth waiting for what others may have written there.
 constexpr milliseconds kHanging{1000};
 
 void print(int rank, const std::string& text) {
@@ -81,10 +81,10 @@ void HangDiagnosis::close() {
   changed_.notify_all();
 }
 
-// With mutex_ held.
+// Called with mutex_ held.
 void HangDiagnosis::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
-    // Not joined: it may be in the store for as long as that likes.
+    // Detached, not joined: the thread may be in the store for any time.
     if (options_.poll) {
       startDetached("tcpg_verdict", "verdicts", [self = shared_from_this()] { self->run(); });
     } else {
@@ -109,7 +109,7 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
   if (verdict_) {
     auto verdict = *verdict_;
     if (verdict.extensionMs > 0) {
-      verdict_.reset();  // the next one may say otherwise
+      verdict_.reset();  // the next verdict may differ
     }
     return verdict;
   }
@@ -163,9 +163,9 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
 }
 
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
-  // Where no library rings, the reason of a failure may be here before the diagnosis.
+  // The reason of a failure may be here before the diagnosis where no library rings.
   const auto until = Clock::now() + (options_.poll ? kBehind : milliseconds(0));
-  const auto end = Clock::now() + kPatience;  // its thread may have none of its own
+  const auto end = Clock::now() + kPatience;  // its thread may have no limit of its own
   std::unique_lock lock(mutex_);
   const auto known = [&] {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
@@ -228,7 +228,7 @@ void HangDiagnosis::run() {
   changed_.notify_all();
 }
 
-// The clock is the same for the processes of a host.
+// Returns the begin of this rank's next turn. The processes of a host share the clock.
 HangDiagnosis::Clock::time_point HangDiagnosis::nextTurn() const {
   const auto round = kTurn * options_.turns;
   const auto first = Clock::time_point(kTurn * options_.turn);
@@ -245,7 +245,7 @@ void HangDiagnosis::step(Clock::time_point now) {
   }
 }
 
-// A round may be over already where this rank was busy or asks late: then its
+// Looks for a diagnosis. It may be over already where this rank was busy or asks late: then its
 // verdict is there too.
 void HangDiagnosis::look(Clock::time_point now) {
   bool asked = false;
@@ -261,7 +261,7 @@ void HangDiagnosis::look(Clock::time_point now) {
   news = lookForDumps(wanted) || news;
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
   const bool goesOn = asked || board_->get(key("leader"));
-  // Who has heard of it by a ring does not ring again.
+  // A rank that has heard of it by a ring does not ring again.
   if (leads || (options_.poll && !noticed && (news || goesOn))) {
     ring_.store(true, std::memory_order_release);
   }
@@ -278,7 +278,7 @@ void HangDiagnosis::look(Clock::time_point now) {
   wantsStatus_.store(true, std::memory_order_release);
 }
 
-// Whether another rank has asked for them.
+// Asks for dumps if `wanted`; otherwise returns whether another rank has asked, and dumps.
 bool HangDiagnosis::lookForDumps(bool wanted) {
   if (wanted) {
     dumps_ = board_->add("dumps", 1);
@@ -366,7 +366,7 @@ void HangDiagnosis::follow(Clock::time_point now) {
     asked = asked_.has_value();
   }
   if (asked) {
-    phase_ = Phase::leading;  // who led has vanished
+    phase_ = Phase::leading;  // the leader has vanished
   } else {
     finish(std::nullopt);
   }

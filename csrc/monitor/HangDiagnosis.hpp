@@ -1,5 +1,5 @@
-// How the ranks of a group find out together who holds it up. Knows nothing
-// of torch: where they write is a Board.
+// Finds out, together with the other ranks of a group, which rank holds it up. Knows nothing of
+// torch: the ranks write to a SharedBoard.
 #pragma once
 
 #include <atomic>
@@ -17,81 +17,81 @@
 
 namespace torchcomms_pg {
 
-// What all ranks of a group, and nobody else, can read and write. Calls may
-// block, and raise std::exception. Used by one thread.
+// Storage that all ranks of a group, and no others, can read and write. Calls may block, and raise
+// std::exception. Used by one thread.
 class SharedBoard {
  public:
   virtual ~SharedBoard() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::optional<std::string> get(const std::string& key) = 0;
-  // Whether `value`, which is this rank's alone, is the first for `key`.
+  // Returns whether `value`, which is this rank's alone, is the first for `key`.
   virtual bool claim(const std::string& key, const std::string& value) = 0;
   virtual int64_t add(const std::string& key, int64_t value) = 0;
 };
 
-// One rank's part in the diagnoses of a group, one after another. The first
-// rank whose deadline passes leads: it has the others ring, all of them write
-// what they know of themselves, and the leader writes the verdict, which is
-// the same everywhere. Each rank prints it.
+// One rank's part in the diagnoses of a group, one after another. The first rank whose deadline
+// passes leads: it makes the others ring, all of them write what they know of themselves, and the
+// leader writes the verdict, which is the same everywhere. Each rank prints it.
 //
-// A thread of its own does what may block, while a diagnosis goes on. So the
-// monitor, and whoever waits here, are bounded whatever becomes of the board:
-// then the verdict says that it cannot be known.
+// A thread of its own makes the calls that may block, while a diagnosis goes on. So the monitor and
+// the threads that wait here are bounded whatever becomes of the board: then the verdict says that
+// it cannot be known.
 //
 // Thread-safe.
 class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // How long until there is a verdict, for better or worse.
+  // Limit of the time until there is a verdict, for better or worse.
   static constexpr std::chrono::milliseconds kPatience{4000};
 
-  // What the monitor says of this rank when it is asked.
+  // Status of this rank, which the monitor gives when it is asked.
   struct Snapshot {
     RankStatus answer;
-    std::shared_ptr<const void> stack;  // of the call in `answer.current`, where known
+    std::shared_ptr<const void> stack;  // stack of the call in `answer.current`, where known
   };
 
   struct Options {
     int rank = 0;
     int size = 0;
-    // What is to be said of a rank that does not answer; `introduction` is what
-    // it wrote to the board under "who/<rank>" when the group was made.
+    // Describes a rank that does not answer; `introduction` is what that rank wrote to the board
+    // under "who/<rank>" when the group was made.
     std::function<std::string(const std::string& introduction)> describeSilent;
-    // Where a ring does not reach all ranks: called before the board is looked at, which is then
-    // done now and then. `thorough`: there may be news. Returns whether there is, for the ranks
-    // that hear this one ring. May block, and raise as a Board.
+    // Set where a ring does not reach all ranks: called before each look at the board, which is
+    // then taken now and then. `thorough`: there may be news. Returns whether there is, for the
+    // ranks that hear this one ring. May block, and raise as a SharedBoard may.
     std::function<bool(bool thorough)> poll;
-    // The ranks that hear each other ring look in turns, of a second each.
+    // Turn of this rank among those that hear each other ring, which look for a second each.
     int turn = 0;
     int turns = 1;
-    std::function<void()> dump;  // another rank has asked for it; must not block, nor throw
+    std::function<void()> dump;  // answers another rank's request; must not block, nor throw
   };
 
   static std::shared_ptr<HangDiagnosis> open(std::unique_ptr<SharedBoard> board, Options options);
   void close();
 
-  // For the monitor's thread; none of them blocks.
+  // The functions up to takeRing() are for the monitor's thread; none of them blocks.
   //
-  // None while it is being found out, at most kPatience.
+  // Returns the verdict; none while it is being found out, at most kPatience.
   std::optional<Verdict> ask(const DiagnosisRequest& request);
-  // Somebody else may have asked.
+  // Notes that another rank may have asked.
   void notice();
-  // Whether answer() is to be called.
+  // Returns whether answer() is to be called.
   bool wantsStatus() const { return wantsStatus_.load(std::memory_order_acquire); }
   void answer(Snapshot snapshot);
-  // The verdict of a diagnosis that has ended with the group's failure; none: there was none.
+  // Returns the verdict of a diagnosis that has ended with the group's failure; none: there was
+  // none.
   std::optional<Verdict> final() const;
-  // Whether the others have to be told, by ringing; true once.
+  // Returns whether the others have to be told, by ringing; true once.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 
-  // Has the other ranks, once they hear a ring, call Options::dump. Blocks until the board has it,
-  // at most a second. Not for the monitor's thread.
+  // Makes the other ranks, once they hear a ring, call Options::dump. Blocks until the board has
+  // the request, at most a second. Not for the monitor's thread.
   void askForDumps();
 
   // Blocks until there is a verdict, at most kPatience. Not for the monitor's thread.
   Verdict await(const DiagnosisRequest& request);
-  // The verdict of a diagnosis that another rank has begun; none: nobody has.
+  // Waits for the verdict of a diagnosis that another rank has begun; none: no rank has begun one.
   std::optional<Verdict> awaitOthers();
 
  private:
@@ -124,14 +124,14 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   bool noticed_ = false;
   bool dumpsWanted_ = false;
   std::optional<Clock::time_point> stepping_;  // since when its thread may be in the store
-  uint64_t looked_ = 0;  // how often it was found out whether somebody has asked
+  uint64_t looked_ = 0;                        // number of looks whether another rank has asked
   std::optional<DiagnosisRequest> asked_;
   Clock::time_point askedAt_;
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
-  std::string broken_;  // why the board is of no use
+  std::string broken_;  // reason why the board is of no use
 
-  // Of the diagnosis's thread.
+  // State of the diagnosis's thread.
   struct Round {
     bool leads = false;
     Clock::time_point begun;
@@ -141,7 +141,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     std::optional<Verdict> verdict;
     Clock::time_point read;
   };
-  int64_t dumps_ = 0;  // how often somebody has asked for them, as far as is known
+  int64_t dumps_ = 0;  // number of requests for dumps, as far as is known
   Phase phase_ = Phase::idle;
   uint64_t rounds_ = 0;
   Round round_;

@@ -27,7 +27,7 @@ constexpr milliseconds kMaxTick{1000};
 struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
-  pid_t pid = 0;  // of the process with the thread: a forked child has none
+  pid_t pid = 0;  // process that has the thread: a forked child has none
 };
 WatchState& watchState() {
   static auto& state = leaked<WatchState>();
@@ -72,7 +72,7 @@ class Watch {
     }
   }
 
-  // Asks once for each time of patience, and not while a question is open.
+  // Asks once per `patience`, and not while a question is open.
   void lookAtGil(const HeartbeatOptions& options, Clock::time_point now) {
     if (!question_) {
       if (now - asked_ >= options.patience) {

@@ -7,13 +7,12 @@
 namespace torchcomms_pg {
 
 struct HeartbeatOptions {
-  std::chrono::milliseconds patience{0};  // 0: nobody looks
-  bool endsProcess = false;               // when the monitor's thread is stuck
+  std::chrono::milliseconds patience{0};  // 0: no watch
+  bool endsProcess = false;               // true to end it when the monitor's thread is stuck
 };
 
-// Looks from now on, from a thread of its own, as long as the monitor runs.
-// Says which of the two it is on stderr, once until it is over. A later call
-// changes the options.
+// Looks from now on, from a thread of its own, as long as the monitor runs. Says which of the two
+// is stuck on stderr, once until it is over. A later call changes the options.
 void watchOverMonitor(HeartbeatOptions options);
 
 }  // namespace torchcomms_pg

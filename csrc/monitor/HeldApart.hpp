@@ -1,5 +1,5 @@
-// What the monitor's thread looks at for a while. The last reference to such an object must not
-// go in that thread, for which the object's destructor waits; so it goes in a thread of its own.
+// Objects at which the monitor's thread looks for a while. Their destructors wait for that thread,
+// so the last reference must not go in it; it goes in a thread of its own.
 #pragma once
 
 #include <exception>
@@ -27,7 +27,7 @@ class HeldApart {
     try {
       Monitor::get().runApart([unfinished = OutstandingTask(), kept] { kept->clear(); });
     } catch (const std::exception&) {
-      // No thread can be had: better than to wait forever.
+      // Leaks them: no thread can be had, and this is better than to wait forever.
       leaked<std::shared_ptr<std::vector<std::shared_ptr<T>>>>(kept);
     }
   }

@@ -14,8 +14,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Leaked on purpose: at process exit communicators may still be watched, and
-// a destructor would have to wait for the thread.
+// Leaked on purpose: at process exit communicators may still be watched, and a destructor would
+// have to wait for the thread.
 struct Instance {
   Monitor monitor;
   pid_t pid = getpid();
@@ -56,7 +56,7 @@ void Monitor::add(Watched* watched) {
 }
 
 void Monitor::runApart(std::function<void()> body) {
-  // It drops what it was given where no thread can be started.
+  // Shared because a thread that cannot be started drops what it was given.
   const auto shared = std::make_shared<std::function<void()>>(std::move(body));
   const auto once = [shared] { std::exchange(*shared, nullptr)(); };
   try {

@@ -23,7 +23,7 @@ class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // How often operations are looked at, and so the resolution of deadlines.
+  // Interval of looks at operations, and so the resolution of deadlines.
   static constexpr std::chrono::milliseconds kTick{50};
 
   class Watched {
@@ -31,33 +31,33 @@ class Monitor {
     virtual ~Watched() = default;
     // Called from the monitor's thread; returns soon and does not throw.
     virtual void check(Clock::time_point now) noexcept = 0;
-    // Ends what is in flight, for `why`. As check() otherwise.
+    // Ends what is in flight, for `why`. Otherwise same as check().
     virtual void giveUp(const char* why) noexcept = 0;
-    // What it failed with; "": it has not.
+    // Returns the message of its failure; "": it has not failed.
     virtual std::string failureMessage() const = 0;
   };
 
-  // The monitor of this process. A forked child gets one of its own, since
-  // the parent's thread does not exist there.
+  // Returns the monitor of this process. A forked child gets one of its own, since the parent's
+  // thread does not exist there.
   static Monitor& get();
 
-  // Starts the thread with the first object, ends it with the last. Raises std::runtime_error,
-  // and watches nothing, where it cannot be started.
+  // Starts the thread with the first object; remove() ends it with the last. Raises
+  // std::runtime_error, and watches nothing, if the thread cannot be started.
   void add(Watched* watched);
 
-  // Runs `body` in a thread of its own; where none can be started, in the one that was started
-  // with the monitor's for that. Raises std::runtime_error where nothing is watched.
+  // Runs `body` in a thread of its own; if none can be started, in a spare thread that was started
+  // with the monitor's. Raises std::runtime_error if nothing is watched.
   void runApart(std::function<void()> body);
 
-  // Has every watched object give up what it has in flight.
+  // Makes every watched object give up what it has in flight.
   void giveUp(const char* why);
 
-  // When its thread has last come round; the epoch: it does not run.
+  // Returns when the thread has last come round; the epoch: it does not run.
   Clock::time_point lastRound() const {
     return Clock::time_point(Clock::duration(lastRound_.load(std::memory_order_relaxed)));
   }
 
-  // What the watched objects that have failed say.
+  // Returns the messages of the watched objects that have failed.
   std::vector<std::string> failures();
 
   // Returns when no check of `watched` is running. Not to be called from
@@ -71,8 +71,8 @@ class Monitor {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Watched*> watched_;
-  std::mutex spareMutex_;  // apart: the monitor's thread holds the other while it checks
-  std::unique_ptr<SpareThread> spare_;  // as long as anything is watched
+  std::mutex spareMutex_;  // separate: the monitor's thread holds mutex_ while it checks
+  std::unique_ptr<SpareThread> spare_;  // there as long as anything is watched
   std::thread thread_;
   bool stop_ = false;
   std::atomic<Clock::rep> lastRound_{0};

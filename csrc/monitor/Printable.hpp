@@ -5,8 +5,9 @@
 
 namespace torchcomms_pg {
 
-// With control characters, but the end of a line, as C writes them: "\\x1b". What stands beyond
-// ASCII is taken for UTF-8, whose control characters (U+0080 to U+009F) terminals may obey, too.
+// Returns the text with control characters, except the end of a line, written as in C: "\\x1b".
+// Bytes beyond ASCII are taken for UTF-8, whose control characters (U+0080 to U+009F) terminals may
+// obey, too.
 std::string printable(const std::string& text);
 
 }  // namespace torchcomms_pg

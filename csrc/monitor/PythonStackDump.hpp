@@ -1,5 +1,5 @@
-// Where the Python threads of this process are, asked by a thread that must
-// not wait for the GIL. Knows nothing of Python; the bindings do.
+// Stacks of the Python threads of this process, for a thread that must not wait for the GIL. Knows
+// nothing of Python; the bindings do.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,18 @@
 
 namespace torchcomms_pg {
 
-// One question, and its answer once it is there.
+// One request for the stacks, and the answer once it is there.
 class PythonStackDump {
  public:
   struct Told {
     std::string threads;   // one line for each thread
-    std::string calledAt;  // what the stack says; empty where there is none
+    std::string calledAt;  // place that the stack tells; empty where there is none
   };
 
   struct Source {
-    // Takes the GIL. `stack` as StackSource::capture() gave it; null: none.
+    // Takes the GIL. `stack`: from StackSource::capture(); null: none.
     std::function<Told(const std::shared_ptr<const void>& stack)> ask;
-    // What can be told while another thread keeps the GIL; may be empty.
+    // Tells what is known while another thread keeps the GIL; may be empty.
     std::function<std::string()> askWithoutGil;
   };
 
@@ -31,9 +31,9 @@ class PythonStackDump {
   explicit PythonStackDump(std::shared_ptr<const void> stack);
 
   bool answered() const;
-  // Whether tell() has all it can have: after a second it has waited enough.
+  // Returns whether tell() has all it can have: after a second it has waited enough.
   bool ready() const;
-  // What is known now.
+  // Returns what is known now.
   Told tell() const;
 
  private:

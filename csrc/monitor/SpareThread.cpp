@@ -26,7 +26,7 @@ struct SpareThread::State {
       due.pop_front();
       lock.unlock();
       body();
-      body = nullptr;  // what it holds may take locks when it goes
+      body = nullptr;  // its captures may take locks when they go
       lock.lock();
     }
   }

@@ -1,4 +1,4 @@
-// A thread for what has to be done also where no more threads can be started. Knows nothing of
+// A thread for tasks that must run even where no more threads can be started. Knows nothing of
 // torch.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace torchcomms_pg {
 
-// Started, as "tcpg_spare", when it is made; raises where that cannot be. Ends when what it was
-// given is done and the object has gone; nobody waits for that.
+// Started, as "tcpg_spare", by the constructor, which raises if that fails. Ends when its tasks are
+// done and the object has gone; no thread waits for that.
 class SpareThread {
  public:
   SpareThread();
@@ -16,7 +16,7 @@ class SpareThread {
   SpareThread(const SpareThread&) = delete;
   SpareThread& operator=(const SpareThread&) = delete;
 
-  // Bodies run one after another, so none may wait for another for ever.
+  // Runs `body` after those before it, so none may wait for another for ever.
   void run(std::function<void()> body);
 
  private:

@@ -73,8 +73,8 @@ std::string seconds(int64_t milliseconds) {
   return out.str();
 }
 
-// What has to be the same on all ranks in a description of a collective: its
-// name, and what follows the sizes, which may differ. Empty: no collective.
+// Returns the part of a collective's description that must be the same on all ranks: its name, and
+// what follows the sizes, which may differ. Empty: no collective.
 std::string kindOf(const std::string& op) {
   const auto name = op.substr(0, op.find(" #"));
   for (const char* other : {"send", "recv", "put", "signal", "wait_signal", "coalesced"}) {
@@ -132,8 +132,8 @@ class Report {
   }
 
  private:
-  // Who is in another operation with the same number: than the one asked about, or than each other,
-  // where the one who asks is further than they are.
+  // Returns the ranks in another operation with the same number: than the one asked about, or than
+  // each other, if the asking rank is further than they are.
   std::vector<int> others() const {
     std::vector<int> ranks;
     if (request_.pointToPoint) {
@@ -156,8 +156,8 @@ class Report {
     return ranks;
   }
 
-  // Who has not come. A rank's own word counts more than the library's, which
-  // may know only whom it waits for first.
+  // Returns the ranks that have not come. A rank's own word counts more than the library's, which
+  // may know only the ranks it waits for first.
   std::vector<int> missing() const {
     if (request_.pointToPoint && request_.peer >= 0) {
       return {request_.peer};
@@ -173,18 +173,18 @@ class Report {
     return ranks.empty() ? request_.absent : ranks;
   }
 
-  // For a rank that compiles, or has just ended: a timeout's length from then
-  // on, within the limit. For one that has asked for it: until it is over.
+  // Returns the extension and its reason. A rank that compiles, or has just ended, gets the length
+  // of a timeout from then on, within the limit; one that has asked for time, until it is over.
   std::pair<int64_t, std::string> extension(const std::vector<int>& missing) const {
     int64_t more = 0;
     std::string why;
     for (const int rank : missing) {
       const auto found = answers_.find(rank);
       if (found == answers_.end()) {
-        return {0, ""};  // nothing says that it will come
+        return {0, ""};  // no sign that the rank will come
       }
       const auto& answer = found->second;
-      // Not all of it at once: the rank may be done sooner, and then be lost.
+      // Grants not all of it at once: the rank may be done sooner, and then be lost.
       int64_t wanted = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
       std::string reason = "has asked its peers to wait";
       int64_t compile = 0;
@@ -255,7 +255,7 @@ class Report {
     for (const int rank : guilty) {
       text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
     }
-    // The others, those together that wait at one place.
+    // Groups the other ranks by the place at which they wait.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
       if (!contains(guilty, rank)) {
@@ -268,7 +268,7 @@ class Report {
     return text;
   }
 
-  // Who waits in another group for a rank that waits here: neither can go on.
+  // Names the ranks that wait in another group for a rank that waits here: neither can go on.
   std::string cycles(const std::vector<int>& guilty) const {
     std::string text;
     for (const int rank : guilty) {
@@ -325,7 +325,7 @@ class Report {
     if (!answer.calledAt.empty() && !answer.current.empty()) {
       text += ", called at " + answer.calledAt;
       if (!missing) {
-        return text;  // and it still is there
+        return text;  // the rank still is there
       }
     }
     return text + indented(answer.threads);
