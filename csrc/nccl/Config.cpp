@@ -219,7 +219,7 @@ void NcclConfig::check(const NcclApi& api) const {
 }
 
 ncclConfig_t NcclConfig::raw(bool blocking) const {
-  // By the header's layout and its version: NCCL reads as much of it as it knows.
+  // Has the header's layout and version: NCCL reads as much of it as it knows.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   for (const auto& [field, value] : numbers_) {
     config.*field->number = value;

@@ -1,4 +1,4 @@
-// What a user sets of ncclConfig_t: field by field, each value checked.
+// The fields of ncclConfig_t that a user sets, each value checked.
 #pragma once
 
 #include <map>
@@ -15,10 +15,10 @@ namespace torchcomms_pg {
 class NcclConfig {
  public:
   struct Field {
-    const char* name;    // as torch's NCCLConfig calls it
-    const char* inNccl;  // as ncclConfig_t does
-    int since;           // the first NCCL that has it, as ncclGetVersion tells
-    int least;           // of a number, what NCCL accepts
+    const char* name;    // name in torch's NCCLConfig
+    const char* inNccl;  // name in ncclConfig_t
+    int since;           // version of the first NCCL that has it, as ncclGetVersion tells
+    int least;           // lower limit of a number that NCCL accepts
     int most;
     int ncclConfig_t::* number;        // null: a text; or the header lacks the field
     const char* ncclConfig_t::* text;  // null: a number
@@ -26,24 +26,24 @@ class NcclConfig {
     bool isText() const { return text != nullptr; }
   };
 
-  // All that this project knows, whatever header it was built with.
+  // Returns all fields that this project knows, whatever header it was built with.
   static const std::vector<Field>& fields();
 
-  // None: NCCL's default. Raise std::invalid_argument for a value that NCCL would refuse, for a
-  // field that the header lacks, and for a communicator that blocks.
+  // Set a value; none: NCCL's default. Raise std::invalid_argument for a value that NCCL would
+  // refuse, for a field that the header lacks, and for a communicator that blocks.
   void setNumber(const Field& field, std::optional<int> value);
   void setText(const Field& field, const std::optional<std::string>& value);
   std::optional<int> number(const Field& field) const;
   std::optional<std::string> text(const Field& field) const;
 
-  // Raises LibraryError where the library would ignore what is set, since it is older, and
-  // std::invalid_argument where two values do not go together.
+  // Raises LibraryError if the library is too old and would ignore what is set, and
+  // std::invalid_argument if two values do not go together.
   void check(const NcclApi& api) const;
 
-  // With this as the communicator's name, where the library takes one.
+  // Returns a copy with this name for the communicator, if the library takes one.
   NcclConfig named(const NcclApi& api, const std::string& name) const;
 
-  // For the library. Communicators never block: deadlines and abort depend on it.
+  // Returns the library's struct. Communicators never block: deadlines and abort depend on it.
   ncclConfig_t raw(bool blocking) const;
 
  private:

@@ -1,12 +1,12 @@
-// Operations that came to NCCL late, for every NCCL: the library's own where
-// it has them, else messages in one group, as NCCL documents it.
+// Operations that came to NCCL late, for every NCCL: the library's own if it has them, otherwise
+// messages in one group, as NCCL documents it.
 #pragma once
 
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {
 
-// Part r of `in` goes to rank r; part r of `out` comes from it. `count`: of one part.
+// Sends part r of `in` to rank r and receives part r of `out` from it. `count`: of one part.
 ncclResult_t allToAll(
     const NcclApi& api,
     const void* in,
@@ -16,7 +16,7 @@ ncclResult_t allToAll(
     ncclComm_t comm,
     cudaStream_t stream);
 
-// `out`, on `root` only: the ranks' inputs one after another. `count`: of one input.
+// Gathers the ranks' inputs one after another in `out`, on `root` only. `count`: of one input.
 ncclResult_t gather(
     const NcclApi& api,
     const void* in,
@@ -27,7 +27,7 @@ ncclResult_t gather(
     ncclComm_t comm,
     cudaStream_t stream);
 
-// Part r of `in`, on `root`, goes to rank r. `count`: of one part.
+// Sends part r of `in`, on `root`, to rank r. `count`: of one part.
 ncclResult_t scatter(
     const NcclApi& api,
     const void* in,

@@ -27,7 +27,7 @@ constexpr const char* kInstall =
     "nvidia-nccl-cu13, which brings it), or set TORCHCOMM_NCCL_LIBRARY to the path of libnccl.so.2";
 #endif
 
-// The path of the library that the process has mapped; empty where there is none.
+// Returns the path of the library that the process has mapped; empty where there is none.
 std::string mappedPath(const std::string& soname) {
   struct Search {
     std::string start;  // "libnccl.so": some bring it without a number
@@ -48,7 +48,7 @@ std::string mappedPath(const std::string& soname) {
   return search.path;
 }
 
-// The file that a handle belongs to.
+// Returns the file that a handle belongs to.
 std::string pathOf(void* handle) {
   const link_map* map = nullptr;
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? map->l_name : "";

@@ -9,17 +9,17 @@
 
 namespace torchcomms_pg {
 
-// What this torch uses. ROCm's RCCL has NCCL's API, and its versions count alike.
+// The library that this torch uses. ROCm's RCCL has NCCL's API, and its versions count alike.
 #ifdef TORCHCOMMS_PG_ROCM
 inline constexpr const char* kNcclSoname = "librccl.so.1";
 #else
 inline constexpr const char* kNcclSoname = "libnccl.so.2";
 #endif
 
-// Where to look for libnccl.
+// Places in which to look for libnccl.
 struct LibrarySearch {
-  std::string path;    // of the file, chosen by the user; then nothing else is tried
-  std::string folder;  // of the installed NCCL package; may be empty
+  std::string path;    // file chosen by the user; then nothing else is tried
+  std::string folder;  // folder of the installed NCCL package; may be empty
   std::string soname = kNcclSoname;
 };
 
@@ -34,22 +34,21 @@ class LibraryError : public std::runtime_error {
 // handle, so that those of two copies never mix.
 class Library {
  public:
-  // In this order: the chosen path; the copy that the process has loaded
-  // already, which is torch's, and then both use one; the package's folder;
-  // what the system's loader finds. Raises LibraryError. Thread-safe; a file
-  // is loaded once.
+  // Loads the first that there is of: the chosen path; the copy that the process has loaded
+  // already, which is torch's, and then both use one; the package's folder; what the system's
+  // loader finds. Raises LibraryError. Thread-safe; a file is loaded once.
   static const Library& load(const LibrarySearch& search);
 
   const NcclApi& api() const { return api_; }
   const std::string& path() const { return path_; }
 
-  // As ncclGetVersion gives it, e.g. 23007 for 2.30.7.
+  // Returns the version as ncclGetVersion gives it, e.g. 23007 for 2.30.7.
   int version() const { return version_; }
 
-  // How it was found, in words.
+  // Says in words how the library was found.
   const std::string& origin() const { return origin_; }
 
-  // The optional functions that it lacks, by NCCL's names.
+  // Returns the optional functions that it lacks, by NCCL's names.
   const std::vector<std::string>& missing() const { return missing_; }
 
  private:
@@ -63,7 +62,7 @@ class Library {
   std::vector<std::string> missing_;
 };
 
-// "2.30.7" of 23007.
+// Returns "2.30.7" for 23007.
 std::string versionText(int version);
 
 }  // namespace torchcomms_pg

@@ -67,7 +67,7 @@ ncclResult_t Registrations::add(
     if (found->second.bytes == segment.bytes && found->second.symmetric == symmetric) {
       return ncclSuccess;
     }
-    // Registered in the other way, or freed behind our back and taken anew.
+    // Deregisters it: registered in the other way, or freed behind our back and taken anew.
     const auto result = deregister(found->second);
     entries.erase(found);
     if (result != ncclSuccess) {

@@ -1,5 +1,5 @@
-// Memory of the library's own allocator, which torch takes segments of, and
-// what of it is registered with communicators.
+// Memory of the library's own allocator, from which torch takes segments, and its registration with
+// communicators.
 #pragma once
 
 #include <nccl.h>
@@ -16,13 +16,12 @@
 
 namespace torchcomms_pg {
 
-// From now on the exported functions below allocate with the library; once it
-// has been called it has an effect no more. Raises LibraryError for one that
-// has no allocator, or is another one than before: torch gives back by address
-// what it took.
+// Makes the exported functions below allocate with the library; a second call has no effect. Raises
+// LibraryError for a library that has no allocator, or differs from the one before: torch gives
+// memory back by address.
 void allocateWith(const Library& library);
 
-// What torch has allocated at once, and divides.
+// A block that torch has allocated at once, and divides.
 struct Segment {
   void* address;
   size_t bytes;
@@ -39,18 +38,19 @@ class Registrations {
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
 
-  // Does nothing for one that is registered already. `symmetric`: as a window,
-  // which is collective.
+  // Registers a segment, unless it is registered already. `symmetric`: as a window, which is
+  // collective.
   ncclResult_t add(ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric);
 
-  // None: nothing of the pool was ever added. It is gone, whatever the library says.
+  // Deregisters a pool, which is gone whatever the library says. None: nothing of it was ever
+  // added.
   std::optional<ncclResult_t> remove(Pool pool);
   void removeAll();
 
-  // The communicator is going; with it the library forgets them by itself.
+  // Forgets all entries: the communicator is going, and the library forgets them with it.
   void forget();
 
-  // Before memory is freed: takes it from all communicators of the process.
+  // Takes the memory from all communicators of the process. Call before it is freed.
   static void released(void* address);
 
  private:
@@ -74,9 +74,9 @@ class Registrations {
 
 }  // namespace torchcomms_pg
 
-// What torch.cuda.CUDAPluggableAllocator looks up by name. The first gives null
-// where memory is short, upon which torch frees what it has in store and tries
-// again, and throws what else went wrong.
+// Functions that torch.cuda.CUDAPluggableAllocator looks up by name. The first gives null if memory
+// is short, upon which torch frees what it has in store and tries again, and throws at other
+// errors.
 extern "C" {
 __attribute__((visibility("default"))) void* torchcomms_pg_allocate(
     size_t bytes, int device, cudaStream_t stream);

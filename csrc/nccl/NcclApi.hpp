@@ -1,9 +1,9 @@
 // The seam: NCCL's C API as a table of function pointers.
 //
-// Everything above this table communicates through it and does not know who
-// filled it in: libnccl, the shared-memory library (shm/Api.hpp), or a test
-// that wraps either to inject errors and delays. The compiler checks every
-// entry against nccl.h. A null entry means "this library lacks it".
+// Everything above this table communicates through it and does not know what filled it in: libnccl,
+// the shared-memory library (shm/api/Api.hpp), or a test that wraps either to inject errors and
+// delays. The compiler checks every entry against nccl.h. A null entry means "this library lacks
+// it".
 #pragma once
 
 #include <nccl.h>
@@ -21,7 +21,7 @@
 #endif
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 29, 2)
-// What a newer libnccl has is in the table whatever header it was built with.
+// Declares what a newer libnccl has: it is in the table whatever header it was built with.
 struct ncclWaitSignalDesc_t {
   int opCnt;
   int peer;
@@ -64,8 +64,8 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
 }
 #endif
 
-// Of nccl_device.h, since 2.29.2, which takes the CUDA headers to include. A null pointer: loads
-// and stores do not reach the peer.
+// Declared by nccl_device.h, since 2.29.2, which takes the CUDA headers to include. A null pointer:
+// loads and stores do not reach the peer.
 extern "C" ncclResult_t ncclGetPeerDevicePointer(
     ncclWindow_t window, size_t offset, int peer, void** pointer);
 
@@ -128,8 +128,8 @@ struct Message {
   ncclDataType_t type = ncclInt8;
   int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
   int tag = 0;
-  // Of a send: it ends when the message has been received, not when the buffer may be used again.
-  // More than a few hundred that nobody receives end as others do.
+  // True for a send that ends when the message has been received, not when the buffer may be used
+  // again. More than a few hundred that are not received end as others do.
   bool confirmed = false;
   // Called once if the call returns ncclSuccess, and never if it returns an error: from the call
   // itself or from a thread of the library, when the message has been delivered or has failed.
@@ -143,7 +143,7 @@ inline constexpr int kAnyPeer = -1;
 // Beyond NCCL: putSignal with this sigIdx puts without a signal.
 inline constexpr int kNoSignal = -1;
 
-// What one rank has registered with a window, mapped here.
+// The memory that one rank has registered with a window, mapped here.
 struct WindowView {
   std::shared_ptr<std::byte> memory;  // keeps the mapping, whatever becomes of the window
   size_t bytes = 0;
@@ -155,33 +155,33 @@ struct NcclApi {
   TORCHCOMMS_PG_NCCL_OPTIONAL(TORCHCOMMS_PG_FIELD)
 #undef TORCHCOMMS_PG_FIELD
 
-  // sigIdx is below. NCCL promises 0 alone.
+  // Limit of sigIdx, exclusive. NCCL promises 0 alone.
   int signals = 1;
 
-  // Beyond NCCL: what a library in host memory can do and libnccl cannot.
-  // Null in a table filled from libnccl.
+  // Functions beyond NCCL, for libraries in host memory; libnccl cannot do this. Null in a table
+  // filled from libnccl.
 
   // Blocks the stream until all ranks have come.
   ncclResult_t (*barrier)(ncclComm_t comm, cudaStream_t stream) = nullptr;
 
-  // Point-to-point with a tag. Messages of one pair and tag are matched in
-  // issue order; different tags and different peers do not wait for each
-  // other. With `done` the message is independent of every stream, and not for groups.
+  // Sends or receives point-to-point with a tag. Messages of one pair and tag are matched in issue
+  // order; different tags and different peers do not wait for each other. With `done` the message
+  // is independent of every stream, and not for groups.
   ncclResult_t (*sendTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
   ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
 
-  // The ranks that the oldest unfinished operation of `comm` still waits for
-  // (during initialization: those that have not joined), ascending; after a
-  // failure the ranks at fault, where known. Callable from any thread at any
-  // time.
+  // Returns the ranks that the oldest unfinished operation of `comm` still waits for (during
+  // initialization: those that have not joined), ascending; after a failure the ranks at fault,
+  // where known. Callable from any thread at any time.
   std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
-  // Whether these may have come, and be waiting for others themselves. Null: they have not come.
+  // Returns whether these ranks may have come, and be waiting for others themselves. Null: they
+  // have not come.
   bool (*mayHaveCome)(ncclComm_t comm) = nullptr;
 
-  // Whether the operation issued last has given the other ranks what they need of this one, so that
-  // they do not wait for the stream to come to it. By the thread that has issued it.
+  // Returns whether the operation issued last has given the other ranks what they need of this one,
+  // so that they do not wait for the stream to come to it. For the thread that has issued it.
   bool (*published)(ncclComm_t comm) = nullptr;
 
   // Declares the communicator failed on every rank, by the fault of `ranks`
@@ -197,26 +197,25 @@ struct NcclApi {
   // Looks for what ranks of other hosts have to tell a rank that waits for nothing: a failure,
   // which commGetAsyncError tells then, or that it is needed to connect the ranks.
   struct Probe {
-    // Whether there is something new, for which the ranks that hear this one's ring() have to look
-    // as well. `thorough`: looks for all of it, also where nothing seems to be new. May block; is
-    // for one thread; may outlive the communicator.
+    // Returns whether there is something new, for which the ranks that hear this one's ring() have
+    // to look as well. `thorough`: looks for all of it, also where nothing seems to be new. May
+    // block; is for one thread; may outlive the communicator.
     std::function<bool(bool thorough)> look;
-    // The ranks that hear each other ring take turns in looking, each for a second.
+    // Turn of this rank: those that hear each other ring take turns in looking, each for a second.
     int turn = 0;
     int turns = 1;
   };
-  // Null: the library needs no such look.
+  // Returns the look; null: the library needs none.
   Probe (*probe)(ncclComm_t comm) = nullptr;
 
-  // The library whose functions a communicator that commSplit made takes; null: this one's.
+  // Returns the library whose functions a communicator that commSplit made takes; null: this one's.
   const NcclApi& (*libraryOf)(ncclComm_t child) = nullptr;
 
-  // Adds to a counter that all ranks see, for one that wants the attention of
-  // the others, and returns it. Callable from any thread at any time, also
-  // after a failure.
+  // Adds to a counter that all ranks see, to get the attention of the others, and returns it.
+  // Callable from any thread at any time, also after a failure.
   uint64_t (*ring)(ncclComm_t comm, uint64_t times) = nullptr;
 
-  // The memory of `peer` in a window. Callable from any thread.
+  // Gives the memory of `peer` in a window. Callable from any thread.
   ncclResult_t (*windowView)(ncclComm_t comm, ncclWindow_t window, int peer, WindowView& view) =
       nullptr;
 };
