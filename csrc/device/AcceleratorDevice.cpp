@@ -17,7 +17,7 @@ c10::impl::VirtualGuardImpl implementation(c10::Device device) {
 }  // namespace
 
 int deviceCount(c10::DeviceType type) {
-  // Of CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
+  // Asks CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
   if (type == c10::kCUDA) {
     return at::detail::getCUDAHooks().deviceCount();
   }
@@ -61,8 +61,8 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
         device().type(), timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
   }
   event->record(stream);
-  // Streams that wait for it took note of this record: it may be recorded
-  // again before they get there.
+  // Streams that wait for the event took note of this record: it may be recorded again before they
+  // get there.
   return {event.release(), [events = events_, timed](c10::Event* done) {
             const std::lock_guard lock(events->mutex);
             events->free[timed].emplace_back(done);

@@ -23,15 +23,15 @@ namespace torchcomms_pg {
 // A point in a stream.
 using EventPtr = std::shared_ptr<const c10::Event>;
 
-// How many devices of the type torch sees.
+// Returns how many devices of the type torch sees.
 int deviceCount(c10::DeviceType type);
 
-// The type of accelerator of which torch sees a device; null where it sees none.
+// Returns the type of accelerator of which torch sees a device; null if it sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
 class AcceleratorDevice final {
  public:
-  // Raises where this process cannot use the device.
+  // Raises if this process cannot use the device.
   AcceleratorDevice(c10::Device device, bool highPriority);
   ~AcceleratorDevice() { watch_.leave(); }
   AcceleratorDevice(const AcceleratorDevice&) = delete;
@@ -39,7 +39,7 @@ class AcceleratorDevice final {
 
   const c10::Device& device() const { return device_; }
 
-  // Before an operation: raises std::runtime_error where a thread that it takes cannot be started.
+  // Starts the threads that an operation takes. Raises std::runtime_error if one cannot be started.
   void prepare() {
     finisher_.start();
     watch_.start();
@@ -47,21 +47,21 @@ class AcceleratorDevice final {
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
   void runApart(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
-  // Called from such a body: what follows need not wait for the rest of it.
+  // Lets what follows run before the rest of such a body, which calls it.
   void handOver() { finisher_.handOver(); }
 
-  // The communicator's stream; what comes next in it waits for what is in `issuer` so far.
+  // Returns the communicator's stream; what comes next in it waits for what is in `issuer` so far.
   c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
 
-  // The end of what is in `stream` so far. `timed`: for a duration.
+  // Records the end of what is in `stream` so far. `timed`: for a duration.
   EventPtr record(const c10::Stream& stream, bool timed);
 
-  // `stream` goes on when the event has happened; the host does not wait.
+  // Makes `stream` wait for the event; the host does not wait.
   void await(const c10::Event& event, const c10::Stream& stream) const;
 
-  // Where the ends of operations are awaited.
+  // Returns the watch that awaits the ends of operations.
   EventWatch& watch() const { return watch_; }
 
   static cudaStream_t handle(const c10::Stream& stream) {
@@ -69,7 +69,7 @@ class AcceleratorDevice final {
   }
 
  private:
-  // Events are costly to make, so they are used again.
+  // Kept for reuse: events are costly to make.
   struct Events {
     std::mutex mutex;
     std::vector<std::unique_ptr<c10::Event>> free[2];  // without and with timing

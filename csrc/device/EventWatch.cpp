@@ -54,7 +54,7 @@ void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
 }
 
 void EventWatch::run() {
-  // Without it the first question would make a context on device 0.
+  // Sets the device: without that the first question would make a context on device 0.
   c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   if (device_.is_cuda()) {
     harmNoCudaCapture();
@@ -67,7 +67,7 @@ void EventWatch::run() {
       started_ = false;
       return;
     }
-    // What has just been added has most likely not ended.
+    // Waits first: what has just been added has most likely not ended.
     wake_.wait_for(lock, hurried_ > 0 ? kHurriedTick : kTick);
     for (auto& [stream, queue] : added_) {
       auto& all = awaited_[stream];

@@ -14,9 +14,9 @@
 
 namespace torchcomms_pg {
 
-// One for each device of the process, with a thread of its own, since the driver may hold up
-// whoever asks for an event: a cudaFree behind a stuck kernel keeps the context's lock until that
-// kernel ends. The monitor, which has to see deadlines meanwhile, asks nothing of the device.
+// One for each device of the process, with a thread of its own, since the driver may hold up a
+// thread that asks for an event: a cudaFree behind a stuck kernel keeps the context's lock until
+// that kernel ends. The monitor, which has to see deadlines meanwhile, asks nothing of the device.
 // Thread-safe.
 class EventWatch {
  public:
@@ -24,31 +24,32 @@ class EventWatch {
   class Awaited {
    public:
     virtual ~Awaited() = default;
-    // Whether the stream is past it. Also true when the device has failed.
+    // Returns whether the stream is past it. Also true when the device has failed.
     virtual bool ask() noexcept = 0;
-    // Called once, when it is. `self` is the watch's reference to this.
+    // Called once, when ask() is true. `self` is the watch's reference to this.
     virtual void ended(std::shared_ptr<Awaited> self) noexcept = 0;
   };
 
-  // How often events are asked, and while somebody waits for nothing else.
+  // Intervals at which events are asked: normally, and while a thread waits for nothing else.
   static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
   static constexpr std::chrono::milliseconds kHurriedTick{1};
 
-  // The device's only one. Never freed: its thread may be inside the driver when the process ends.
+  // Returns the device's only watch. Never freed: its thread may be inside the driver when the
+  // process ends.
   static EventWatch& of(c10::Device device);
   explicit EventWatch(c10::Device device) : device_(device) {}  // for of()
 
-  // The thread ends, some time after, when nobody uses the device any more.
+  // Count the users of the device; the thread ends some time after the last has left.
   void join();
   void leave();
 
-  // Has a thread from now on. Raises std::runtime_error where none can be started.
+  // Starts the thread. Raises std::runtime_error if none can be started.
   void start();
 
-  // Of one stream they are asked in the order in which they came.
+  // Adds an operation. Those of one stream are asked in the order in which they came.
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
-  // While it lives, events are asked as often as kHurriedTick.
+  // Asks events as often as kHurriedTick while it lives.
   class Hurry {
    public:
     explicit Hurry(EventWatch& watch);
@@ -74,7 +75,7 @@ class EventWatch {
   int hurried_ = 0;
   bool idle_ = true;
   std::unordered_map<c10::StreamId, Queue> added_;
-  std::unordered_map<c10::StreamId, Queue> awaited_;  // of the thread
+  std::unordered_map<c10::StreamId, Queue> awaited_;  // owned by the thread
 };
 
 }  // namespace torchcomms_pg

@@ -37,10 +37,10 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   bool closing = false;
   std::atomic<bool> deferring{false};  // set with `mutex` held
 
-  // Both with `mutex` held.
+  // Both functions are called with `mutex` held.
   //
-  // Where no thread can be started, one that is there comes back to the tasks when it is done with
-  // what it does; raises where there is none.
+  // If no thread can be started, an existing one comes back to the tasks after what it does; raises
+  // if there is none.
   void wakeOne() {
     if (idle > 0) {
       work.notify_one();
@@ -56,7 +56,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       return;
     }
     ++running;
-    ++idle;  // from now on, so that the next task does not start another
+    ++idle;  // counted from now on, so that the next task does not start another
     pthread_setname_np(threads.back().native_handle(), name.substr(0, 15).c_str());
   }
 
@@ -70,7 +70,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       tasks.pop_front();
       lock.unlock();
       task->run();
-      task.reset();  // what it holds may take locks when it goes
+      task.reset();  // its captures may take locks when they go
       lock.lock();
       if (lead != mine) {
         return;

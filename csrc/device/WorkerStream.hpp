@@ -23,28 +23,28 @@ class WorkerStream final : public host::HostStream {
  public:
   explicit WorkerStream(std::string threadName);
 
-  // Runs what is queued, then ends the threads. A thread that does not end
-  // within `kPatience` is left behind rather than waited for.
+  // Runs what is queued, then ends the threads. A thread that does not end within `kPatience` is
+  // left behind.
   ~WorkerStream() override;
 
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
 
-  // Has a thread from now on, so that nothing that is enqueued waits for ever. Raises
-  // std::runtime_error where none can be started.
+  // Starts a thread if there is none, so that nothing that is enqueued waits for ever. Raises
+  // std::runtime_error if none can be started.
   void start();
 
-  // As start(); then `task` has not been taken.
+  // Raises as start() does; then `task` has not been taken.
   void enqueue(std::function<void()> task) override;
 
   bool idle() override;
 
-  // From now on enqueue() wakes no thread, until wake() is called, which raises as start() does.
+  // Defers: enqueue() wakes no thread until wake() is called, which raises as start() does.
   void defer();
   void wake();
 
-  // Called from a running task: following tasks may now run in other threads,
-  // also while this task goes on. Does nothing in any other thread.
+  // Lets the tasks behind the running one, which calls it, run in other threads while this task
+  // goes on. Does nothing in any other thread.
   void handOver();
 
   // Runs queued tasks in the calling thread until `done`, as long as no other
