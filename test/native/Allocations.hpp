@@ -1,9 +1,9 @@
-// Memory that runs out when the test says so.
+// Memory that runs out on a test's request.
 #pragma once
 
 namespace test {
 
-// How many allocations of this thread succeed before one fails; negative: none does.
+// Number of allocations of this thread that succeed before one fails; negative: none fails.
 extern thread_local int allocationsLeft;
 
 }  // namespace test

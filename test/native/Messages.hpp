@@ -14,8 +14,8 @@ using torchcomms_pg::Message;
 
 using Body = std::function<void(ncclComm_t, int)>;
 
-// With each of the numbers of ranks. Processes first: they are forked before
-// this one has threads.
+// Runs `body` with each of the numbers of ranks, with processes first: they are forked before this
+// one has threads.
 inline void everywhere(const std::vector<int>& worlds, const Body& body) {
   for (const int ranks : worlds) processRanks(ranks, body);
   for (const int ranks : worlds) threadRanks(ranks, body);

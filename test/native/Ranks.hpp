@@ -42,14 +42,14 @@ inline ncclComm_t init(const ncclUniqueId& id, int ranks, int rank) {
   return comm;
 }
 
-// body(rank) in one thread per rank.
+// Runs body(rank) in one thread per rank.
 inline void threads(int ranks, const std::function<void(int)>& body) {
   std::vector<std::thread> all;
   for (int rank = 0; rank < ranks; ++rank) all.emplace_back(body, rank);
   for (std::thread& thread : all) thread.join();
 }
 
-// body(comm, rank) in one thread per rank of a communicator.
+// Runs body(comm, rank) in one thread per rank of a communicator.
 inline void threadRanks(int ranks, const std::function<void(ncclComm_t, int)>& body) {
   const ncclUniqueId id = uniqueId();
   threads(ranks, [&](int rank) {
@@ -72,7 +72,7 @@ class Processes {
   }
   pid_t pid(int index) const { return pids_[index]; }
 
-  // Waits for one to end; it must have succeeded.
+  // Waits for a process to end; it must have succeeded.
   void join(int index) {
     int status = 0;
     CHECK(waitpid(pids_[index], &status, 0) == pids_[index]);
@@ -81,7 +81,7 @@ class Processes {
   void joinAll() {
     for (size_t i = 0; i < pids_.size(); ++i) join(static_cast<int>(i));
   }
-  // Kills one, which then does not count as a failure.
+  // Kills a process, which then does not count as a failure.
   void kill(int index) {
     ::kill(pids_[index], SIGKILL);
     int status = 0;
@@ -92,7 +92,7 @@ class Processes {
   std::vector<pid_t> pids_;
 };
 
-// body(comm, rank) in one process per rank. The id is made by this process.
+// Runs body(comm, rank) in one process per rank. The id is made by this process.
 inline void processRanks(int ranks, const std::function<void(ncclComm_t, int)>& body) {
   const ncclUniqueId id = uniqueId();
   Processes processes;

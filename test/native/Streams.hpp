@@ -10,7 +10,7 @@
 
 namespace test {
 
-// With one worker thread.
+// A stream with one worker thread.
 class Stream : public torchcomms_pg::host::HostStream {
  public:
   Stream() : worker_([this] { work(); }) {}
@@ -57,7 +57,7 @@ class Stream : public torchcomms_pg::host::HostStream {
   std::thread worker_;
 };
 
-// Whose tasks run when it is said, in the thread that says so.
+// A stream whose tasks run on request, in the thread that asks.
 class LaterStream : public torchcomms_pg::host::HostStream {
  public:
   void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }

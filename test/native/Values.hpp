@@ -45,7 +45,7 @@ inline FloatFormat formatOf(ncclDataType_t type) {
   }
 }
 
-// Bits of a number that the format holds exactly as a normal number or zero.
+// Returns the bits of a number that the format holds exactly as a normal number or zero.
 inline uint32_t encodeFloat(FloatFormat format, double value) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -76,11 +76,11 @@ inline void store(ncclDataType_t type, void* buffer, size_t index, double value)
 
 using Buffer = std::vector<std::byte>;
 
-// After so many elements their values come again, so that large buffers are filled by copies. It is
-// a prime: a part that landed in the place of another one has other values.
+// Period of the elements' values, so that large buffers are filled by copies. It is a prime: a part
+// that landed in the place of another one has other values.
 inline constexpr size_t kPeriod = 4099;
 
-// `count` elements, element i being value(i % kPeriod).
+// Returns `count` elements, element i being value(i % kPeriod).
 template <class Value>
 Buffer elements(ncclDataType_t type, size_t count, const Value& value) {
   Buffer buffer(count * bytesOf(type));
