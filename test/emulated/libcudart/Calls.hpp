@@ -1,5 +1,5 @@
-// What every function of the runtime does first and last: it is counted, waits
-// while a test holds the driver, and keeps its error for cudaGetLastError.
+// First and last steps of every function of the runtime: it is counted, waits while a test holds
+// the driver, and keeps its error for cudaGetLastError.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,23 +10,23 @@
 
 namespace emulated {
 
-// At the start of a function that asks nothing of the driver.
+// Called at the start of a function that asks nothing of the driver.
 void called(const char* function);
 
-// At the start of a function that takes the driver's lock of the context.
+// Called at the start of a function that takes the driver's lock of the context.
 void calledDriver(const char* function);
 
 // Keeps the error for cudaGetLastError, as every function of the runtime does
 // (Runtime API, "Error Handling"), and returns it. `why` is for EMULATED_TRACE.
 cudaError_t failed(cudaError_t error, const std::string& why);
 
-// Whether the process has begun to exit. The runtime refuses calls from then
-// on with cudaErrorCudartUnloading (Runtime API, "CUDA Runtime API errors").
+// Returns whether the process has begun to exit. The runtime refuses calls from then on with
+// cudaErrorCudartUnloading (Runtime API, "CUDA Runtime API errors").
 bool unloading();
 
 std::string threadName();
 
-// `text` as a string of JSON.
+// Returns `text` as a string of JSON.
 std::string quoted(const std::string& text);
 
 }  // namespace emulated

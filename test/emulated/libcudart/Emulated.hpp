@@ -1,4 +1,4 @@
-// What the emulated runtime offers the operators and the emulated NCCL.
+// Functions of the emulated runtime for the operators and the emulated NCCL.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,22 +14,22 @@ class HostStream;
 
 namespace emulated {
 
-// Runs in the stream's order, and again with each replay if the stream captures
-// a graph. What it raises is a fault of the device.
+// Runs the kernel in the stream's order, and again with each replay if the stream captures a graph.
+// An exception of it is a fault of the device.
 EMULATED_SHARED cudaError_t queueKernel(cudaStream_t stream, std::function<void()> kernel);
 
-// What is behind a handle, also that of the default stream; null for none.
+// Returns the stream behind a handle, also that of the default stream; null for none.
 EMULATED_SHARED torchcomms_pg::host::HostStream* hostStream(cudaStream_t stream);
 
 EMULATED_SHARED cudaStreamCaptureStatus captureStatus(cudaStream_t stream);
 
-// While the stream captures: keeps `object` until the graph and all that was
-// instantiated of it are gone. False while it does not.
+// Keeps `object`, if the stream captures, until the graph and all its instances are gone. False if
+// it does not capture.
 EMULATED_SHARED bool keepWithGraph(cudaStream_t stream, std::shared_ptr<void> object);
 
 EMULATED_SHARED int currentDevice();
 
-// Memory of the current device that another library has allocated.
+// Register memory of the current device that another library has allocated, and forget it.
 EMULATED_SHARED void adoptMemory(void* memory, size_t bytes);
 EMULATED_SHARED void disownMemory(void* memory);
 

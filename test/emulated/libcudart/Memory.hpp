@@ -1,12 +1,12 @@
-// Memory of the devices and pinned memory: pages of the host that are remembered
-// by address.
+// Memory of the devices and pinned memory: pages of the host, kept by address.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace emulated {
 
-// cudaMemoryTypeUnregistered for what the runtime has not allocated or registered.
+// Returns the type; cudaMemoryTypeUnregistered for what the runtime has not allocated or
+// registered.
 cudaMemoryType memoryType(const void* address);
 
 }  // namespace emulated

@@ -23,16 +23,16 @@ using MarkPtr = std::shared_ptr<simulated::Mark>;
 
 class Stream final : public torchcomms_pg::host::HostStream {
  public:
-  // `flags`: as cudaStreamCreateWithFlags takes them.
+  // Makes a stream. `flags`: as cudaStreamCreateWithFlags takes them.
   Stream(int device, unsigned flags, int priority, bool legacy = false);
 
-  // What a kernel or a copy is: it runs after what was queued before, or becomes
-  // part of the graph that the stream captures, and then runs with each replay.
+  // Queues a kernel or a copy: it runs after what was queued before, or becomes part of the graph
+  // that the stream captures, and then runs with each replay.
   cudaError_t queue(std::function<void()> task);
   void enqueue(std::function<void()> task) override;  // by csrc/shm
   bool capture(const std::function<void()>& issue) override;
 
-  // Past any capture.
+  // Adds a task past any capture.
   void add(std::function<void()> task, bool delayed = true);
   MarkPtr record();
   void wait(MarkPtr mark);
@@ -45,8 +45,8 @@ class Stream final : public torchcomms_pg::host::HostStream {
   int priority() const { return priority_; }
   bool legacy() const { return legacy_; }
 
-  // What the stream captures; of the captures' lock (Captures.cpp). The flag
-  // tells without it whether there is something.
+  // The stream's capture, guarded by the captures' lock (Captures.cpp). The flag tells without the
+  // lock whether there is one.
   std::shared_ptr<Capture> captured;
   std::atomic<bool> capturing{false};
 
@@ -65,19 +65,19 @@ class Stream final : public torchcomms_pg::host::HostStream {
   torchcomms_pg::WorkerStream worker_;
 };
 
-// Of a handle; null for what is none, or was destroyed. Null as a handle is the
-// legacy default stream of the current device.
+// Returns the stream of a handle; null for an invalid or destroyed one. A null handle stands for
+// the legacy default stream of the current device.
 Stream* findStream(cudaStream_t handle);
 
 void synchronizeDevice(int device);
 
-// cudaErrorLaunchFailure once a task has raised. "This leaves the process in an
-// inconsistent state and any further CUDA work will return the same error"
-// (Runtime API, "Data types used by CUDA Runtime", cudaErrorLaunchFailure).
+// Returns cudaErrorLaunchFailure once a task has raised. "This leaves the process in an
+// inconsistent state and any further CUDA work will return the same error" (Runtime API, "Data
+// types used by CUDA Runtime", cudaErrorLaunchFailure).
 cudaError_t deviceFault();
 
-// While it lives, what the thread queues in whichever stream goes into this one:
-// the replay of a graph.
+// Redirects into this stream, while it lives, what the thread queues in any stream: for the replay
+// of a graph.
 class Redirect {
  public:
   explicit Redirect(Stream& to);

@@ -1,4 +1,4 @@
-// A communicator, its state and its background job. What moves data is csrc/shm.
+// A communicator, its state and its background job. csrc/shm moves the data.
 #pragma once
 
 #include <nccl.h>
@@ -22,7 +22,7 @@ const torchcomms_pg::NcclApi& shm();
 
 }  // namespace emulated
 
-// Never freed: a handle that was destroyed is told from one that never was.
+// Never freed: a handle that was destroyed is told from one that never existed.
 struct ncclComm {
   ncclComm(int rank, int size, bool blocking, int device)
       : rank(rank), size(size), blocking(blocking), device(device) {}
@@ -33,7 +33,7 @@ struct ncclComm {
   const int device;
 
   std::atomic<ncclComm_t> shm{nullptr};
-  // What ncclCommGetAsyncError tells; ncclInProgress until it has come up.
+  // Result of ncclCommGetAsyncError; ncclInProgress until the communicator has come up.
   std::atomic<ncclResult_t> state{ncclInProgress};
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
@@ -42,10 +42,10 @@ struct ncclComm {
   // Captures with operations of the communicator, in graphs that still live.
   std::atomic<int> persistent{0};
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::shared_ptr<emulated::GroupJob> job;
   bool jobDangles = false;                             // see ncclCommRevoke
-  std::multimap<std::thread::id, std::string> inside;  // the functions that threads are in
+  std::multimap<std::thread::id, std::string> inside;  // functions that threads are in
   int completing = 0;                                  // threads that complete `job`
 };
 
@@ -53,12 +53,12 @@ namespace emulated {
 
 using Comm = ncclComm;
 
-// A new handle.
+// Makes a new handle.
 ncclComm_t publish(std::unique_ptr<Comm> comm);
 void end(Comm& comm);
 
-// ncclSuccess for one that lives; else ncclInvalidArgument (src/argcheck.cc, CommCheck). A call on
-// one that was destroyed is a misuse.
+// Returns ncclSuccess for a communicator that lives; else ncclInvalidArgument (src/argcheck.cc,
+// CommCheck). A call on one that was destroyed is a misuse.
 ncclResult_t check(ncclComm_t comm, const char* function);
 
 // A thread inside a function of the communicator. "Only one thread operates the communicator at a
@@ -74,15 +74,15 @@ class Inside {
   Comm& comm_;
 };
 
-// src/init.cc, ncclCommGetAsyncError: the state; and, when that is ncclSuccess and since 2.26, the
-// end of the background job.
+// Follows src/init.cc, ncclCommGetAsyncError: returns the state; when that is ncclSuccess, and
+// since 2.26, also ends the background job.
 ncclResult_t asyncError(Comm& comm);
 
-// src/init.cc, ncclCommEnsureReady: ncclInvalidArgument while something is in progress, the error
-// of a communicator that has one; completes the background job.
+// Follows src/init.cc, ncclCommEnsureReady: returns ncclInvalidArgument while something is in
+// progress, or the communicator's error; completes the background job.
 ncclResult_t ensureReady(Comm& comm, const char* function);
 
-// What a call returns that is refused; a communicator that does not block keeps it as its state
+// Returns the result of a refused call; a communicator that does not block keeps it as its state
 // (src/enqueue.cc, ncclEnqueueCheck: ncclCommSetAsyncError).
 ncclResult_t refused(Comm& comm, ncclResult_t result, const std::string& why);
 

@@ -1,5 +1,4 @@
-// Groups: what is between ncclGroupStart and ncclGroupEnd, or a call alone
-// (src/group.cc).
+// Groups: the calls between ncclGroupStart and ncclGroupEnd, or a call alone (src/group.cc).
 #pragma once
 
 #include <nccl.h>
@@ -16,8 +15,8 @@ namespace emulated {
 
 struct Task {
   Comm* comm;
-  // Setting up, and taking down: each of a group in a thread of its own, before
-  // the operations (ncclAsyncLaunch).
+  // True for setting up and taking down: each of a group runs in a thread of its own, before the
+  // operations (ncclAsyncLaunch).
   bool setup;
   std::function<ncclResult_t()> run;
 };
@@ -37,7 +36,7 @@ class GroupJob {
   std::thread thread_;
 };
 
-// Where a test can hold the background up.
+// A place where a test can hold the background up.
 class Gate {
  public:
   void pass() const { closed_.wait(true); }
@@ -53,17 +52,16 @@ class Gate {
 struct Gates {
   Gate launch;    // before a group of operations
   Gate finalize;  // in ncclCommFinalize
-  Gate end;       // of a thread that has set the communicators' state
+  Gate end;       // when a thread that has set the communicators' state ends
 };
 Gates& gates();
 
 void groupStart();
 ncclResult_t groupEnd();
-// A call in the group has failed: nothing of it is launched (ncclGroupErrCheck).
+// Notes that a call in the group has failed: nothing of it is launched (ncclGroupErrCheck).
 void failGroup(ncclResult_t error);
 
-// Adds to the open group, or launches at once. Returns what the function is to
-// return.
+// Adds to the open group, or launches at once. Returns the function's result.
 ncclResult_t submit(Task task);
 
 }  // namespace emulated

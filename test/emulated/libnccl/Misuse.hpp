@@ -1,5 +1,4 @@
-// What a caller does that NCCL forbids or that leaves it broken. Kept for tests,
-// and printed.
+// Misuses: calls that NCCL forbids or that leave it broken. Kept for tests, and printed.
 #pragma once
 
 #include <string>
@@ -8,7 +7,7 @@ namespace emulated {
 
 void misuse(const std::string& function, const std::string& what);
 
-// What ncclGetLastError tells the thread, and NCCL would write as a warning.
+// Set and return the text of ncclGetLastError for the thread, which NCCL would write as a warning.
 void setError(const std::string& text);
 const std::string& lastErrorText();
 
