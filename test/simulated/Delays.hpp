@@ -1,4 +1,4 @@
-// How long streams dawdle before an operation. Knows nothing of torch.
+// Delays of streams before an operation. Knows nothing of torch.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ struct Delays {
   std::chrono::microseconds longest{0};
 };
 
-// Of all streams, from their next operation on.
+// Sets the delays of all streams, from their next operation on.
 void setDelays(const Delays& delays);
 
 // The delays of one stream, which depend on the seed and its number. For one thread at a time.
@@ -25,7 +25,7 @@ class Dawdler {
 
  private:
   const uint64_t stream_;
-  uint64_t generation_ = 0;  // of the delays that random_ was seeded for
+  uint64_t generation_ = 0;  // number of the delays that random_ was seeded for
   std::mt19937_64 random_;
 };
 

@@ -1,11 +1,10 @@
-// A simulated accelerator: a PrivateUse1 device in host memory whose streams
-// and events are as asynchronous as those of a GPU.
+// A simulated accelerator: a PrivateUse1 device in host memory whose streams and events are as
+// asynchronous as those of a GPU.
 //
-// Nothing here waits where a GPU would not: an operator is queued in the
-// current stream and runs on that stream's thread, and memory is used again in
-// the order of the stream it was allocated on, which overwrites it first. So
-// what lacks a wait computes wrong numbers, as it would on a GPU, and with
-// delays in the streams it does so nearly every time.
+// Nothing here waits where a GPU would not: an operator is queued in the current stream and runs on
+// that stream's thread, and memory is used again in the order of the stream it was allocated on,
+// which overwrites it first. So a program that lacks a wait computes wrong numbers, as it would on
+// a GPU, and with delays in the streams it does so nearly every time.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -31,7 +30,7 @@ inline constexpr unsigned char kPoison = 0xff;  // NaN, or -1
 
 class Stream;
 
-// What a stream was told to do while it recorded instead of running, to be done again.
+// The tasks that a stream recorded instead of running them, to be run again.
 class Graph {
  public:
   using Step = std::function<void(Stream&)>;
@@ -49,10 +48,10 @@ class Stream final : public torchcomms_pg::host::HostStream {
 
   void enqueue(std::function<void()> task) override { add(std::move(task), /*delayed=*/true); }
   bool capture(const std::function<void()>& issue) override;
-  // `delayed`: perhaps after a delay.
+  // Adds a task. `delayed`: perhaps after a delay.
   void add(std::function<void()> task, bool delayed);
 
-  // Of the thread that queues here: null ends the recording.
+  // Called by the thread that queues here: null ends the recording.
   void record(Graph* graph) { graph_ = graph; }
   bool recording() const { return graph_ != nullptr; }
 
@@ -86,12 +85,12 @@ Stream& find(const c10::Stream& stream);
 Stream& current(c10::DeviceIndex device);
 c10::Stream currentStream(c10::DeviceIndex device);
 c10::Stream exchangeStream(const c10::Stream& stream);
-// High priorities have streams of their own.
+// Returns a stream; those of high priority are separate.
 c10::Stream newStream(c10::DeviceIndex device, bool highPriority);
-// How often the calling thread has called the device for its streams and events.
+// Returns how often the calling thread has called the device for its streams and events.
 uint64_t deviceCalls();
 bool isHighPriority(const c10::Stream& stream);
-// The ids of those that something was queued in.
+// Returns the ids of the streams of high priority in which something was queued.
 std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device);
 void synchronizeDevice(c10::DeviceIndex device);
 
@@ -102,10 +101,10 @@ void synchronizeDevice(c10::DeviceIndex device);
 c10::Allocator* allocator();
 c10::Allocator* pinnedAllocator();
 bool isPinned(const void* data);
-// -1: not of a device.
+// Returns the device of an address; -1: of no device.
 c10::DeviceIndex deviceOf(const void* data);
-// The memory is not used again before `stream` has done what is queued in it
-// when the memory is freed.
+// Keeps the memory from being used again before `stream` has done what is queued in it when the
+// memory is freed.
 void recordStream(const c10::DataPtr& memory, const c10::Stream& stream);
 
 }  // namespace simulated

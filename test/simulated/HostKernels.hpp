@@ -1,5 +1,5 @@
-// The CPU's kernels for a device whose memory is the host's: an operator is
-// queued in the current stream, and runs on the same memory.
+// Runs the CPU's kernels for a device whose memory is the host's: an operator is queued in the
+// current stream, and runs on the same memory.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -18,27 +18,27 @@ class HostKernels {
   explicit HostKernels(c10::DeviceType type) : type_(type) {}
   virtual ~HostKernels() = default;
 
-  // What a device's key falls back to, boxed.
+  // Runs an operator; the boxed fallback of a device's key.
   void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) const;
 
   bool isOurs(const at::Tensor& tensor) const {
     return tensor.defined() && tensor.device().type() == type_;
   }
 
-  // The same memory as a CPU tensor. Like a kernel on a GPU, it does not keep
-  // the memory from being freed.
+  // Returns the same memory as a CPU tensor. Like a kernel on a GPU, it does not keep the memory
+  // from being freed.
   at::Tensor onHost(const at::Tensor& tensor) const;
 
-  // Has the kernel run in the device's current stream. It may run again, with
-  // each replay of a graph, and raises what is wrong.
+  // Runs the kernel in the device's current stream. It may run again, with each replay of a graph,
+  // and raises what is wrong.
   virtual void enqueue(c10::DeviceIndex device, std::function<void()> kernel) const = 0;
 
  protected:
   virtual c10::DeviceIndex currentDevice() const = 0;
   // Waits for the current stream.
   virtual void synchronize(c10::DeviceIndex device) const = 0;
-  // What seeds the kernel's own generator when it runs, drawn now from the
-  // operator's generator, or the device's where it was given none.
+  // Returns the function that gives the seed of the kernel's own generator when it runs, drawn now
+  // from the operator's generator, or the device's if it was given none.
   virtual std::function<uint64_t()> drawSeed(
       c10::DeviceIndex device, const c10::IValue& generator) const = 0;
 

@@ -7,7 +7,7 @@
 
 namespace simulated {
 
-// What streams and threads wait for.
+// A mark that streams and threads wait for.
 class Mark {
  public:
   void set() {
@@ -27,7 +27,7 @@ class Mark {
     return set_;
   }
 
-  // Of a mark that is set.
+  // Returns the time of a mark that is set.
   std::chrono::steady_clock::time_point time() {
     const std::lock_guard lock(mutex_);
     return time_;
