@@ -1,4 +1,4 @@
-"""Where torch names its own backends, and a plugin cannot be taken without a change to torch.
+"""Patches of places where torch names its own backends, and takes no plugin without a change.
 
 One function per case. Each says for which torch versions it is, changes nothing for groups of
 other backends, and leaves what it replaced as ``__wrapped__``, by which
@@ -31,7 +31,7 @@ def apply(minor: int) -> None:
 
 
 def unwrapped(backend: Any) -> Any:
-    """Returns the backend itself where TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap it."""
+    """Returns the backend itself, which torch wraps with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     return getattr(backend, "wrapped_pg", backend)
 
 

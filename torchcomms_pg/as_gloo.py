@@ -38,7 +38,7 @@ GLOO_OF_GPUS = ProcessGroup.BackendType.UCC  # one that nothing else in the grou
 
 @dataclass
 class _Group:
-    """What c10d is making a group of.
+    """The group that c10d is making.
 
     Attributes:
         name, ranks: of the group; no ranks: it is the default group.
@@ -54,7 +54,7 @@ _making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default
 
 
 def install() -> None:
-    """Has c10d make groups of the name ``gloo`` over torchcomms; once is enough for a process.
+    """Makes c10d create groups of the name ``gloo`` over torchcomms; once per process is enough.
 
     Of the groups' tensors those on the CPU go over torchcomms, and those on GPUs over a real Gloo,
     which connects with the first of them.
@@ -99,7 +99,7 @@ class _StandIn(type):
 
 
 def _around(owner: Any, name: str, manager: Callable[..., Any]) -> None:
-    """Has each call of a function run in `manager`, which gets the arguments by name."""
+    """Runs each call of a function in `manager`, which gets the arguments by name."""
     original: Any = getattr(owner, name)
     signature = inspect.signature(original)
 
@@ -138,7 +138,7 @@ def _noting_the_group(
 
 @contextlib.contextmanager
 def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares what the ranks call through a Gloo."""
+    """Leaves torch the Gloo by which TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks' calls."""
     token = _making.set(None)
     try:
         yield lambda result: result
@@ -148,7 +148,7 @@ def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
 
 @contextlib.contextmanager
 def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
-    """DDP's log takes a backend of the type GLOO for a ProcessGroupGloo, in C++, unchecked."""
+    """Hides the type GLOO, which DDP's log takes for a ProcessGroupGloo, in C++, unchecked."""
     pg = self.process_group
     ours = _stands_for_gloo(pg)
     if ours:
@@ -162,7 +162,7 @@ def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
 
 @contextlib.contextmanager
 def _told_as_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
-    """DDP's log is what it is over Gloo, whose threads it counts, and not that of `custom`."""
+    """Makes DDP's log the same as over Gloo, whose threads it counts, and not that of `custom`."""
 
     def finish(data: dict[str, Any]) -> dict[str, Any]:
         if _stands_for_gloo(self.process_group):

@@ -25,7 +25,7 @@ class BatchSendRecv:
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm
-        self._ops: list[tuple[bool, torch.Tensor, int]] = []  # whether it is sent, to or from whom
+        self._ops: list[tuple[bool, torch.Tensor, int]] = []  # sent or not, tensor, peer
 
     def __len__(self) -> int:
         return len(self._ops)

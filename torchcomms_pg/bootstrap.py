@@ -1,4 +1,4 @@
-"""Who takes part in a new communicator, and where they meet."""
+"""Finds the ranks of a new communicator, and the store where they meet."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
             "where to meet. Pass store=, for example torch.distributed.TCPStore(...), or set "
             "MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port of it"
         )
-    # Knows torchrun's own store, and shares one server among all who ask for it in a process.
+    # Knows torchrun's own store, and shares one server among all its callers in a process.
     store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
     return store

@@ -79,7 +79,7 @@ class TorchComm(Operations):
             f"{self._backend} on {self.get_device()}>"
         )
 
-    # Who, where
+    # Identity
 
     def get_rank(self) -> int:
         """Returns the rank of this process in the communicator, from 0."""
@@ -90,7 +90,7 @@ class TorchComm(Operations):
         return self._size
 
     def get_ranks(self) -> list[int]:
-        """Returns what the ranks are called in the communicator that all splits began with.
+        """Returns the ranks' numbers in the communicator that all splits began with.
 
         For a process group's communicator these are its global ranks.
         """
@@ -137,7 +137,7 @@ class TorchComm(Operations):
         options.timeout = self._comm.timeout
         return options
 
-    # Life
+    # Lifecycle
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long operations issued from now on may take."""
@@ -150,7 +150,7 @@ class TorchComm(Operations):
     def relaxed_timeout(
         self, timeout: timedelta | float | None = None, *, minutes: float = 0
     ) -> Iterator[None]:
-        """Gives time for what this rank does alone, such as saving or validating.
+        """Gives time for work of this rank alone, such as saving or validating.
 
         Inside, peers that wait for this rank wait on past their deadlines, up to the given time
         from the begin; operations issued here may take that long, too. The peers need not call
@@ -286,7 +286,7 @@ class TorchComm(Operations):
         timeout: timedelta | None = None,
         weights_only: bool = True,
     ) -> None:
-        """As `all_gather_object`, into `object_gather_list` on `root` only."""
+        """Same as `all_gather_object`, into `object_gather_list` on `root` only."""
         objcol.gather_object(self, obj, root, object_gather_list, timeout, weights_only)
 
     def broadcast_object_list(
@@ -363,14 +363,14 @@ class TorchComm(Operations):
     # Hooks
 
     def register_pre_hook(self, hook: Callable[[_C.PreHookArgs], object]) -> _C.RemovableHandle:
-        """Has `hook` called before every operation, also of the process group behind it.
+        """Registers `hook`, called before every operation, also of the process group behind it.
 
-        What it raises cancels the operation with nothing enqueued, and goes to the caller.
+        An exception of it cancels the operation with nothing enqueued, and goes to the caller.
         """
         return self._comm.register_pre_hook(hook)
 
     def register_post_hook(self, hook: Callable[[_C.PostHookArgs], object]) -> _C.RemovableHandle:
-        """Has `hook` called when an operation is over for its caller, whatever became of it.
+        """Registers `hook`, called when an operation is over for its caller, whatever became of it.
 
         That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
         what the hook raises then goes to the caller when all post hooks have run. Of an
@@ -381,7 +381,7 @@ class TorchComm(Operations):
         return self._comm.register_post_hook(hook)
 
     def register_end_hook(self, hook: Callable[[_C.EndHookArgs], object]) -> _C.RemovableHandle:
-        """Has `hook` called when an operation has completed, failed, or was torn down.
+        """Registers `hook`, called when an operation has completed, failed, or was torn down.
 
         That of an asynchronous operation runs in a thread of its own; `finalize` waits for it.
         What it raises is written to stderr. Turns timing on.
@@ -389,7 +389,7 @@ class TorchComm(Operations):
         return self._comm.register_end_hook(hook)
 
     def register_abort_hook(self, hook: Callable[[], object]) -> _C.RemovableHandle:
-        """Has `hook` called once, in a thread of its own, when the communicator has failed.
+        """Registers `hook`, called once, in a thread of its own, when the communicator has failed.
 
         It runs before the error is raised or the process ends, which wait for it up to 30 s. What
         it raises is written to stderr.

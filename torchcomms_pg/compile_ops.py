@@ -64,7 +64,7 @@ def register(comm: Operations) -> str:
 
 
 def forget(key: str) -> None:
-    """Drops what graphs have issued on a communicator and never waited for."""
+    """Drops operations that graphs have issued on a communicator and never waited for."""
     for handle in [handle for handle, (owner, *_) in _pending.items() if owner == key]:
         del _pending[handle]
 
@@ -173,14 +173,14 @@ class TracedWork(TorchWork):
         return self._waited
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """As `TorchWork.wait`; only the operation's own timeout holds."""
+        """Same as `TorchWork.wait`; only the operation's own timeout holds."""
         if not self._waited:
             self._waited = True
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """As `wait`, in a stream where that does."""
+        """Same as `wait`, in a stream where that does."""
         self.wait(timeout)
 
 
@@ -202,7 +202,7 @@ def trace(
     hints: Mapping[str, str] | None,
     timeout: timedelta | None,
 ) -> TorchWork:
-    """What an operation does when it is traced; its arguments are those up to async_op."""
+    """Traces an operation into the graph; its arguments are those up to async_op."""
     writes: list[Tensor] = []
     reads: list[Tensor] = []
     peers: list[int] = []
@@ -235,7 +235,7 @@ def trace_batch(
     hints: Mapping[str, str] | None,
     timeout: timedelta | None,
 ) -> TorchWork:
-    """As `trace`, for a batch of messages: whether it is sent, tensor, peer."""
+    """Same as `trace`, for a batch of messages: whether it is sent, tensor, peer."""
     reads = [tensor for sending, tensor, _ in messages if sending]
     writes = [tensor for sending, tensor, _ in messages if not sending]
     peers = [peer for sending, _, peer in messages if sending]

@@ -18,7 +18,7 @@ _CALLBACKS = "torch._dynamo.callback"
 
 
 def configure() -> None:
-    """Reads the environment, for the communicators of this process; has torch call back.
+    """Reads the environment, for the communicators of this process; makes torch call back.
 
     Raises:
         ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS has a value that it cannot have.

@@ -1,4 +1,4 @@
-"""How communicators are made, and found behind process groups."""
+"""Makes communicators, and finds those behind process groups."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def new_comm(
             creation. A `CommOptions` in this place is `options`.
         store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
             and other launchers set them.
-        timeout: how long an operation may take, and how long to wait for the other ranks here.
+        timeout: limit of an operation's time, and of the wait for the other ranks here.
         abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
             abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
         hints: see docs/api.md.

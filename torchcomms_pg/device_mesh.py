@@ -25,7 +25,7 @@ def init_device_mesh(
 
     Args:
         mesh_dim_comms: for each dimension the communicator that this rank is in, split from one.
-        mesh_dim_names: what the dimensions are called.
+        mesh_dim_names: names of the dimensions.
         _global_comm: of all ranks of the mesh. None: the only communicator of `mesh_dim_comms`;
             with several, the one behind the default process group.
 

@@ -1,4 +1,4 @@
-"""What happened on the wire, as opposed to a caller's mistake."""
+"""Errors on the wire, as opposed to a caller's mistakes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class CommError(DistBackendError):
         seq: its sequence number in the group, from 1; 0 if none was involved.
         group: the group's name.
         ranks: group ranks that did not arrive, died or aborted, where that is known.
-        verdict: what the ranks found out together: who holds up the operation, what that rank
+        verdict: the ranks' common finding: which rank holds up the operation, what that rank
             did last in the group and where its Python threads are. The same text on all ranks;
-            where nobody had to ask, what the error says.
+            the error's own text if no rank had to ask.
     """
 
     def __init__(

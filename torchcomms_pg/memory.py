@@ -30,7 +30,7 @@ def allocator(options: _C.Backend.Options) -> Any:
 def can_allocate(options: _C.Backend.Options, device: torch.device) -> bool:
     """Returns whether tensors of the group are better allocated by NCCL.
 
-    As torch has it for its own backend: where NCCL has an allocator and the GPU multicasts.
+    Same rule as for torch's own backend: NCCL has an allocator, and the GPU multicasts.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False

@@ -1,4 +1,4 @@
-"""Collectives of Python objects, as what `torch.save` makes of them.
+"""Collectives of Python objects, in the form that `torch.save` gives them.
 
 All of them return when they are done. Objects may differ in size from rank to rank.
 

@@ -26,13 +26,13 @@ Op = ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 class Operations:
-    """What `TorchComm` inherits; see there for what all operations have in common."""
+    """The operations that `TorchComm` inherits; see there for what they have in common."""
 
     _comm: _C.Communicator
     _size: int
     _rank: int
     _finalized: bool
-    _key: str  # by which graphs of torch.compile know it, and what orders its operations there
+    _key: str  # its name in graphs of torch.compile, and the order of its operations there
     _token: torch.Tensor
 
     def __init__(self, comm: _C.Communicator) -> None:
@@ -143,7 +143,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """As `all_reduce`, on `root` only; elsewhere `tensor` is unchanged."""
+        """Same as `all_reduce`, on `root` only; elsewhere `tensor` is unchanged."""
         if is_dynamo_compiling():
             args = (tensor, root, op)
             return compile_ops.trace(self, "reduce", args, async_op, hints, timeout)
@@ -175,7 +175,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """As `all_gather`; sizes may differ from rank to rank, and every rank knows them all."""
+        """Same as `all_gather`; sizes may differ by rank, and every rank knows them all."""
         if is_dynamo_compiling():
             args = (tensor_list, tensor)
             return compile_ops.trace(self, "all_gather_v", args, async_op, hints, timeout)
@@ -224,7 +224,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """As `reduce_scatter`; the entries of `input_list` may differ in size."""
+        """Same as `reduce_scatter`; the entries of `input_list` may differ in size."""
         if is_dynamo_compiling():
             args = (output, input_list, op)
             return compile_ops.trace(self, "reduce_scatter_v", args, async_op, hints, timeout)
@@ -296,7 +296,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """As `all_to_all_single`, with parts of different sizes.
+        """Same as `all_to_all_single`, with parts of different sizes.
 
         Split sizes count rows of the first dimension, one for each rank; they add up to all rows.
         """
@@ -389,7 +389,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """As `gather`, into one contiguous tensor of size x input.numel() elements.
+        """Same as `gather`, into one contiguous tensor of size x input.numel() elements.
 
         `output` is used on the root only; others may pass None.
         """

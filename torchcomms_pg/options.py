@@ -1,4 +1,4 @@
-"""What a user may set for a communicator, and for one operation."""
+"""Options of a communicator, and of one operation."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _ignored: set[str] = set()  # unknown hints that have been told of
 
 @dataclass
 class CommOptions:
-    """Options of a communicator. What is None comes from the environment.
+    """Options of a communicator. The environment gives those that are None.
 
     Attributes:
         abort_process_on_timeout_or_error: whether a timeout or an error on the wire ends the
             process, after the abort hooks; otherwise it raises CommError.
             None: TORCHCOMM_ABORT_ON_ERROR, which is true where it is not set.
-        timeout: how long an operation may take, from its issue.
+        timeout: limit of an operation's time, from its issue.
             None: TORCHCOMM_TIMEOUT_SECONDS, which is 600 where it is not set.
         store: where the ranks meet. None: the launcher's environment says where.
         hints: see docs/api.md.
@@ -68,7 +68,7 @@ class CommOptions:
 
 
 def config_of(what: str, hints: Hints) -> _C.NcclConfig:
-    """Returns what `hints` say of NCCL's configuration.
+    """Returns NCCL's configuration according to `hints`.
 
     Raises:
         ValueError: a value is not one that NCCL takes; two hints are for one field.

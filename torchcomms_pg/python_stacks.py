@@ -1,4 +1,4 @@
-"""Where the Python threads of this process are: for verdicts on ranks that hold up the others."""
+"""Places of the Python threads of this process, for verdicts on ranks that hold up the others."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LIBRARIES = (
 
 
 def watch_over_monitor() -> None:
-    """Has a stuck monitor and a held GIL noticed from now on, once there is a communicator."""
+    """Watches for a stuck monitor and a held GIL from now on, once there is a communicator."""
     _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
 
 
 def describe(issued: list[Frame]) -> tuple[str, str]:
-    """Returns where all threads are, a line for each, and where `issued` was.
+    """Returns the places of all threads, a line for each, and that of `issued`.
 
-    Of a stack that is the innermost lines of the user's own files, and before them the library's
-    function that they called. Threads of libraries are left out; the main thread never is.
+    The place of a stack is the innermost lines of the user's own files, and before them the
+    library's function that they called. Leaves out threads of libraries, but never the main thread.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 
 class RedOpType(enum.Enum):
-    """What a `ReduceOp` does, without the factor."""
+    """The operation of a `ReduceOp`, without the factor."""
 
     SUM = enum.auto()
     PRODUCT = enum.auto()
@@ -25,7 +25,7 @@ class RedOpType(enum.Enum):
 
 
 class ReduceOp:
-    """How the tensors of all ranks become one.
+    """An operation that reduces the tensors of all ranks to one.
 
     ``SUM``, ``PRODUCT``, ``MIN``, ``MAX`` and ``AVG`` take floating point, integer and (not all)
     bool and complex tensors, ``BAND``, ``BOR`` and ``BXOR`` integers and bools.

@@ -26,7 +26,7 @@ def register() -> None:
     Calling it again has no effect.
 
     Raises:
-        RuntimeError: somebody else has registered the name, or torch would hand the name to
+        RuntimeError: another package has registered the name, or torch would hand the name to
             the torchcomms package.
     """
     _refuse_hijack()
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 class SharedOptions(Backend.Options):
-    """Has a new group go over a communicator that there is already."""
+    """Makes a new group use an existing communicator."""
 
     def __init__(self, communicator: Communicator) -> None:
         super().__init__(communicator.timeout)
@@ -123,9 +123,9 @@ def _at_a_failure(own: Backend.Options) -> str:
 
 
 def serve_host_device(device_type: str, library: str = "") -> None:
-    """Has ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
+    """Makes ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
 
-    For groups that are created afterwards. They take the path of a GPU's tensors, streams and
+    Has an effect on groups created afterwards. They take the path of a GPU's tensors, streams and
     events, so that this can be tested without one.
 
     Args:
@@ -146,7 +146,7 @@ def _torch_minor() -> int:
 
 
 def _refuse_hijack() -> None:
-    """Torch gives the names it knows from the torchcomms package to that, when told to use it."""
+    """Raises if torch, told to use the torchcomms package, would give it this backend's name."""
     handles = getattr(c10d, "_torchcomms_handles_backend", None)  # from torch 2.14 on
     if handles(BACKEND_NAME) if handles else c10d._use_torchcomms_enabled():
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.run PROGRAM ARGS``: its groups of the name gloo, over torchcomms.
+"""``python -m torchcomms_pg.run PROGRAM ARGS``: runs its groups of the name gloo over torchcomms.
 
 The same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, where it is easier to say: PROGRAM may
 also be ``-m MODULE``, and under torchrun it is ``torchrun -m torchcomms_pg.run PROGRAM ARGS``.

@@ -14,7 +14,7 @@ from torchcomms_pg.work import TorchWork
 
 
 class TorchCommWinAccessType(enum.Enum):
-    """How a rank reaches the memory of a peer."""
+    """The way in which a rank reaches the memory of a peer."""
 
     WIN_ACCESS_TYPE_UNIFIED = 0  # as its own
     WIN_ACCESS_TYPE_SEPARATE = 1  # by operations only
@@ -25,7 +25,7 @@ class TorchCommWindowAttr:
     """Attributes of a window.
 
     Attributes:
-        access_type: how this rank reaches the peer's memory.
+        access_type: the way in which this rank reaches the peer's memory.
     """
 
     access_type: TorchCommWinAccessType
@@ -173,14 +173,14 @@ class TorchCommWindow:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of this rank's registered tensor. Raises RuntimeError where there is none."""
+        """The dtype of this rank's registered tensor. Raises RuntimeError if there is none."""
         if self._window.dtype is None:
             raise RuntimeError("dtype: no tensor is registered with this window")
         return self._window.dtype
 
     @property
     def shape(self) -> list[int]:
-        """Of this rank's registered tensor. Raises RuntimeError where there is none."""
+        """The shape of this rank's registered tensor. Raises RuntimeError if there is none."""
         if self._window.shape is None:
             raise RuntimeError("shape: no tensor is registered with this window")
         return self._window.shape

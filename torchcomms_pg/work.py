@@ -14,7 +14,7 @@ from torchcomms_pg.options import check_timeout
 
 
 class WorkStatus(enum.Enum):
-    """How far an operation has come."""
+    """The progress of an operation."""
 
     NOT_STARTED = enum.auto()  # in a batch that is not launched yet
     INPROGRESS = enum.auto()
@@ -24,7 +24,7 @@ class WorkStatus(enum.Enum):
 
 
 class TorchWork:
-    """What an operation returns.
+    """The handle that an operation returns.
 
     Every method tells of the operation's state at the time of the call. A failure shows in
     `wait`, `status`, `exception`, `get_future` and `result` alike. Dropping a work object does not
@@ -65,20 +65,20 @@ class TorchWork:
             self._work.wait(timeout)
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """As `wait`, and on every device the calling thread itself waits, not only its stream."""
+        """Same as `wait`, but on any device the calling thread waits, not only its stream."""
         if timeout is not None:
             check_timeout("wait_blocking", timeout)
         if self._work is not None:
             _C.work_wait_blocking(self._work, timeout)
 
     def status(self) -> WorkStatus:
-        """Returns how far the operation has come."""
+        """Returns the progress of the operation."""
         if self._work is None:
             return WorkStatus.COMPLETED
         return WorkStatus[_C.work_state(self._work)]
 
     def exception(self) -> BaseException | None:
-        """Returns what the operation failed with; None while it runs and when it succeeded."""
+        """Returns the error of the operation; None while it runs and when it succeeded."""
         return None if self._work is None else _C.work_error(self._work)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

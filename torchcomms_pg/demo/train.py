@@ -1,4 +1,4 @@
-"""What one rank does: train a small convolutional network with DDP, then test it."""
+"""One rank's work: trains a small convolutional network with DDP, then tests it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a training came to, as rank 0 saw it."""
+    """The outcome of a training, as rank 0 saw it."""
 
     accuracy: float
     """Share of the test images that were recognised."""
@@ -83,7 +83,7 @@ def result_file(folder: str) -> Path:
 def train(
     rank: int, job: Job, device: torch.device, training: data.Split, test: data.Split
 ) -> Result:
-    """Trains on this rank's share of every epoch and returns what came out."""
+    """Trains on this rank's share of every epoch and returns the outcome."""
     model = DistributedDataParallel(build_model().to(device))
     steps = data.steps_per_epoch(len(training), size=job.batch, ranks=job.ranks)
     optimizer = torch.optim.SGD(

@@ -182,7 +182,7 @@ def read(name: str) -> str | None:
 
 
 def read_int(name: str) -> int | None:
-    """As `read`, for a whole number of 0 or more.
+    """Same as `read`, for a whole number of 0 or more.
 
     Raises:
         ValueError: it is something else.
@@ -196,7 +196,7 @@ def read_int(name: str) -> int | None:
 
 
 def default_timeout() -> timedelta:
-    """Returns what TORCHCOMM_TIMEOUT_SECONDS says, 600 s where it is not set.
+    """Returns the value of TORCHCOMM_TIMEOUT_SECONDS, 600 s where it is not set.
 
     Raises:
         ValueError: it is not a positive number.
@@ -228,7 +228,7 @@ def _seconds(name: str, default: float, least: timedelta) -> timedelta:
 
 
 def read_bool(*names: str, default: bool) -> bool:
-    """Returns what the first of the variables that is set says.
+    """Returns the value of the first of the variables that is set.
 
     Raises:
         ValueError: it is neither true nor false.
@@ -245,7 +245,7 @@ def read_bool(*names: str, default: bool) -> bool:
 
 
 def abort_on_error() -> bool:
-    """Returns what TORCHCOMM_ABORT_ON_ERROR says, True where it is not set.
+    """Returns the value of TORCHCOMM_ABORT_ON_ERROR, True where it is not set.
 
     Raises:
         ValueError: it is neither true nor false.
@@ -254,7 +254,7 @@ def abort_on_error() -> bool:
 
 
 def group_aborts_on_error() -> bool | None:
-    """Returns what TORCHCOMM_ABORT_ON_ERROR says of process groups, None where it is not set.
+    """Returns TORCHCOMM_ABORT_ON_ERROR's value for process groups, None where it is not set.
 
     Raises:
         ValueError: it is neither true nor false.
@@ -263,9 +263,9 @@ def group_aborts_on_error() -> bool | None:
 
 
 def accelerator_ends_process() -> bool:
-    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING says; not set: True, as in torch's nccl.
+    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING decides; not set: True, as in torch's nccl.
 
-    It is of process groups, and of an accelerator's tensors alone: torchrun sets it, and a
+    Applies to process groups, and to an accelerator's tensors alone: torchrun sets it, and a
     failure on CPU tensors can be raised where the caller waits.
 
     Raises:
@@ -302,14 +302,14 @@ def as_gloo() -> bool:
 
 
 def set_as_gloo() -> None:
-    """Has programs that this process becomes, or starts, run groups of gloo over torchcomms."""
+    """Makes programs that this process becomes, or starts, run groups of gloo over torchcomms."""
     os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
 
 
 def exclude_nvls() -> None:
-    """Has NCCL not use NVLS, whose sums may differ from run to run, unless NCCL_ALGO is set.
+    """Keeps NCCL from NVLS, whose sums may differ from run to run, unless NCCL_ALGO is set.
 
-    For the rest of the process, and the processes that it starts.
+    Lasts for the rest of the process, and the processes that it starts.
     """
     if read("NCCL_ALGO") is None:
         os.environ["NCCL_ALGO"] = "^NVLS"
@@ -322,7 +322,7 @@ def described() -> str:
 
 
 def ranks_per_root() -> int:
-    """Returns for how many ranks NCCL starts from one unique id.
+    """Returns the number of ranks that NCCL starts from one unique id.
 
     Raises:
         ValueError: TORCH_NCCL_RANKS_PER_ROOT is not a whole number of 1 or more.
@@ -334,7 +334,7 @@ def ranks_per_root() -> int:
 
 
 def heartbeat_timeout() -> timedelta:
-    """Returns after how long a stuck monitor, or a held GIL, is said; zero: never.
+    """Returns the time after which a stuck monitor, or a held GIL, is reported; zero: never.
 
     Raises:
         ValueError: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is not a number of 0 or more.
@@ -363,7 +363,7 @@ def recorder_cpp_stacks() -> bool:
 
 
 def dump_prefix() -> str:
-    """Returns what the path of a dump begins with; the rank follows."""
+    """Returns the first part of a dump's path; the rank follows."""
     names = (
         "TORCHCOMM_FR_DUMP_TEMP_FILE",
         "TORCH_FR_DUMP_TEMP_FILE",
@@ -400,7 +400,7 @@ def dump_only_active() -> bool:
 
 
 def dump_pipe() -> str:
-    """Returns what the path of the pipe that asks for dumps begins with; "": there is none."""
+    """Returns the first part of the path of the pipe that asks for dumps; "": no pipe."""
     names = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     return next((value for name in names if (value := read(name))), "")
 

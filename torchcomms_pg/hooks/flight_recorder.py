@@ -1,4 +1,4 @@
-"""What the ranks did last, for when one of them hangs."""
+"""The latest operations of the ranks, for when one of them hangs."""
 
 from __future__ import annotations
 

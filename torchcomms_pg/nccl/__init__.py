@@ -46,7 +46,7 @@ def _parts(code: int) -> tuple[int, int, int]:
 
 
 def stay_deterministic() -> None:
-    """Excludes NVLS where torch is told to use deterministic algorithms. Before a group is made."""
+    """Excludes NVLS if torch is to use deterministic algorithms. Call before creating a group."""
     if torch.are_deterministic_algorithms_enabled():
         env.exclude_nvls()
 

@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.nccl``: which libnccl is used."""
+"""``python -m torchcomms_pg.nccl``: tells which libnccl is used."""
 
 from __future__ import annotations
 

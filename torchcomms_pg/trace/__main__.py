@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.trace FOLDER``: what the ranks' dumps say.
+"""``python -m torchcomms_pg.trace FOLDER``: tells what the ranks' dumps say.
 
 Ends with 0 when every recorded operation has finished, with 1 when not, and with 2 when the
 dumps cannot be read, or a page not written.

@@ -1,4 +1,4 @@
-"""What the ranks' dumps say together: who holds up whom, who comes late, what takes the time.
+"""Finds from all ranks' dumps which ranks hold up others or come late, and what takes the time.
 
 A collective is stuck when a rank is in it and has not left it. Blame goes along the waiting: a
 rank that is awaited and itself waits for another is a victim too, so the culprit is at the end
@@ -22,12 +22,12 @@ _UNEVEN = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather
 _UNEVEN |= {"reduce_scatter_v", "split", "coalesced", "barrier", "all_reduce_barrier"}
 
 
-# What ends an operation that waits for one other rank.
+# The operation that ends one which waits for one other rank.
 _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
 
 
 class Route(NamedTuple):
-    """Where the messages of one kind go that a rank sends to, or receives from, another."""
+    """The way of one kind of messages that a rank sends to, or receives from, another."""
 
     group: str
     op: str
@@ -58,12 +58,12 @@ class Verdict:
 
 @dataclass
 class Straggler:
-    """How late a rank came to the collectives of its groups. Times are in milliseconds."""
+    """Lateness of a rank at the collectives of its groups. Times are in milliseconds."""
 
     rank: int
     collectives: int = 0
-    last: int = 0  # how often it came last, by more than _NOTICEABLE_NS
-    late_ms: float = 0.0  # in all, after the first rank of each collective
+    last: int = 0  # number of times it came last, by more than _NOTICEABLE_NS
+    late_ms: float = 0.0  # sum of the times after the first rank of each collective
     worst_ms: float = 0.0
     worst: Entry | None = None
 
@@ -99,8 +99,8 @@ class Analysis:
         for dump in dumps.values():
             self.groups.update(dump.groups)
         self.collectives: dict[Place, dict[int, list[Entry]]] = defaultdict(dict)
-        self.last: dict[tuple[str, int], Entry] = {}  # of a group on a rank
-        # Of messages: the first that waits, the last of all, and the finished ones by number.
+        self.last: dict[tuple[str, int], Entry] = {}  # by group and rank
+        # Messages: the first that waits, the last of all, and the finished ones by number.
         self.waiting: dict[Route, Entry] = {}
         self.latest: dict[Route, Entry] = {}
         self.passed: dict[tuple[Route, int], Entry] = {}
@@ -131,7 +131,7 @@ class Analysis:
         return self.groups.get(group, ("", []))[1]
 
     def group_name(self, group: str) -> str:
-        """With its description, if it has one."""
+        """The group's name, with its description if it has one."""
         description = self.groups.get(group, ("", []))[0]
         known = description and description != "undefined"
         return f"group {group} ({description})" if known else f"group {group}"
@@ -148,7 +148,7 @@ class Analysis:
         }
 
     def _awaited_senders(self, entry: Entry) -> set[int]:
-        """Of a message: its other side, where that has not come."""
+        """The ranks that may be a message's other side, if that has not come."""
         if entry.op not in _OTHER_SIDE or self.met(entry):
             return set()
         other = entry.receiver if entry.op == "send" else entry.sender
@@ -157,8 +157,8 @@ class Analysis:
     def met(self, entry: Entry) -> Entry | None:
         """The other side of an unfinished message, if it is there.
 
-        One that has finished is there if it is as many messages from the first as ``entry``:
-        then it met another one, and ``entry`` is for another one, such as by its tag.
+        A finished message is there if it has the number of ``entry``: then it met another
+        message, and ``entry`` is meant for another one, for example by its tag.
         """
         route = _route(entry)._replace(op=_OTHER_SIDE[entry.op])
         routes = [route]
@@ -177,7 +177,7 @@ class Analysis:
         return last is None or last.seq < entry.seq
 
     def disagreement(self, place: Place) -> dict[int, str] | None:
-        """What each rank called at ``place``, where these cannot be one collective."""
+        """The calls of the ranks at ``place``, if these cannot be one collective."""
         calls = self.collectives[place]
         if len(calls) < 2 or all(e.finished for entries in calls.values() for e in entries):
             return None
@@ -279,7 +279,7 @@ class Analysis:
         return Verdict("unfinished", [], lines + [f"  {x}" for x in self._waiting(inside)], place)
 
     def _unmet(self, entry: Entry, side: Entry) -> Verdict:
-        """Both sides of a message are there, and one at least has not finished."""
+        """The verdict on a message with both sides there, at least one of them unfinished."""
         numel = {each.numel_in if each.op == "send" else each.numel_out for each in (entry, side)}
         alike = len(numel) == 1 and entry.dtype == side.dtype
         title = [
@@ -322,7 +322,7 @@ class Analysis:
         )
 
     def _doing(self, rank: int, missed: Entry) -> list[str]:
-        """What a rank is about that ``missed`` waits for."""
+        """Lines about the last and current operations of a rank that ``missed`` waits for."""
         if missed.p2p:
             route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
             route = route if missed.op == "send" else route._replace(sender=rank)
@@ -344,7 +344,7 @@ class Analysis:
         return lines
 
     def stragglers(self) -> list[Straggler]:
-        """The latest first. Ranks on several hosts: as exact as their clocks agree."""
+        """The ranks, the latest first. Over several hosts as exact as their clocks agree."""
         found = {rank: Straggler(rank) for rank in self.dumps}
         for place, calls in self.collectives.items():
             if len(calls) < 2 or set(calls) != set(self.members(place.group)):
@@ -363,7 +363,7 @@ class Analysis:
         return sorted(found.values(), key=lambda straggler: -straggler.late_ms)
 
     def costs(self) -> list[Cost]:
-        """The most expensive first."""
+        """The kinds of operations, the most expensive first."""
         found: dict[tuple[str, str], Cost] = {}
         for entry in self.entries():
             took = duration_ms(entry)
@@ -374,7 +374,7 @@ class Analysis:
 
 
 def duration_ms(entry: Entry) -> float | None:
-    """From its start, or else from its call, to its end; none while it runs."""
+    """The time from its start, or else from its call, to its end; None while it runs."""
     if entry.duration_ms is not None:
         return entry.duration_ms
     if entry.completed is None:
@@ -386,7 +386,7 @@ def _route(entry: Entry) -> Route:
     return Route(entry.base, entry.op, entry.sender, entry.receiver)
 
 
-# What all ranks of a collective have in common, by operation.
+# Number of elements that all ranks of a collective have in common, by operation.
 def _common(entry: Entry) -> int:
     return entry.numel_out if entry.op in ("scatter", "reduce_scatter") else entry.numel_in
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _MOST = 500_000
 _MOST_DIMS = 64  # of a tensor of torch
 
-# What is no operation of c10d's schema has a group of its own, which tells what it is.
+# An operation outside c10d's schema has a group of its own, whose name tells what it is.
 _ONE_SIDED = re.compile(r"(.*):(put|signal|wait_signal) (\d{1,9})(->|<-)(\d{1,9})", re.DOTALL)
 _PAIR = re.compile(r"(.*):\d{1,9}-\d{1,9}", re.DOTALL)
 
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended; one that failed did not."""
+        """True if it ended; one that failed did not."""
         return self.state == "completed"
 
     @property
@@ -91,7 +91,7 @@ class Entry:
 
     @property
     def what(self) -> str:
-        """E.g. ``all_reduce (1024 x Float)`` or ``send 0->2 (16 x Int)``."""
+        """Name and size: ``all_reduce (1024 x Float)`` or ``send 0->2 (16 x Int)``."""
         name = self.op
         if self.p2p:
             sides = ["?" if side is None else str(side) for side in (self.sender, self.receiver)]
@@ -116,7 +116,7 @@ class Entry:
 
 @dataclass
 class Dump:
-    """What one rank's recorder held."""
+    """The content of one rank's recorder."""
 
     rank: int
     path: Path
@@ -186,7 +186,7 @@ def read(path: Path, rank: int) -> Dump:
 
 
 def printable(text: str) -> str:
-    """Gives what would move the cursor, or is no character, as Python writes it: ``\\x1b``."""
+    """Escapes, as Python does, what would move the cursor or is no character: ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(
@@ -214,7 +214,7 @@ def _get(raw: dict[Any, Any], key: str, kind: type[T], default: Any = _REQUIRED)
 
 
 def _checked(value: Any, kind: type[T], what: str) -> T:
-    """Makes sure that ``value`` is what can be shown and counted with; texts are `printable`."""
+    """Checks that ``value`` can be shown and counted with; texts become `printable`."""
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**63 else math.inf
     if type(value) is not kind:
@@ -227,14 +227,14 @@ def _checked(value: Any, kind: type[T], what: str) -> T:
 
 
 def _list(raw: Any, kind: type[T], what: str) -> list[T]:
-    """A list or a tuple."""
+    """Checks a list or a tuple, and returns a list."""
     if not isinstance(raw, (list, tuple)):
         raise DumpError(f"{what} is of type {type(raw).__name__}, wanted list")
     return [_checked(value, kind, f"in {what} one") for value in raw]
 
 
 def _group(config: dict[Any, Any]) -> tuple[str, list[int]]:
-    """(description, global ranks)."""
+    """Returns (description, global ranks)."""
     text = _get(config, "ranks", str)
     try:
         ranks = _list(json.loads(text), int, "'ranks'")
@@ -300,7 +300,7 @@ def _frame(raw: dict[Any, Any]) -> Frame:
 
 
 def _global(rank: str, members: list[int]) -> int | None:
-    """Names in dumps hold ranks of the group."""
+    """Returns the global rank, since names in dumps hold ranks of the group."""
     if rank in ("?", "-1"):
         return None
     number = int(rank)
@@ -308,7 +308,7 @@ def _global(rank: str, members: list[int]) -> int | None:
 
 
 def _time(raw: dict[Any, Any], key: str) -> int | None:
-    """A pickle has None for none, JSON 0."""
+    """Returns a time or None, for which JSON has 0."""
     return _get(raw, key, int) or None if raw.get(key) is not None else None
 
 

@@ -11,14 +11,14 @@ import struct
 from typing import Any
 
 _NUMBERS = {ord(op): struct.Struct(form) for op, form in (("J", "<i"), ("M", "<H"), ("G", ">d"))}
-_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # of a text's length
+_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # bytes of a text's length
 _CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _SKIPPED = {0x80: 1, 0x95: 8}  # the protocol, and the length of what follows
 
 
 def unpickle(data: bytes) -> Any:
-    """Returns what ``data`` holds, a pickle of protocol 2 or later.
+    """Returns the content of ``data``, a pickle of protocol 2 or later.
 
     Raises:
         ValueError: it is damaged, or holds anything else.
