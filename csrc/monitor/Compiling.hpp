@@ -21,7 +21,7 @@ class Compiling {
   static void end();
 
   struct State {
-    std::optional<Milliseconds> since;  // time since the begin; none: it does not compile
+    std::optional<Milliseconds> since;  // time since the start; none: it does not compile
     std::optional<Milliseconds> ended;  // time since the last end; none: it never ended one
   };
   static State state(Clock::time_point now);

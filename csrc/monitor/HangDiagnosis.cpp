@@ -22,7 +22,7 @@ constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// Limits from the begin of a diagnosis: for answers, and for another rank's verdict. A rank needs
+// Limits from the start of a diagnosis: for answers, and for another rank's verdict. A rank needs
 // up to a second to answer, and one more to notice where no library rings.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
@@ -228,7 +228,7 @@ void HangDiagnosis::run() {
   changed_.notify_all();
 }
 
-// Returns the begin of this rank's next turn. The processes of a host share the clock.
+// Returns the start of this rank's next turn. The processes of a host share the clock.
 HangDiagnosis::Clock::time_point HangDiagnosis::nextTurn() const {
   const auto round = kTurn * options_.turns;
   const auto first = Clock::time_point(kTurn * options_.turn);
