@@ -14,7 +14,7 @@
 
 namespace torchcomms_pg {
 
-// One for each device of the process, with a thread of its own, since the driver may hold up a
+// A watch for each device of the process, with a thread of its own, since the driver may hold up a
 // thread that asks for an event: a cudaFree behind a stuck kernel keeps the context's lock until
 // that kernel ends. The monitor, which has to see deadlines meanwhile, asks nothing of the device.
 // Thread-safe.

@@ -19,8 +19,8 @@ class HostStream {
   // Returns whether all its tasks have ended, and only the caller can enqueue another.
   virtual bool idle() { return false; }
 
-  // While the stream records a graph instead of running: keeps `issue`, which each replay calls
-  // from the thread that replays, and returns true.
+  // Keeps `issue` while the stream records a graph instead of running, and returns true; each
+  // replay then calls `issue`, from the thread that replays.
   virtual bool capture(const std::function<void()>& issue) {
     static_cast<void>(issue);
     return false;

@@ -140,7 +140,7 @@ struct Message {
 
 inline constexpr int kAnyPeer = -1;
 
-// Beyond NCCL: putSignal with this sigIdx puts without a signal.
+// Value of sigIdx with which putSignal puts without a signal; beyond NCCL.
 inline constexpr int kNoSignal = -1;
 
 // The memory that one rank has registered with a window, mapped here.
