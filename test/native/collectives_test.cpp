@@ -61,7 +61,7 @@ struct Call {
   bool inPlace;
 };
 
-// The blocks of all ranks, element i of rank r being value(r, i).
+// Returns the blocks of all ranks, element i of rank r being value(r, i).
 template <class Value>
 Buffer blocks(const Call& c, const Value& value) {
   Buffer all;
@@ -89,7 +89,7 @@ void expect(const Buffer& got, const Buffer& wanted, const char* what, const Cal
           (c.inPlace ? ", in place" : "") + ": wrong from byte " + std::to_string(at));
 }
 
-// Ranks that issue in a stream that nothing has come to yet, among others that wait at once.
+// Runs ranks that issue in a stream that nothing has come to yet, among others that wait at once.
 template <class Issue>
 void run(const Call& c, const Issue& issue) {
   LaterStream later;

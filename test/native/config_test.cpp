@@ -40,7 +40,7 @@ TEST(everyFieldReachesItsPlace) {
   }
   const auto raw = config.raw(true);
   for (const auto& each : NcclConfig::fields()) {
-    // Whether it blocks is no user's choice.
+    // No user chooses whether it blocks.
     const bool chosen = each.number != nullptr && std::strcmp(each.name, "blocking") != 0;
     if (chosen) CHECK_EQUAL(raw.*each.number, each.least);
     if (each.isText()) CHECK_EQUAL(std::string(raw.*each.text), std::string(each.inNccl));

@@ -1,4 +1,4 @@
-// How ranks find out together who holds up an operation.
+// Diagnoses: ranks find out together which of them holds up an operation.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -64,10 +64,11 @@ class MemoryBoard : public SharedBoard {
   std::shared_ptr<Memory> memory_;
 };
 
-// Ranks of one group, with the thread that is their monitors.
+// The ranks of one group, with the thread that is their monitors.
 class Group {
  public:
-  // `heard`: so many ranks hear each other ring, and look in turns; 0: all hear it, and none looks.
+  // Makes the group. `heard`: number of ranks that hear each other ring, and look in turns; 0: all
+  // hear it, and none looks.
   explicit Group(int size, int heard = 0)
       : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
     for (int rank = 0; rank < size; ++rank) {
@@ -97,7 +98,7 @@ class Group {
               if (heard == 0 || other / heard == rank / heard) ranks[other]->notice();
             }
           }
-          // In this order: a test writes what it wants answered before it asks.
+          // Keeps this order: a test writes what it wants answered before it asks.
           if (ranks[rank]->wantsStatus() && answering[rank]) {
             ranks[rank]->answer({answers[rank], nullptr});
           }
@@ -111,7 +112,7 @@ class Group {
     for (const auto& rank : ranks) rank->close();
   }
 
-  // As the monitor asks: again and again.
+  // Asks as the monitor does: again and again.
   Verdict ask(int rank, const DiagnosisRequest& request) {
     for (;;) {
       if (const auto verdict = ranks[rank]->ask(request)) return *verdict;
@@ -165,7 +166,7 @@ TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
     CHECK_EQUAL(verdict.text, other.text);
     CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float)");
     CHECK_CONTAINS(verdict.text, "rank 1: last completed all_reduce #2 (4 x Float)");
-    // Whoever the failure reaches later gets the same.
+    // A rank that the failure reaches later gets the same.
     CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
   }
 }

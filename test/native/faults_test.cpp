@@ -1,4 +1,4 @@
-// Whatever happens to one rank, the others learn it and go on.
+// Failures: whatever happens to one rank, the others learn it and go on.
 #include <dirent.h>
 #include <sys/resource.h>
 
@@ -41,7 +41,7 @@ int mappings() {
   return count;
 }
 
-// No descriptor can be had while it lives, so that nothing of /proc can be read.
+// Takes all descriptors while it lives, so that nothing of /proc can be read.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -278,7 +278,7 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
       threads(2, [&](int rank) {
         const ncclComm_t comm = init(id, 2, rank);
         float data[8] = {};
-        // Who comes first to a broadcast notices at one of its next operations.
+        // The rank that comes first to a broadcast notices at one of its next operations.
         ncclResult_t result = calls[rank == 0 ? first : second](comm, data);
         for (int i = 0; i < 3 && result == ncclSuccess; ++i) {
           result = nccl().allReduce(data, data, 4, ncclFloat32, ncclSum, comm, nullptr);

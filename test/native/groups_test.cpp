@@ -77,7 +77,7 @@ TEST(collectivesOnDifferentStreamsKeepTheirOrder) {
     std::vector<std::vector<float>> data;
     for (int i = 0; i < 300; ++i) data.emplace_back(1 + i, rank + i);
     for (int i = 0; i < 300; ++i) {
-      // Every rank spreads them over its streams in another way, the caller's own included.
+      // Spreads them over the streams in another way on every rank, the caller's own included.
       const int which = (i * (rank + 1) + rank) % 4;
       CHECK_NCCL(sum(data[i], comm, which == 3 ? nullptr : streams[which].handle()));
     }

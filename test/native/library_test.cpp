@@ -16,7 +16,7 @@ const Library& library() {
   return Library::load({.path = "", .folder = NCCL_FOLDER});
 }
 
-// The table as an NCCL before 2.28.3 fills it.
+// Returns the table as an NCCL before 2.28.3 fills it.
 NcclApi older() {
   NcclApi table = nccl();
   table.allToAll = nullptr;

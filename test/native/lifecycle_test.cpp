@@ -1,4 +1,4 @@
-// How communicators begin and end.
+// Begins and ends of communicators.
 #include <dirent.h>
 
 #include <atomic>

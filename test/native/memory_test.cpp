@@ -1,5 +1,5 @@
-// What is registered with a communicator, over a table that keeps a record; and libnccl's own
-// allocator, on a machine that may have no GPU.
+// Registrations with a communicator, over a table that keeps a record; and libnccl's own allocator,
+// on a machine that may have no GPU.
 #include <stdexcept>
 #include <string>
 

@@ -1,4 +1,4 @@
-// How sends and receives fail.
+// Failures of sends and receives.
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -41,8 +41,8 @@ class Issued {
     return issue(nccl().recvTagged, message(buffer, peer, tag), comm);
   }
   size_t failed() const { return failed_; }
-  // Once the communicator is gone: `done` has been called for each message that the library has
-  // accepted, and for none that it has refused.
+  // Checks, once the communicator is gone, that `done` has been called for each message that the
+  // library has accepted, and for none that it has refused.
   void check() const {
     for (const auto& one : all_) CHECK_EQUAL(one->calls.load(), one->accepted ? 1 : 0);
   }
@@ -72,7 +72,8 @@ class Issued {
   size_t failed_ = 0;
 };
 
-// One rank sends so much, the other expects so much, and then they meet until they learn it.
+// Sends `sent` from one rank where the other expects `expected`, then meets until both have
+// noticed.
 void disagree(size_t sent, size_t expected) {
   for (int round = 0; round < 20; ++round) {
     const ncclUniqueId id = uniqueId();

@@ -1,4 +1,4 @@
-// What sends and receives promise while nothing fails.
+// Promises of sends and receives while nothing fails.
 #include <map>
 #include <memory>
 #include <random>
@@ -29,8 +29,7 @@ std::vector<Planned> planned(int source, int destination, int count) {
   return list;
 }
 
-// Every rank sends to and receives from every other and itself, all at once,
-// interleaving the peers at random.
+// Sends from every rank to every other and itself, all at once, interleaving the peers at random.
 void storm(ncclComm_t comm, int rank) {
   constexpr int kMessages = 60;
   const int ranks = sizeOf(comm);
@@ -90,7 +89,8 @@ void groups(ncclComm_t comm, int rank) {
   }
 }
 
-// The message of tag 0 passes those that have been received before it, into memory of the receiver.
+// Checks that the message of tag 0 passes those that have been received before it, into memory of
+// the receiver.
 void confirmed(ncclComm_t comm, int rank) {
   for (const size_t size : {size_t{0}, size_t{100}, kLarge}) {
     if (rank == 1) {

@@ -42,8 +42,7 @@ struct Format {
     return bits & sign() ? -value : value;
   }
 
-  // To nearest by bisection of the positive numbers, whose order is that of
-  // their bits.
+  // Rounds to nearest by bisection of the positive numbers, whose order is that of their bits.
   uint32_t encode(float number) const {
     const uint32_t nan = sign() - 1;
     if (std::isnan(number)) return nan;
@@ -170,7 +169,7 @@ double floatAt(ncclDataType_t type, const Bytes& bytes, size_t i) {
       wide ? element<uint16_t>(bytes.data(), i) : element<uint8_t>(bytes.data(), i));
 }
 
-// The same bits, but any NaN equals any other.
+// Returns whether the bits are the same, where any NaN equals any other.
 bool same(ncclDataType_t type, const Bytes& a, const Bytes& b) {
   if (a == b) return true;
   if (!isFloat(type)) return false;
@@ -209,7 +208,7 @@ std::vector<const void*> addresses(const std::vector<Bytes>& in) {
   return pointers;
 }
 
-// `divisor`: of the average; 0: n.
+// Checks a reduction. `divisor`: that of the average; 0: n.
 void checkReduce(
     ncclDataType_t type, Reduction reduction, int n, size_t count, double divisor = 0) {
   std::vector<Bytes> in;

@@ -1,4 +1,4 @@
-// Where no thread can be started.
+// Behaviour where no thread can be started.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -20,13 +20,13 @@ namespace {
 thread_local bool refusedHere = false;
 std::atomic<bool> refused{false};
 
-// While it lives, this thread can start none.
+// Keeps this thread from starting another while it lives.
 struct NoThread {
   NoThread() { refusedHere = true; }
   ~NoThread() { refusedHere = false; }
 };
 
-// While it lives, no thread can.
+// Keeps all threads from starting another while it lives.
 struct NoThreadAtAll {
   NoThreadAtAll() { refused = true; }
   ~NoThreadAtAll() { refused = false; }
@@ -50,7 +50,7 @@ std::string errorOf(const Body& body) {
 
 }  // namespace
 
-// In place of the C library's, for all of this program.
+// Replaces the C library's, for all of this program.
 extern "C" __attribute__((visibility("default"))) int pthread_create(
     pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
   static auto* const real =

@@ -1,4 +1,4 @@
-// How ranks wait for each other.
+// Waits of ranks for each other.
 #include <sched.h>
 #include <time.h>
 
@@ -14,7 +14,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A rank that sleeps and is not woken looks again after 100 ms.
+// Delay of the late rank, and the limit for the others: a rank that sleeps and is not woken looks
+// again after 100 ms.
 constexpr milliseconds kLate{20}, kUnwoken{80};
 constexpr int kRounds = 6;
 
@@ -24,8 +25,8 @@ void addUp(ncclComm_t comm) {
   CHECK_EQUAL(value, static_cast<float>(sizeOf(comm)));
 }
 
-// Of several rounds in which the others wait for `late` the least time counts: a
-// busy machine delays some of them.
+// Checks the least time of several rounds in which the others wait for `late`: a busy machine
+// delays some of them.
 void wakesTheOthers(ncclComm_t comm, int rank, int late, const std::function<void()>& meet) {
   auto least = Clock::duration::max();
   for (int round = 0; round < kRounds; ++round) {

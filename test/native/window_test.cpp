@@ -90,8 +90,8 @@ int mappings() {
   return count;
 }
 
-// Every rank puts to the next one, round after round, with no other
-// synchronization than signals: one there, one back.
+// Puts from every rank to the next one, round after round, with no other synchronization than
+// signals: one there, one back.
 void ring(ncclComm_t comm, int rank, int ranks) {
   constexpr size_t kPart = 3'000'000;  // more than one piece of a put
   const Buffer buffer(kPart + 7);
@@ -299,7 +299,7 @@ TEST(windowArgumentsAreChecked) {
     CHECK_EQUAL(wait(comm, 0, 0), ncclInvalidArgument);
     CHECK_EQUAL(nccl().waitSignal(0, nullptr, comm, nullptr), ncclInvalidArgument);
     CHECK_EQUAL(nccl().waitSignal(1, nullptr, comm, nullptr), ncclInvalidArgument);
-    // A put within the own window may overlap itself.
+    // A put within the rank's own window may overlap itself.
     std::iota(buffer.data, buffer.data + 10, 0);
     CHECK_NCCL(
         nccl().putSignal(buffer.data, 9, ncclInt32, 0, window, 4, kNoSignal, 0, 0, comm, nullptr));

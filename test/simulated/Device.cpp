@@ -333,7 +333,7 @@ void recordStream(const c10::DataPtr& memory, const c10::Stream& stream) {
 
 namespace {
 
-// Of streams and events, by this thread: what a driver would be called for.
+// Number of calls for streams and events by this thread: those that would call a driver.
 thread_local uint64_t calls = 0;
 
 struct Event {

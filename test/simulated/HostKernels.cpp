@@ -14,7 +14,7 @@ bool isWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// The argument that a return of an in-place operator is.
+// Returns the index of the argument that a return of an in-place operator is.
 std::optional<size_t> argumentOf(const c10::FunctionSchema& schema, const c10::Argument& returned) {
   if (returned.alias_info() == nullptr) {
     return std::nullopt;
@@ -65,7 +65,7 @@ at::Tensor HostKernels::onMeta(const at::Tensor& tensor) const {
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).pinned_memory(false));
 }
 
-// `value` with every tensor in it, at any depth, changed by `change`.
+// Returns `value` with every tensor in it, at any depth, changed by `change`.
 template <class Change>
 c10::IValue HostKernels::mapped(
     const c10::IValue& value, at::Device device, const Change& change) const {
@@ -102,7 +102,7 @@ torch::jit::Stack HostKernels::mapped(
   return result;
 }
 
-// The device of the first tensor that has one; else the current one.
+// Returns the device of the first tensor that has one; else the current one.
 c10::DeviceIndex HostKernels::deviceFor(const torch::jit::Stack& arguments) const {
   c10::DeviceIndex device = -1;
   for (const auto& argument : arguments) {
@@ -116,8 +116,8 @@ c10::DeviceIndex HostKernels::deviceFor(const torch::jit::Stack& arguments) cons
   return device < 0 ? currentDevice() : device;
 }
 
-// What the operator will return, as meta tensors; nothing where only running
-// it tells. Outputs among the arguments get the size that they will have.
+// Returns the operator's results as meta tensors; nothing if only running it tells. Outputs among
+// the arguments get the size that they will have.
 std::optional<torch::jit::Stack> HostKernels::foresee(
     const c10::OperatorHandle& op, const torch::jit::Stack& arguments) const {
   for (const auto& returned : op.schema().returns()) {
@@ -154,7 +154,8 @@ void HostKernels::run(const c10::OperatorHandle& op, torch::jit::Stack* stack) c
   const at::Device device(type_, index);
   const c10::DeviceGuard onDevice(device);
   const auto foreseen = foresee(op, arguments);
-  // Of the CPU's own, which a kernel may hold when the interpreter ends, what Python does not know.
+  // Takes the CPU's own tensors without their Python objects: a kernel may hold them when the
+  // interpreter ends.
   const auto toHost = [this](const at::Tensor& tensor) {
     return isOurs(tensor) || !tensor.defined() ? onHost(tensor) : tensor.variable_data();
   };
@@ -179,7 +180,7 @@ void HostKernels::run(const c10::OperatorHandle& op, torch::jit::Stack* stack) c
     }
     return;
   }
-  // Where each result goes: to new memory, or it is there already.
+  // Places of the results: new memory, or memory that is there already.
   torch::jit::Stack places;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     const auto argument = argumentOf(schema, schema.returns()[i]);

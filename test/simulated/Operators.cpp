@@ -138,14 +138,14 @@ at::Tensor copyFrom(const at::Tensor& self, const at::Tensor& to, bool nonBlocki
   }
   const c10::DeviceGuard onDevice(isSim(to) ? to.device() : self.device());
   auto& stream = current(currentDevice());
-  // Of pageable memory the copy takes what is in it now.
+  // A copy from pageable memory takes what is in it now.
   const bool staged = !isSim(self) && !isPinned(self.data_ptr());
   auto from = isSim(self) ? onHost(self) : staged ? self.clone() : self;
   stream.enqueue([from = std::move(from), place = onHost(to)] {
     const BelowAutograd below;
     place.copy_(from);
   });
-  // Into pageable memory a copy is never asynchronous.
+  // A copy into pageable memory is never asynchronous.
   const bool into = !isSim(to) && !(nonBlocking && isPinned(to.data_ptr()));
   if (into || (!isSim(self) && !nonBlocking && !staged)) {
     stream.synchronize();

@@ -4,7 +4,7 @@
 
 #define EMULATED_API extern "C" __attribute__((visibility("default")))
 
-// Of the emulated runtime.
+// Functions of the emulated runtime.
 extern "C" {
 int emulatedHasContext(int device);
 int emulatedAddressRange(unsigned long long address, void** base, size_t* bytes);
@@ -33,7 +33,8 @@ EMULATED_API int cuDeviceGet(int* device, int ordinal) {
   return kSuccess;
 }
 
-// The device has none of what torch asks the driver about: multicast, fabric handles, GPUDirect.
+// Says that the device has none of what torch asks the driver about: multicast, fabric handles,
+// GPUDirect.
 EMULATED_API int cuDeviceGetAttribute(int* value, int, int) {
   *value = 0;
   return kSuccess;
@@ -47,7 +48,7 @@ EMULATED_API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* ac
   return kSuccess;
 }
 
-// Null where the thread's device has no context yet (Driver API, cuCtxGetCurrent).
+// Gives null if the thread's device has no context yet (Driver API, cuCtxGetCurrent).
 EMULATED_API int cuCtxGetCurrent(void** context) {
   int device = 0;
   cudaGetDevice(&device);
@@ -65,7 +66,7 @@ EMULATED_API int cuMemGetAddressRange(
   return kSuccess;
 }
 
-// It logs nothing.
+// Logs nothing.
 EMULATED_API int cuLogsRegisterCallback(void*, void*, void* handle) {
   *static_cast<void**>(handle) = nullptr;
   return kSuccess;

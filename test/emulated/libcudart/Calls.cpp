@@ -38,7 +38,7 @@ Trace trace() {
 
 thread_local cudaError_t lastError = cudaSuccess;
 
-// By thread and function. Never destroyed: threads call until the process is gone.
+// Counts by thread and function. Never destroyed: threads call until the process is gone.
 struct Counts {
   std::atomic<bool> counting{false};
   std::mutex mutex;
@@ -83,7 +83,7 @@ const struct AtExit {
   ~AtExit() { exiting.store(true); }
 } atExit;
 
-// What a test reads stays until the same thread asks again.
+// Keeps what a test reads until the same thread asks again.
 const char* answer(std::string text) {
   thread_local std::string kept;
   kept = std::move(text);

@@ -183,8 +183,8 @@ using namespace emulated;
 
 namespace {
 
-// Whether all nodes lead to the ends of the origin. Node-wise: those "unreachable from the stream
-// at cudaStreamEndCapture" are what is unjoined (Runtime API,
+// Returns whether all nodes lead to the ends of the origin. Node-wise: those "unreachable from the
+// stream at cudaStreamEndCapture" are what is unjoined (Runtime API,
 // cudaStreamUpdateCaptureDependencies), so a stream that only waited need not come back.
 bool allJoined(const Capture& capture) {
   const auto& nodes = capture.graph->nodes;
@@ -272,7 +272,7 @@ cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   return cudaSuccess;
 }
 
-// Without the nodes: who wants to change a graph while it is captured cannot.
+// Leaves out the nodes: a caller that wants to change a graph while it is captured cannot.
 EMULATED_API cudaError_t cudaStreamGetCaptureInfo(
     cudaStream_t handle,
     cudaStreamCaptureStatus* status,

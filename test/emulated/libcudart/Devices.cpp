@@ -33,7 +33,7 @@ void needContext(const char* function) {
 
 using namespace emulated;
 
-// JSON: {device: "thread: function"} of the contexts there are, and who made them.
+// Returns JSON: {device: "thread: function"} of the contexts there are, and who made them.
 EMULATED_API const char* emulatedContexts() {
   thread_local std::string text;
   text.clear();
@@ -46,7 +46,7 @@ EMULATED_API const char* emulatedContexts() {
   return text.c_str();
 }
 
-// For the driver's API.
+// Serves the driver's API.
 EMULATED_API int emulatedHasContext(int of) {
   const std::lock_guard lock(contextsMutex);
   return of >= 0 && of < kDevices && !contexts[of].empty() ? 1 : 0;
@@ -75,7 +75,7 @@ EMULATED_API cudaError_t cudaSetDevice(int wanted) {
   return cudaSuccess;
 }
 
-// As far as torch and NCCL read them: an H100's, with less of everything.
+// Gives what torch and NCCL read: an H100's properties, with less of everything.
 EMULATED_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int of) {
   called(__func__);
   if (of < 0 || of >= kDevices) return failed(cudaErrorInvalidDevice, __func__);

@@ -33,7 +33,7 @@ std::array<int (*)(), sizeof...(numbers)> refusers(std::index_sequence<numbers..
   return {&refuse<numbers>...};
 }
 
-// What names itself and fails when it is called; torch asks for many functions
+// Returns a function that names itself and fails when it is called; torch asks for many functions
 // that it never calls.
 void* refuserFor(const char* function) {
   static const auto all = refusers(std::make_index_sequence<kRefusals>());

@@ -98,7 +98,7 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t in, unsigned flags, const ch
   return cudaSuccess;
 }
 
-// Whether the host may wait for the event or ask about it.
+// Checks whether the host may wait for the event or ask about it.
 cudaError_t refuseHost(Event& event, const char* function) {
   if (unloading()) return failed(cudaErrorCudartUnloading, function);
   if (const auto error = refuseUnsafe(function)) return error;
@@ -176,7 +176,7 @@ cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   return cudaSuccess;
 }
 
-// Of the event's latest record at the time of the call; later records do not matter
+// Waits for the event's latest record at the time of the call; later records do not matter
 // (cudaStreamWaitEvent: "captures in event the contents of ... at the time of this call").
 EMULATED_API cudaError_t cudaStreamWaitEvent(cudaStream_t of, cudaEvent_t handle, unsigned flags) {
   calledDriver(__func__);

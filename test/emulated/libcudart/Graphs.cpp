@@ -31,8 +31,8 @@ void giveBranch(Stream* stream) {
   freeBranches.emplace(stream->device(), stream);
 }
 
-// What was instantiated. Nodes that do not depend on each other run concurrently,
-// as in a GPU: each captured stream is a branch with a stream of its own.
+// An instantiated graph. Nodes that do not depend on each other run concurrently, as in a GPU: each
+// captured stream is a branch with a stream of its own.
 class Executable {
  public:
   explicit Executable(std::shared_ptr<const Graph> graph)
@@ -132,7 +132,7 @@ cudaError_t instantiate(cudaGraphExec_t* made, cudaGraph_t handle, const char* f
   return cudaSuccess;
 }
 
-// What cudaUserObjectCreate makes: a pointer that is destroyed with its last reference.
+// The object of cudaUserObjectCreate: a pointer that is destroyed with its last reference.
 class UserObject {
  public:
   UserObject(void* pointer, cudaHostFn_t destroy) : pointer_(pointer), destroy_(destroy) {}

@@ -18,7 +18,7 @@ namespace emulated {
 
 namespace {
 
-// By the address of the host's stub. Pointers into torch's libraries, which stay.
+// Names by the address of the host's stub. Pointers into torch's libraries, which stay.
 struct Names {
   std::mutex mutex;
   std::unordered_map<const void*, const char*> all;
@@ -131,7 +131,7 @@ EMULATED_API cudaError_t cudaLaunchCooperativeKernel(
   return launch(kernel, stream, arguments, __func__);
 }
 
-// What torch asks before a launch that is refused then.
+// Answers what torch asks before a launch, which is refused then.
 EMULATED_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   called(__func__);
   std::memset(attributes, 0, sizeof *attributes);

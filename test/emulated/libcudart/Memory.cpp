@@ -39,7 +39,7 @@ Ranges& ranges() {
   return *instance;
 }
 
-// With the lock held: what the address is in, or the end.
+// Returns the range that the address is in, or the end. Called with the lock held.
 std::map<const char*, Range>::iterator findRange(const void* address) {
   auto& all = ranges().all;
   const auto* const place = static_cast<const char*>(address);
@@ -122,7 +122,7 @@ void disownMemory(void* memory) {
 
 using namespace emulated;
 
-// For the driver's API: what an address is in. False for no device's memory.
+// Tells the driver's API the range that an address is in. False for no device's memory.
 EMULATED_API int emulatedAddressRange(unsigned long long address, void** base, size_t* bytes) {
   const std::lock_guard lock(ranges().mutex);
   const auto found = findRange(reinterpret_cast<const void*>(address));

@@ -21,7 +21,8 @@ struct Group {
 
 thread_local Group group;
 
-// Setting up takes all ranks, so each is in a thread of its own. What fails is told by all.
+// Sets up each rank in a thread of its own, since setting up takes all ranks. Returns the first
+// failure.
 ncclResult_t setUp(const std::vector<Task>& tasks) {
   std::vector<ncclResult_t> results(tasks.size(), ncclSuccess);
   {
@@ -58,7 +59,7 @@ ncclResult_t launch(const std::vector<Task>& tasks) {
   return result == ncclSuccess ? operate(operations) : result;
 }
 
-// The communicators of the tasks, each once.
+// Returns the communicators of the tasks, each once.
 std::vector<Comm*> commsOf(const std::vector<Task>& tasks) {
   std::vector<Comm*> comms;
   for (const auto& task : tasks) {

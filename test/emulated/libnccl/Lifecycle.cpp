@@ -100,7 +100,7 @@ ncclResult_t init(
                  }});
 }
 
-// What split and shrink make of `parent`: written by the background, late.
+// Makes the result of a split or shrink of `parent`: written by the background, late.
 template <class Divide>
 ncclResult_t divide(
     Comm& parent,
@@ -207,7 +207,7 @@ EMULATED_API ncclResult_t ncclCommShrink(
 EMULATED_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (const auto error = check(comm, __func__)) return error;
   if (state == nullptr) return ncclInvalidArgument;
-  // Without background jobs it only reads an atomic, also while another thread is in a call.
+  // Reads only an atomic without background jobs, also while another thread is in a call.
   if (comm->blocking || !asyncErrorCompletesJobs()) {
     *state = asyncError(*comm);
     return ncclSuccess;
@@ -251,8 +251,8 @@ EMULATED_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return result;
 }
 
-// From any thread. "ncclCommEnsureReady" joins the background; a call that waits for peers returns
-// ncclInternalError, and a kernel ends, since they look at the abort flag.
+// Called from any thread. "ncclCommEnsureReady" joins the background; a call that waits for peers
+// returns ncclInternalError, and a kernel ends, since they look at the abort flag.
 EMULATED_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   if (const auto error = check(comm, __func__)) return error;

@@ -70,7 +70,7 @@ ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** po
   return shm().getPeerDevicePointer(window, offset, peer, pointer);
 }
 
-// Without memory to give back: the state alone.
+// Changes the state alone: there is no memory to give back.
 EMULATED_API ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   if (!hasFunction(__func__, 22907)) return ncclInvalidUsage;
   if (const auto error = check(comm, __func__)) return error;

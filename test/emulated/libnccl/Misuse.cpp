@@ -37,7 +37,7 @@ const std::string& lastErrorText() {
 
 }  // namespace emulated
 
-// All since the last call, a line each.
+// Returns all since the last call, a line each.
 extern "C" __attribute__((visibility("default"))) const char* emulatedMisuses() {
   using namespace emulated;
   thread_local std::string all;

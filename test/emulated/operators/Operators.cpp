@@ -41,8 +41,8 @@ class Kernels final : public simulated::HostKernels {
     c10::cuda::getCurrentCUDAStream(device).synchronize();
   }
 
-  // A graph draws anew with each replay: then the generator's state is in memory
-  // that torch writes before the replay.
+  // Draws anew with each replay of a graph: then the generator's state is in memory that torch
+  // writes before the replay.
   std::function<uint64_t()> drawSeed(
       c10::DeviceIndex device, const c10::IValue& given) const override {
     constexpr uint64_t kNumbers = 4;  // of a thread of a real kernel
@@ -78,7 +78,7 @@ void copyInStream(const at::Tensor& to, const at::Tensor& from) {
   });
 }
 
-// Whether a copy is one of bytes, which torch leaves to cudaMemcpyAsync.
+// Returns whether a copy is one of bytes, which torch leaves to cudaMemcpyAsync.
 bool isPlain(const at::Tensor& to, const at::Tensor& from) {
   return to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() &&
          to.is_contiguous() && from.is_contiguous() && to.is_conj() == from.is_conj() &&
