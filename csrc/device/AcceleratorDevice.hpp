@@ -47,7 +47,7 @@ class AcceleratorDevice final {
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
   void runApart(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
-  // Lets what follows run before the rest of such a body, which calls it.
+  // Lets the bodies behind the calling one run before it has ended.
   void handOver() { finisher_.handOver(); }
 
   // Returns the communicator's stream; what comes next in it waits for what is in `issuer` so far.

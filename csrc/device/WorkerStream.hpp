@@ -43,8 +43,8 @@ class WorkerStream final : public host::HostStream {
   void defer();
   void wake();
 
-  // Lets the tasks behind the running one, which calls it, run in other threads while this task
-  // goes on. Does nothing in any other thread.
+  // Lets the tasks behind the calling one run in other threads while that goes on. Does nothing in
+  // any other thread.
   void handOver();
 
   // Runs queued tasks in the calling thread until `done`, as long as no other

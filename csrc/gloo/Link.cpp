@@ -16,7 +16,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Number of ranks that an error names which could not be connected with this one.
+// Number of ranks that an error names as not connected with this one.
 constexpr size_t kNamed = 4;
 
 // Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
@@ -398,9 +398,9 @@ void Link::raiseBroken(int peer, const std::string& what) {
   throw *setup_.fault->known();
 }
 
-// Receives the reason of a rank that fails the group and then drops its connections: a rank that
-// finds them broken has it even if the store has gone with the rank that served it. Called with
-// mutex_ held.
+// Posts receives for the reason of a rank that fails the group and then drops its connections: a
+// rank that finds them broken has it even if the store has gone with the rank that served it.
+// Called with mutex_ held.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {

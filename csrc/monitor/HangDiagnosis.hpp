@@ -57,9 +57,9 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     // Describes a rank that does not answer; `introduction` is what that rank wrote to the board
     // under "who/<rank>" when the group was made.
     std::function<std::string(const std::string& introduction)> describeSilent;
-    // Set where a ring does not reach all ranks: called before each look at the board, which is
-    // then taken now and then. `thorough`: there may be news. Returns whether there is, for the
-    // ranks that hear this one ring. May block, and raise as a SharedBoard may.
+    // Set where a ring does not reach all ranks: the board is then looked at now and then, and this
+    // called before. `thorough`: there may be news. Returns whether there is, for the ranks that
+    // hear this one ring. May block, and raise as a SharedBoard may.
     std::function<bool(bool thorough)> poll;
     // Turn of this rank among those that hear each other ring, which look for a second each.
     int turn = 0;

@@ -11,8 +11,8 @@ struct HeartbeatOptions {
   bool endsProcess = false;               // true to end it when the monitor's thread is stuck
 };
 
-// Looks from now on, from a thread of its own, as long as the monitor runs. Says which of the two
-// is stuck on stderr, once until it is over. A later call changes the options.
+// Looks from now on, from a thread of its own, as long as the monitor runs. Reports on stderr which
+// of the two is the case, once until it is over. A later call changes the options.
 void watchOverMonitor(HeartbeatOptions options);
 
 }  // namespace torchcomms_pg

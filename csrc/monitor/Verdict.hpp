@@ -21,7 +21,7 @@ struct RankStatus {
   std::string enqueued;               // last operation that was issued
   std::string completed;              // last operation that has completed
   std::string failure;                // reason why the group has failed here
-  std::string threads;                // place of Python, one line for each thread
+  std::string threads;                // places of Python's threads, one line for each
   int64_t compilingMs = -1;           // time since it has begun to compile; -1: it does not
   int64_t compiledMs = -1;            // time since it has last ended to compile; -1: never
   int64_t relaxedMs = 0;              // time that it has asked its peers to wait longer

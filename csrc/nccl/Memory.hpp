@@ -16,9 +16,9 @@
 
 namespace torchcomms_pg {
 
-// Makes the exported functions below allocate with the library; a second call has no effect. Raises
-// LibraryError for a library that has no allocator, or differs from the one before: torch gives
-// memory back by address.
+// Makes the exported functions below allocate with the library, for the rest of the process. Raises
+// LibraryError for a library that has no allocator, or differs from that of an earlier call: torch
+// gives memory back by address.
 void allocateWith(const Library& library);
 
 // A block that torch has allocated at once, and divides.

@@ -32,7 +32,7 @@ class Segment {
   int size() const { return ranks_; }
 
   // Sets the names of the ranks in errors, where they are part of a larger group. Call before the
-  // first operation; all ranks set the same names.
+  // first operation; all ranks of a process set the same names.
   void nameRanks(std::vector<std::string> names) {
     std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
   }
