@@ -23,7 +23,7 @@ def set_comm_error(type: type[Exception]) -> None:
 def set_python_stack_source(
     describe: Callable[[list[tuple[str, int, str]]], tuple[str, str]],
 ) -> None:
-    """Names the function that tells where this process's Python threads are, and a stack was."""
+    """Names the function that tells the places of this process's Python threads, and of a stack."""
 
 def compile_began(trigger: str) -> None:
     """Says that this process compiles from now on; calls may nest."""
@@ -42,10 +42,10 @@ def work_state(work: _Work) -> str:
     """The name of the work's `WorkStatus`."""
 
 def work_error(work: _Work) -> BaseException | None:
-    """What the work failed with; None while it runs and when it succeeded."""
+    """The error of the work; None while it runs and when it succeeded."""
 
 def work_wait_blocking(work: _Work, timeout: timedelta | None) -> None:
-    """As ``work.wait``, and on an accelerator, too, the calling thread waits."""
+    """Same as ``work.wait``, but on an accelerator, too, the calling thread waits."""
 
 def refuse_nan(args: PreHookArgs, rank: int) -> None:
     """Raises RuntimeError, naming operation and tensor, where `rank` would send NaN."""
@@ -75,7 +75,7 @@ def process_recorder() -> Recorder | None:
     """Returns the recorder of this process; None where it is off or was not made."""
 
 class Recorder:
-    """What `FlightRecorderHook` is made of; see there."""
+    """The object behind `FlightRecorderHook`; see there."""
 
     def __init__(self, max_entries: int, cpp_stacks: bool) -> None: ...
     @property
@@ -84,7 +84,7 @@ class Recorder:
     def size(self) -> int: ...
     @property
     def rank(self) -> int:
-        """Of this process in the first group that was recorded; -1: none was."""
+        """This process's rank in the first group that was recorded; -1: none was."""
     def reset(self) -> None: ...
     def json(self, completed: bool) -> str: ...
     def write(self, path: str, completed: bool) -> None:
@@ -122,7 +122,7 @@ def new_accelerator_communicator(
     """
 
 def use_host_streams(device_type: str, library: str) -> None:
-    """Has shared memory carry the tensors of a simulated accelerator, or a library if named."""
+    """Makes shared memory carry the tensors of a simulated accelerator, or a library if named."""
 
 def load_nccl(path: str, folder: str) -> NcclLibrary:
     """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
@@ -139,7 +139,7 @@ def meet_over_nccl(
     """The unique ids of a new communicator, for its ranks; they must have one version of NCCL."""
 
 class NcclConfig:
-    """What NCCL is told when it makes a communicator: the fields of its ``ncclConfig_t``.
+    """Settings of a communicator for NCCL: the fields of its ``ncclConfig_t``.
 
     Attributes have the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None is NCCL's default.
     What they mean: NCCL's documentation. NCCL's environment variables go first. A value that NCCL
@@ -180,7 +180,7 @@ class NcclConfig:
     def __deepcopy__(self, memo: dict[int, Any]) -> NcclConfig: ...
 
 def allocate_with(library: NcclLibrary) -> None:
-    """Has the extension's functions for torch.cuda.CUDAPluggableAllocator use the library."""
+    """Makes the extension's functions for torch.cuda.CUDAPluggableAllocator use the library."""
 
 class NcclLibrary:
     """A loaded libnccl."""
@@ -189,18 +189,18 @@ class NcclLibrary:
     def path(self) -> str: ...
     @property
     def version(self) -> int:
-        """As ncclGetVersion tells it, e.g. 23007 for 2.30.7."""
+        """The version as ncclGetVersion tells it, e.g. 23007 for 2.30.7."""
 
     @property
     def origin(self) -> str:
-        """How it was found, in words."""
+        """The way in which it was found, in words."""
 
     @property
     def missing(self) -> list[str]:
         """The optional functions that it lacks."""
 
 class OpName:
-    """Which operation a hook is told of."""
+    """The operation that a hook is told of."""
 
     @property
     def __members__(self) -> dict[str, OpName]: ...
@@ -350,17 +350,17 @@ class RemovableHandle:
     """Takes one hook away."""
 
     def remove(self) -> None:
-        """Has the hook called no more, from the next operation on. Idempotent."""
+        """Ends calls of the hook, from the next operation on. Idempotent."""
 
 class Communicator:
-    """What `TorchComm` is made of; see there for the operations."""
+    """The object behind `TorchComm`; see there for the operations."""
 
     def register_pre_hook(self, hook: Callable[[PreHookArgs], object]) -> RemovableHandle: ...
     def register_post_hook(self, hook: Callable[[PostHookArgs], object]) -> RemovableHandle: ...
     def register_end_hook(self, hook: Callable[[EndHookArgs], object]) -> RemovableHandle: ...
     def register_abort_hook(self, hook: Callable[[], object]) -> RemovableHandle: ...
     def record(self, recorder: Recorder) -> bool:
-        """Has the operations recorded, from the next one on; False: they are, or it is off."""
+        """Records the operations from the next one on; False: it does already, or is off."""
 
     def stop_recording(self, recorder: Recorder) -> None:
         """Ends what `record` began. Idempotent."""
@@ -377,13 +377,13 @@ class Communicator:
     def device(self) -> torch.device: ...
     @property
     def library_version(self) -> str:
-        """The library's, as NCCL counts, e.g. ``"2.28.9"``."""
+        """The library's version as NCCL counts, e.g. ``"2.28.9"``."""
 
     @property
     def failed(self) -> bool: ...
     @property
     def ends_process(self) -> bool:
-        """Whether a failure ends the process."""
+        """True if a failure ends the process."""
 
     @property
     def timeout(self) -> timedelta: ...
@@ -409,7 +409,7 @@ class Communicator:
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
     def relax(self, time: timedelta) -> None:
-        """Has peers wait for this rank that much longer from now; 0: no more."""
+        """Makes peers wait for this rank that much longer from now; 0: no more."""
 
     def send(
         self,
@@ -527,7 +527,7 @@ class Communicator:
     ) -> _Work | None: ...
 
 class Window:
-    """What `TorchCommWindow` is made of; see there for the operations."""
+    """The object behind `TorchCommWindow`; see there for the operations."""
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool) -> None: ...
     def tensor_deregister(self) -> None: ...
@@ -576,7 +576,7 @@ class Backend(_C10dBackend):
     """
 
     class Options(_C10dBackend.Options):
-        """What ``pg_options`` of ``init_process_group`` takes for this backend.
+        """Options that ``pg_options`` of ``init_process_group`` takes for this backend.
 
         Args:
             timeout: how long an operation may take, from its issue, before the group fails.
@@ -607,7 +607,7 @@ class Backend(_C10dBackend):
         nan_check: bool
         @property
         def abort_process_on_timeout_or_error(self) -> bool | None:
-            """Whether a failure ends the process, after the abort hooks; else it raises CommError.
+            """True if a failure ends the process, after the abort hooks; else it raises CommError.
 
             None: TORCHCOMM_ABORT_ON_ERROR; where that is not set, it raises for CPU tensors, and
             for an accelerator's TORCH_NCCL_ASYNC_ERROR_HANDLING says.
@@ -617,7 +617,7 @@ class Backend(_C10dBackend):
         def abort_process_on_timeout_or_error(self, arg0: bool | None) -> None: ...
         @property
         def accelerator_ends_process(self) -> bool:
-            """What TORCH_NCCL_ASYNC_ERROR_HANDLING says; set by torchcomms_pg."""
+            """The choice of TORCH_NCCL_ASYNC_ERROR_HANDLING; set by torchcomms_pg."""
 
         @accelerator_ends_process.setter
         def accelerator_ends_process(self, arg0: bool) -> None: ...
@@ -662,7 +662,7 @@ class Backend(_C10dBackend):
         """
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether `allocate_tensor` is of use: NCCL has an allocator, and the GPU multicasts."""
+        """Tells whether `allocate_tensor` is of use: NCCL has an allocator, the GPU multicasts."""
 
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
@@ -690,10 +690,10 @@ class Backend(_C10dBackend):
         """
 
     def get_error(self) -> ErrorType:
-        """How the group has failed, if it has: a timeout, here, or on another rank."""
+        """The kind of the group's failure, if any: a timeout, here, or on another rank."""
 
     def _comm_ptr(self) -> int:
-        """As `comm_ptr`, which torch's own backend has from torch 2.15 on."""
+        """Same as `comm_ptr`, which torch's own backend has from torch 2.15 on."""
 
     @property
     def comm_ptr(self) -> int:
@@ -710,10 +710,10 @@ class Backend(_C10dBackend):
     def _is_initialized(self) -> bool: ...
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _enable_collectives_timing(self) -> None:
-        """Has works know how long they took: ``work._get_duration()``."""
+        """Makes works know their duration: ``work._get_duration()``."""
 
     def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
-        """Whether operations that would send NaN raise RuntimeError, with nothing sent."""
+        """Sets whether operations that would send NaN raise RuntimeError, with nothing sent."""
 
     def _group_start(self) -> None:
         """Collects what this thread issues from now on, to be launched together."""
@@ -732,7 +732,7 @@ class Backend(_C10dBackend):
     NCCL_CTA_POLICY_EFFICIENCY: int
     NCCL_CTA_POLICY_ZERO: int
     def comm_split_count(self) -> int:
-        """How many groups have been split from this one."""
+        """The number of groups that have been split from this one."""
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """What ``new_group`` calls on ranks outside the new group; members need nothing of it."""
+        """Called by ``new_group`` on ranks outside the new group; members need nothing of it."""
