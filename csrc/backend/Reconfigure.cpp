@@ -67,7 +67,7 @@ std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
 
 // Names the rendezvous in the store. The handles are part of it: members that were told of
 // different ones must not find each other.
-std::string meetingOf(int64_t uuid, const std::vector<Handle>& handles) {
+std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
   std::string all;
   for (const auto& handle : handles) {
     all += handle.text + " ";
@@ -138,13 +138,13 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const int rank = static_cast<int>(place - handles.begin());
   const int size = static_cast<int>(handles.size());
   const auto deadline = Clock::now() + timeout;
-  const auto meeting = meetingOf(opts.uuid, handles);
+  const auto rendezvous = rendezvousOf(opts.uuid, handles);
   CommPtr fresh;
   try {
     Group group;  // its ranks are unrelated to the default group's
     group.name = options_->group_name;
     fresh = connectHosts(
-        {store_, rank, size, std::move(group), meeting, timeout}, options_->connectGloo);
+        {store_, rank, size, std::move(group), rendezvous, timeout}, options_->connectGloo);
     fresh->setTimeout(options_->timeout);
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
     fresh->awaitRanks(std::max(left, Milliseconds(1)));
@@ -166,7 +166,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
     std::lock_guard lock(acceleratorsMutex_);
     accelerators_.clear();
   }
-  members_ = meeting;
+  members_ = rendezvous;
   options_->global_ranks_in_group.clear();
   rank_ = rank;
   size_ = size;

@@ -106,9 +106,9 @@ Comm::Place Comm::nextPlace() {
 void Comm::execute(const Place& place, const std::function<void()>& body) {
   // Takes the turn, which passes in any case.
   struct Turn {
-    shm::TicketLock& turnstile;
+    shm::TicketLock& ticketLock;
     const uint64_t ticket;
-    ~Turn() { turnstile.pass(ticket); }
+    ~Turn() { ticketLock.pass(ticket); }
   };
   try {
     turns_.await(place.ticket, inside_->segment());

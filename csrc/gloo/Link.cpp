@@ -16,13 +16,6 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Number of ranks that an error names as not connected with this one.
-constexpr size_t kNamed = 4;
-
-// Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
-constexpr const char* kConnectKey = "connect";
-constexpr const char* kLeftKey = "left";
-
 // Size of the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
 
@@ -69,132 +62,6 @@ std::shared_ptr<Link> Link::make(Setup setup) {
        .tell = [raw] { raw->tellReason(); },
        .told = [raw] { raw->disconnect(); }});
   return link;
-}
-
-bool Link::connected() const {
-  std::lock_guard lock(mutex_);
-  return connections_ != nullptr;
-}
-
-Connections Link::connections() {
-  if (!connected()) {
-    startConnecting(/*tells=*/true);
-  }
-  std::unique_lock lock(mutex_);
-  setup_.fault->wait(changed_, lock, [&] { return connections_ || closed_; });
-  setup_.fault->check();
-  if (!connections_) checkOpen();
-  return connections_;
-}
-
-// Connects in a thread of its own, since Gloo waits for up to five times its timeout, and looks for
-// nothing.
-void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
-  startConnecting(/*tells=*/false);
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto ended = [&] { return setup_.fault->known() || connections_ || closed_; };
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kSignalLook, ended)) {
-    lock.unlock();
-    try {
-      look ? look() : setup_.fault->lookForSignals();
-    } catch (const host::Failure& failure) {
-      setup_.fault->fail(failure);
-      throw;
-    } catch (const std::exception&) {
-      setup_.fault->failInterrupted();
-      throw;
-    }
-    if (std::chrono::steady_clock::now() >= deadline) {
-      std::ostringstream why;
-      why << "not within " << std::chrono::duration<double>(timeout).count()
-          << " s. Do firewalls let the hosts reach each other's TCP ports?";
-      setup_.fault->fail(unconnected(why.str(), {}));
-    }
-    lock.lock();
-  }
-  lock.unlock();
-  setup_.fault->check();
-}
-
-// Returns the error. `why`: Gloo's reason, or this link's.
-host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
-  std::string others;
-  for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
-    if (static_cast<int>(peer) != setup_.rank) {
-      others += named == 0 ? "" : ", ";
-      others += named++ == kNamed ? "others" : setup_.names[peer];
-    }
-  }
-  return {
-      ncclRemoteError,
-      setup_.names[setup_.rank] + " could not be connected with " + others + " over Gloo: " + why +
-          " Set GLOO_SOCKET_IFNAME on each host to the interface (`ip addr` lists them) at which "
-          "the other hosts reach it",
-      std::move(ranks)};
-}
-
-void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
-  auto made = setup_.connect(
-      c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
-  {
-    std::lock_guard lock(mutex_);
-    if (!setup_.fault->known() && !closed_) {
-      connections_ = std::move(made);
-      expectReasons();
-    }
-  }
-  if (made != nullptr) {
-    setup_.fault
-        ->awaitTold();  // the others read the reason before they see that these connections end
-  }
-  changed_.notify_all();
-}
-
-void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
-  c10::intrusive_ptr<c10d::Store> group;
-  std::string why;
-  try {
-    group = setup_.store->clone();  // another thread may wait in the shared one
-    tell(*group);
-    return connectThrough(group);
-  } catch (const c10::Error& error) {
-    why = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  if (!group || !setup_.fault->failAsTold(*group)) {
-    setup_.fault->fail(unconnected(why + ".", {setup_.members[setup_.rank]}));
-  }
-}
-
-// Connects in a thread of its own: the other ranks may take long or never come, and a failure
-// releases the threads that wait here.
-void Link::startConnecting(bool tells) {
-  {
-    std::lock_guard lock(mutex_);
-    if (connecting_ || connections_ || closed_ || setup_.fault->known()) {
-      return;
-    }
-    connecting_ = true;
-  }
-  try {
-    startDetached("tcpg_gloo", [unfinished = OutstandingTask(), self = shared_from_this(), tells] {
-      self->connectApart([&](c10d::Store& group) {
-        if (tells) {
-          group.set(self->key(kConnectKey), std::vector<uint8_t>{});
-          Fault::announce(group);
-        }
-      });
-    });
-  } catch (const std::system_error& error) {
-    setup_.fault->fail(
-        host::Failure(
-            ncclSystemError,
-            setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
-                error.what() + ")",
-            {setup_.members[setup_.rank]}));
-  }
 }
 
 std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
@@ -483,51 +350,6 @@ void Link::release() {
 std::vector<int> Link::absentRanks() const {
   std::lock_guard lock(mutex_);
   return late_.empty() ? std::vector<int>{} : std::vector<int>{setup_.members[late_.front()]};
-}
-
-void Link::close() {
-  bool unconnected = false;
-  setup_.fault->awaitTold();
-  {
-    std::lock_guard lock(mutex_);
-    unconnected = !connections_ && !closed_ && size() > 1 && !setup_.fault->known();
-    closed_ = true;
-  }
-  if (unconnected) {
-    tellLeft();
-  }
-  release();  // threads that wait for an envelope that no longer comes
-  {
-    // Aborted work must have gone before the connections go.
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
-  }
-  disconnect();
-}
-
-void Link::tellLeft() {
-  try {
-    Monitor::get().runApart([unfinished = OutstandingTask(),
-                             store = setup_.store,
-                             name = key(kLeftKey),
-                             rank = setup_.members[setup_.rank]] {
-      try {
-        store->set(name, std::to_string(rank));
-        Fault::announce(*store);
-      } catch (const std::exception&) {
-        // The store has gone, and so have the ranks that would have read it.
-      }
-    });
-  } catch (const std::runtime_error&) {
-    // No thread can be started: ranks that still wait do so until the deadline.
-  }
-}
-
-void Link::disconnect() {
-  Connections last;  // freed after the lock is released: that joins threads
-  std::lock_guard lock(mutex_);
-  reasons_.clear();
-  last = std::exchange(connections_, nullptr);
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -12,10 +12,10 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// How many ranks an error names that another one could not be connected with.
+// Number of ranks that an error names as not connected with this one.
 constexpr size_t kNamed = 4;
 
-// Where a rank writes that the ranks are to be connected, and one that ends without having been so.
+// Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
@@ -37,7 +37,8 @@ Connections Link::connections() {
   return connections_;
 }
 
-// In a thread of its own, since Gloo waits for up to five times its timeout, and looks for nothing.
+// Connects in a thread of its own, since Gloo waits for up to five times its timeout, and looks for
+// nothing.
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -66,7 +67,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   setup_.fault->check();
 }
 
-// `why`: of Gloo, or of this link.
+// Returns the error. `why`: Gloo's reason, or this link's.
 host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   std::string others;
   for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
@@ -117,8 +118,8 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
   }
 }
 
-// In a thread of its own: the other ranks may take long or never come, and whoever waits here is
-// released by a failure.
+// Connects in a thread of its own: the other ranks may take long or never come, and a failure
+// releases the threads that wait here.
 void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
@@ -175,9 +176,9 @@ void Link::close() {
   if (unconnected) {
     tellLeft();
   }
-  release();  // who waits for an envelope that no longer comes
+  release();  // threads that wait for an envelope that no longer comes
   {
-    // What has been aborted must have gone before the connections go.
+    // Aborted work must have gone before the connections go.
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
   }
@@ -194,11 +195,11 @@ void Link::tellLeft() {
         store->set(name, std::to_string(rank));
         Fault::announce(*store);
       } catch (const std::exception&) {
-        // The store has gone, and so have those who would have read it.
+        // The store has gone, and so have the ranks that would have read it.
       }
     });
   } catch (const std::runtime_error&) {
-    // No thread can be started: whoever still waits does so until the deadline.
+    // No thread can be started: ranks that still wait do so until the deadline.
   }
 }
 

@@ -138,10 +138,10 @@ void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
     ~Turn() {
       comm.exchanging_.store(false, std::memory_order_relaxed);
       comm.exit();
-      comm.turnstile_.pass(ticket);
+      comm.ticketLock_.pass(ticket);
     }
   };
-  turnstile_.await(ticket, *segment_);
+  ticketLock_.await(ticket, *segment_);
   enter();
   exchanging_.store(true, std::memory_order_relaxed);
   const Turn turn{*this, ticket};
@@ -149,11 +149,11 @@ void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
 }
 
 void Comm::run(const Collective& collective) {
-  inTurn(turnstile_.take(), [&] { execute(exchange_, collective, rank_, size()); });
+  inTurn(ticketLock_.take(), [&] { execute(exchange_, collective, rank_, size()); });
 }
 
 bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {
-  if (!turnstile_.isNext(ticket) || segment_->failed()) return false;
+  if (!ticketLock_.isNext(ticket) || segment_->failed()) return false;
   enter();
   bool begun = false;
   try {

@@ -39,7 +39,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   PointToPoint& pointToPoint() { return pointToPoint_; }
   Exchange& exchange() { return exchange_; }
   Windows& windows() { return windows_; }
-  TicketLock& turnstile() { return turnstile_; }
+  TicketLock& ticketLock() { return ticketLock_; }
   Operators& operators() { return operators_; }
 
   bool allJoined() const;
@@ -58,7 +58,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Declares the communicator failed on every rank; the first failure wins.
   void fail(const Failure& failure);
 
-  // Calls `body` when `ticket` of turnstile() may pass; blocks. Throws Failure.
+  // Calls `body` when `ticket` of ticketLock() may pass; blocks. Throws Failure.
   void inTurn(uint64_t ticket, FunctionRef<void()> body);
 
   // Executes one collective in the calling thread; blocks. Throws Failure.
@@ -110,7 +110,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const bool blocking_;
   const uint32_t forkGeneration_;
   const Waiter waiter_;
-  TicketLock turnstile_;
+  TicketLock ticketLock_;
   Exchange exchange_;
   PointToPoint pointToPoint_;
   Windows windows_;

@@ -237,7 +237,7 @@ ncclResult_t windowRegister(
     const auto ticket = std::make_shared<uint64_t>();
     return issue(
         Job{
-            .prepare = [=] { *ticket = comm->turnstile().take(); },
+            .prepare = [=] { *ticket = comm->ticketLock().take(); },
             .run =
                 [=] {
                   comm->inTurn(*ticket, [&] {

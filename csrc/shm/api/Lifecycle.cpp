@@ -56,11 +56,11 @@ struct Place {
 
 // Takes two steps over the parent: everybody's choice, then the ids of the new communicators, each
 // made by its rank 0.
-std::optional<Place> meetForSplit(Comm& parent, Choice choice) {
+std::optional<Place> rendezvousForSplit(Comm& parent, Choice choice) {
   Exchange& exchange = parent.exchange();
-  Collective meeting;
-  meeting.kind = CollectiveKind::split;
-  exchange.begin(signatureOf(meeting));
+  Collective rendezvous;
+  rendezvous.kind = CollectiveKind::split;
+  exchange.begin(signatureOf(rendezvous));
   std::memcpy(exchange.open(), &choice, sizeof choice);
   exchange.publish();
   struct Member {
@@ -101,7 +101,7 @@ ncclResult_t runSplit(
   std::optional<Place> place;
   parent.inTurn(ticket, [&] {
     try {
-      place = meetForSplit(parent, choice);
+      place = rendezvousForSplit(parent, choice);
     } catch (const Failure& failure) {
       // The peers wait for this rank, which may, for example, have no file descriptor left.
       parent.fail(failure);
@@ -173,7 +173,7 @@ ncclResult_t split(
   const auto ticket = std::make_shared<uint64_t>();
   return issue(
       Job{
-          .prepare = [=] { *ticket = parent->turnstile().take(); },
+          .prepare = [=] { *ticket = parent->ticketLock().take(); },
           .run = [=] { return runSplit(*parent, *ticket, {color, key}, blocking, made); },
           .cancel = [] {},
       });

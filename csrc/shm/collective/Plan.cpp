@@ -30,7 +30,7 @@ Plan Plan::again() const {
 
 void Plan::launch(bool now) {
   for (const auto& transfer : transfers_) comm_->pointToPoint().add(transfer);
-  if (!collectives_.empty()) ticket_ = comm_->turnstile().take();
+  if (!collectives_.empty()) ticket_ = comm_->ticketLock().take();
   const bool alone = transfers_.empty() && puts_.empty() && waits_.empty();
   if (now && alone && collectives_.size() == 1) {
     begun_ = comm_->begin(ticket_, collectives_.front());
