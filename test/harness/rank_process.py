@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import inspect
 import os
@@ -31,6 +32,9 @@ def zygote(fd):
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=fd)
+    # Ranks neither collect nor copy what torch's import has made: 0.2 s of CPU time in each rank.
+    gc.collect()
+    gc.freeze()
     exited = {}
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
