@@ -233,7 +233,7 @@ class Build:
         """Yields name, flags and files of each unit of compilation.
 
         Nearly all the time that a file takes goes into torch's headers and what they instantiate,
-        so the files of a folder are compiled a few at a time.
+        so these files are compiled many at a time; without torch's headers, those of a folder.
         """
 
         def place(source: Path) -> tuple[str, str]:
@@ -241,7 +241,10 @@ class Build:
             folder = path.parts[1].removesuffix(".cpp")  # bindings.cpp goes with bindings/
             if folder == "host" and path.name.startswith("Reduce"):
                 return f"{folder}-{path.stem}", "reduce"  # alone: compiled for other processors
-            return folder, "plain" if folder in WITHOUT_TORCH else "torch"
+            if folder in WITHOUT_TORCH:
+                return folder, "plain"
+            # pybind11's templates take as long as torch's headers, in each unit that has some.
+            return folder if folder == "bindings" else "torch", "torch"
 
         sources = sorted(self.sources, key=lambda source: (place(source), source))
         for (folder, flags), files in itertools.groupby(sources, place):
