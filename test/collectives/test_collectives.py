@@ -23,17 +23,6 @@ def test_all_reduce_leaves_the_sum_on_every_rank(world, dtype):
         assert_reduced(tensor, inputs, what=f"size {size}")
 
 
-@beyond_gloo
-@on_ranks()
-@moves
-def test_broadcast_copies_the_root(world, dtype):
-    for size in SIZES:
-        for root in range(world):
-            tensor = data(dist.get_rank(), size, dtype, salt=root)
-            dist.broadcast(tensor, src=root)
-            assert_same(tensor, data(root, size, dtype, salt=root), f"size {size}, root {root}")
-
-
 @on_ranks()
 def test_broadcast_of_a_large_tensor(world):
     tensor = data(dist.get_rank(), HUGE)
@@ -50,17 +39,6 @@ def test_reduce_leaves_the_sum_on_the_root_only(world):
             dist.reduce(tensor, dst=root)
             if dist.get_rank() == root:
                 assert_reduced(tensor, inputs, what=f"size {size}, root {root}")
-
-
-@beyond_gloo
-@on_ranks()
-@moves
-def test_all_gather_into_tensor_concatenates_in_rank_order(world, dtype):
-    for size in SIZES:
-        inputs = all_data(world, size, dtype)
-        output = torch.empty(world * size, dtype=dtype)
-        dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
-        assert_same(output, torch.cat(inputs), f"size {size}")
 
 
 @beyond_gloo
@@ -85,18 +63,6 @@ def test_all_gather_into_tensor_may_gather_in_place(world):
         mine.copy_(inputs[dist.get_rank()])
         dist.all_gather_into_tensor(output, mine)
         assert_same(output, torch.cat(inputs), f"size {size}")
-
-
-@beyond_gloo
-@on_ranks()
-@moves
-def test_all_gather_fills_a_list(world, dtype):
-    for size in SIZES:
-        inputs = all_data(world, size, dtype)
-        outputs = [torch.empty_like(inputs[0]) for _ in range(world)]
-        dist.all_gather(outputs, inputs[dist.get_rank()])
-        for rank in range(world):
-            assert_same(outputs[rank], inputs[rank], f"size {size}, output {rank}")
 
 
 @beyond_gloo
@@ -148,17 +114,6 @@ def test_reduce_scatter_of_uneven_sizes(world):
         output = torch.empty(unit * dist.get_rank())
         dist.reduce_scatter(output, inputs[dist.get_rank()])
         assert_reduced(output, [x[dist.get_rank()] for x in inputs], what=f"unit {unit}")
-
-
-@beyond_gloo
-@on_ranks()
-@moves
-def test_all_to_all_single_with_equal_splits(world, dtype):
-    for size in SIZES:
-        inputs = all_data(world, (world, size), dtype)
-        output = torch.empty(world, size, dtype=dtype)
-        dist.all_to_all_single(output, inputs[dist.get_rank()])
-        assert_same(output, torch.stack([x[dist.get_rank()] for x in inputs]), f"size {size}")
 
 
 @on_ranks()
@@ -335,6 +290,24 @@ def cases(world):
 @pytest.mark.parametrize("operation", catalogue.OPERATIONS)
 def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases(world))
+
+
+class Moved(catalogue.Case):
+    row = ()
+
+    def __init__(self, world, size, dtype):
+        super().__init__(world, size)
+        self.dtype = dtype
+
+
+@beyond_gloo
+@on_ranks()
+@moves
+@pytest.mark.parametrize(
+    "operation", ("broadcast", "all_gather", "all_gather_single", "all_to_all_single")
+)
+def test_every_dtype_moves_bit_by_bit(world, operation, dtype):
+    catalogue.run(catalogue.OPERATIONS[operation], (Moved(world, size, dtype) for size in SIZES))
 
 
 @beyond_gloo

@@ -57,7 +57,7 @@ class Case:
     """What the ranks bring to an operation, and how it is issued and waited for.
 
     Attributes:
-        rows: of three elements each, for each rank or each pair of ranks.
+        rows: for each rank or each pair of ranks, of the shape `row` each.
         how: "sync", "async", or "future", which waits for the work's future.
         layout: one of LAYOUTS.
         comm: a TorchComm; None for torch.distributed.
@@ -67,6 +67,8 @@ class Case:
 
     device = "cpu"
     comm = None
+    dtype = torch.float32
+    row = (3,)
     options = {}  # noqa: RUF012  (of each call over torch.distributed)
 
     def __init__(self, world, rows, how="sync", layout="contiguous"):
@@ -104,7 +106,7 @@ class Case:
     # ------------------------------------------------------------ values and their check
 
     def values(self, rank, rows, salt=0):
-        return data(rank, (rows, 3), salt=salt)
+        return data(rank, (rows, *self.row), self.dtype, salt)
 
     @functools.cached_property
     def inputs(self):
