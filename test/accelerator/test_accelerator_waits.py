@@ -1,7 +1,6 @@
 """On a simulated accelerator: waits that stop the host, and hooks that are told of the end."""
 
 import datetime
-import os
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from accelerator import test_memory
+from harness.comms import new_group_with
 from harness.rank_process import report
 from harness.ranks import Ranks, check, time_limit, wait_for
 
@@ -24,19 +24,10 @@ pytestmark = pytest.mark.beyond_gloo
 WAIT = 20.0
 
 
-def with_variable(name):
-    """A new group that is created with the variable set."""
-    os.environ[name] = "1"
-    try:
-        return dist.new_group()
-    finally:
-        del os.environ[name]
-
-
 @on_sim(2)
 @pytest.mark.parametrize("how", ("variable", "wait_blocking"))
 def test_a_blocking_wait_stops_the_host_until_the_operation_has_ended(world, how):
-    group = with_variable("TORCH_NCCL_BLOCKING_WAIT") if how == "variable" else dist.new_group()
+    group = new_group_with("TORCH_NCCL_BLOCKING_WAIT") if how == "variable" else dist.new_group()
     comm = torchcomms_pg.get_comm(group, DEVICE)
     store = dist.distributed_c10d._get_default_store()
     key = f"waits {group.group_name}"
@@ -130,7 +121,7 @@ def test_a_post_hook_is_told_when_the_stream_is_past_the_operation(world):
 @pytest.mark.skipif(not hasattr(torch.Stream, "is_capturing"), reason="torch has it from 2.12 on")
 @on_sim(2)
 def test_nan_check_looks_at_tensors_of_the_device_and_not_inside_a_graph(world):
-    group = with_variable("TORCH_NCCL_NAN_CHECK")
+    group = new_group_with("TORCH_NCCL_NAN_CHECK")
     nan = torch.tensor([float("nan")], device=DEVICE)
     with pytest.raises(RuntimeError, match="holds 1 NaN in 1 elements; it was not sent"):
         dist.all_reduce(nan, group=group, async_op=True)

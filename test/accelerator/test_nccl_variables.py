@@ -1,13 +1,13 @@
 """Variables, and methods of its backend, that users of torch's ``nccl`` know, have their effect."""
 
 import datetime
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.comms import new_group_with
 from harness.ranks import on_ranks
 from harness.values import assert_same
 from package.test_registration import run_python
@@ -54,11 +54,7 @@ def test_a_deterministic_group_excludes_nvls(deterministic, set_to, told):
 
 @on_ranks(2)
 def test_enable_timing_has_works_know_how_long_they_took(world):
-    os.environ["TORCH_NCCL_ENABLE_TIMING"] = "1"
-    try:
-        group = dist.new_group()
-    finally:
-        del os.environ["TORCH_NCCL_ENABLE_TIMING"]
+    group = new_group_with("TORCH_NCCL_ENABLE_TIMING")
     work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
     work.wait()
     assert work._get_duration() > 0
@@ -71,11 +67,7 @@ def test_enable_timing_has_works_know_how_long_they_took(world):
 
 @on_ranks(2)
 def test_nan_check_refuses_what_this_rank_would_send(world):
-    os.environ["TORCH_NCCL_NAN_CHECK"] = "1"
-    try:
-        group = dist.new_group()
-    finally:
-        del os.environ["TORCH_NCCL_NAN_CHECK"]
+    group = new_group_with("TORCH_NCCL_NAN_CHECK")
     backend, rank = group._get_backend(CPU), dist.get_rank()
     nan = torch.tensor([1.0, NAN])
     for dtype in (torch.float32, torch.float16, torch.complex64, torch.float8_e4m3fn):

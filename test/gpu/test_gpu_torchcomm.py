@@ -43,26 +43,6 @@ class Case(catalogue.Case):
         return comm()
 
 
-def messages(case):
-    """Round a ring in a batch, also where the ring is one rank; and one by one."""
-    right, left = (case.rank + 1) % case.world, (case.rank - 1) % case.world
-    tensor, async_op = case.mine(), case.how != "sync"
-    got = case.room_for(tensor)
-    batch = case.comm.batch_op_create()
-    batch.send(tensor, right)
-    batch.recv(got, left)
-    batch.issue(async_op).wait()
-    assert_same(got.cpu(), case.inputs[left])
-    if case.world > 1:
-        steps = [
-            (case.comm.send, tensor, right),
-            (case.comm.recv, got.zero_(), left),
-        ]
-        for step, where, peer in steps if case.rank == 0 else steps[::-1]:
-            step(where, peer, async_op).wait()
-        assert_same(got.cpu(), case.inputs[left])
-
-
 def group(case):
     """Operations that are launched as one."""
     first, second, async_op = case.mine(), case.mine(), case.how != "sync"
@@ -74,7 +54,7 @@ def group(case):
         assert_reduced(tensor.cpu(), case.inputs)
 
 
-OPERATIONS = catalogue.TORCHCOMM | {"messages": messages, "group": group}
+OPERATIONS = catalogue.TORCHCOMM | {"group": group}
 
 
 @pytest.mark.parametrize("how", ("sync", "async"))

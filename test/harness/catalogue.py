@@ -1,4 +1,4 @@
-"""Every collective: how each front end calls it, what the ranks bring, and what it has to give.
+"""Every operation: how each front end calls it, what the ranks bring, and what it has to give.
 
 A function of OPERATIONS runs one on this rank and compares the result with plain PyTorch. It has
 the name that TorchComm gives it. A Case says over what, where, how and with which values.
@@ -78,7 +78,7 @@ class Case:
         self.splits = [[rows + r + 2 * p for p in range(world)] for r in range(world)]
 
     def __str__(self):
-        return f"{self.how}, {self.rows} rows, {self.layout}"
+        return f"{self.how}, {self.rows} rows of {self.dtype}, {self.layout}"
 
     # ------------------------------------------------------------ the call
 
@@ -281,13 +281,33 @@ def barrier(case):
     case.call("barrier")
 
 
+def messages(case):
+    """Round a ring in a batch, also where the ring is one rank; and one by one."""
+    right, left = (case.rank + 1) % case.world, (case.rank - 1) % case.world
+    tensor, async_op = case.mine(), case.how != "sync"
+    got = case.room_for(tensor)
+    batch = case.comm.batch_op_create()
+    batch.send(tensor, right)
+    batch.recv(got, left)
+    batch.issue(async_op).wait()
+    case.check(got, case.inputs[left])
+    if case.world > 1:
+        steps = [
+            (case.comm.send, tensor, right),
+            (case.comm.recv, got.zero_(), left),
+        ]
+        for step, where, peer in steps if case.rank == 0 else steps[::-1]:
+            step(where, peer, async_op).wait()
+        case.check(got, case.inputs[left])
+
+
 TORCHCOMM = {
     operation.__name__: operation
     for operation in (
         *(all_reduce, broadcast, reduce, all_gather, all_gather_v, all_gather_single),
         *(reduce_scatter, reduce_scatter_v, reduce_scatter_single),
         *(all_to_all, all_to_all_single, all_to_all_v_single),
-        *(gather, gather_single, scatter, barrier),
+        *(gather, gather_single, scatter, barrier, messages),
     )
 }
 OPERATIONS = {name: operation for name, operation in TORCHCOMM.items() if name in DIST}

@@ -1,6 +1,7 @@
-"""TorchComm objects: one way to make them in a rank."""
+"""One way to make a TorchComm in a rank, and groups that depend on a variable."""
 
 import datetime
+import os
 
 import pytest
 import torch.distributed as dist
@@ -28,3 +29,12 @@ def make(name, backend="shm", device="cpu", **options):
         size=dist.get_world_size(),
         **options,
     )
+
+
+def new_group_with(variable):
+    """A new group that is created with the variable of the environment set to 1."""
+    os.environ[variable] = "1"
+    try:
+        return dist.new_group()
+    finally:
+        del os.environ[variable]
