@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed moves the right bytes between all ranks."""
+"""Every collective moves the right bytes, over torch.distributed and over TorchComm."""
 
 import pytest
 import torch
