@@ -13,21 +13,17 @@ import pytest
 import torch
 
 import emulated
+from benchmarks import bounds, budgets, compare, operations, plan, scale, table, team
+from benchmarks.results import OPERATIONS, Contender, Results, Row, summarise
 from harness import ROOT, TESTS, network
-
-TOOLS = ROOT / "tools"
-sys.path.insert(0, str(TOOLS))
-
-from benchmark import bounds, budgets, compare, operations, plan, scale, table, team  # noqa: E402
-from benchmark.results import OPERATIONS, Contender, Results, Row, summarise  # noqa: E402
 
 
 @contextlib.contextmanager
 def started(*arguments):
     env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    env["PYTHONPATH"] = os.pathsep.join(map(str, (TOOLS, ROOT, TESTS)))
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, TESTS)))
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmark", *map(str, arguments)],
+        [sys.executable, "-m", "benchmarks", *map(str, arguments)],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,7 +82,7 @@ def test_every_operation_is_measured_checked_stored_and_compared(tmp_path):
     ],
 )
 def test_a_wrong_option_is_an_error_that_says_what_is_right(arguments, message, capsys):
-    from benchmark.__main__ import main
+    from benchmarks.__main__ import main
 
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
@@ -299,7 +295,7 @@ def sum_of(counts):
 
 
 def test_without_network_namespaces_it_is_said_why(monkeypatch, capsys, tmp_path):
-    from benchmark.__main__ import main
+    from benchmarks.__main__ import main
 
     monkeypatch.setenv("PATH", str(tmp_path))  # where iproute2 is not
     assert main(["--hosts", "2"]) == 2

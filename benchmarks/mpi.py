@@ -32,7 +32,7 @@ def missing() -> str:
 def team(ranks: int) -> LaunchedTeam:
     """Starts ranks under mpirun."""
     command = ["mpirun", "--oversubscribe", "-n", str(ranks)]
-    command += [sys.executable, "-m", "benchmark.mpi"]
+    command += [sys.executable, "-m", "benchmarks.mpi"]
     env = {
         "PYTHONPATH": str(Path(__file__).parent.parent),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -38,7 +38,7 @@ def measure(device: str) -> list[dict[str, Any]]:
         import emulated
 
         environment |= emulated.environment()
-    command = [sys.executable, "-m", "benchmark.gpus", device]
+    command = [sys.executable, "-m", "benchmarks.gpus", device]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True
     )

@@ -14,7 +14,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from soaking.rank import FATAL, HARMLESS, TIMEOUT, Report, Round, main
+from .rank import FATAL, HARMLESS, TIMEOUT, Report, Round, main
 
 # After the fault: its deadline, then the abort of what the other threads do, then the end of
 # the groups.

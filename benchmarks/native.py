@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parent
 BUILD = ROOT / "build" / "bench"
 # As setup.py compiles the extension.
 FLAGS = ["-std=c++20", "-O3", "-g", "-fvisibility=hidden", "-pthread"]

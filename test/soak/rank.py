@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from soaking.operations import Team, WrongValueError, draw, perform
+from .operations import Team, WrongValueError, draw, perform
 
 TIMEOUT = 6.0  # of every operation, seconds
 
