@@ -30,7 +30,7 @@ struct Case {
 };
 
 struct Shared {
-  RendezvousInfo meeting;
+  Meeting meeting;
   std::atomic<int> calls;
 };
 

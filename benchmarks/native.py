@@ -36,7 +36,8 @@ def program(name: str, sources: Sequence[Path], flags: Sequence[str] = ()) -> Pa
     newest_header = max(file.stat().st_mtime for file in headers)
 
     def compile_one(source: Path) -> str:
-        target = folder / f"{source.stem}.o"
+        unit = "-".join(source.relative_to(ROOT).with_suffix("").parts)  # stems occur twice
+        target = folder / f"{unit}.o"
         stale = max(source.stat().st_mtime, newest_header, Path(__file__).stat().st_mtime)
         if not target.exists() or target.stat().st_mtime < stale:
             run([*compiler, "-c", str(source), "-o", str(target)], 300)
@@ -55,7 +56,9 @@ def floor_program() -> Path:
 
 def library_program() -> Path:
     """Compiles library.cpp with the shared-memory library, without torch."""
-    sources = [HERE / "library.cpp", *sorted((ROOT / "csrc" / "shm").glob("*.cpp"))]
+    sources = [HERE / "library.cpp"]
+    for room in ("host", "nccl", "shm"):
+        sources += sorted((ROOT / "csrc" / room).rglob("*.cpp"))
     include = ["-I", str(ROOT / "csrc"), "-isystem", str(ROOT / "csrc/nccl/cuda_stub")]
     return program("library", sources, [*include, "-isystem", nccl_include()])
 
