@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import torchcomms_pg
+from harness.ranks import RankFailure
 
 from . import (
     budgets,
@@ -38,7 +39,6 @@ from . import (
 from .operations import FRONT_ENDS
 from .results import ELEMENT_BYTES, OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
-from .team import TeamFailed
 
 FORMAT = 1
 PARTS = (
@@ -51,7 +51,6 @@ BACKENDS = ("torchcomms", "gloo", "mpi")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmarks and returns the exit code."""
     args = parse(arguments)
-    torch.set_num_threads(1)  # also of every rank, which is a fork of this process
     old = None
     if args.compare:
         try:
@@ -253,7 +252,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         start = time.monotonic()
         try:
             parts[name](args, results)
-        except (TeamFailed, native.NativeFailed, subprocess.SubprocessError) as error:
+        except (RankFailure, native.NativeFailed, subprocess.SubprocessError) as error:
             results.failures.append(f"{name}: {error}")
             print(f"failed: {name}: {error}", file=sys.stderr)
         taken = results.sections.setdefault("seconds_of_parts", {})
@@ -449,7 +448,7 @@ def measure_hosts(args: argparse.Namespace, results: Results) -> None:
     for site in hosts.sites(args.hosts, quick=args.quick):
         try:
             measure_site(args, results, site)
-        except (TeamFailed, subprocess.SubprocessError) as error:
+        except (RankFailure, subprocess.SubprocessError) as error:
             results.failures.append(f"{site.name}: {error}")
             complain(f"failed: {site.name}: {error}")
         show(table.operations(row for row in results.rows if row.contender.network == site.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from . import bounds
 from .plan import MB
 from .results import Contender
 from .rounds import ROUNDS, torch_team
-from .team import Team, undisturbed
+from .team import Team
 
 PLACEMENTS: dict[int, dict[str, tuple[int, ...]]] = {
     2: {"2 x 2": (0, 0, 1, 1), "2 x 1": (0, 1), "3 + 1": (0, 0, 0, 1)},
@@ -25,6 +26,18 @@ PLACEMENTS: dict[int, dict[str, tuple[int, ...]]] = {
 """The host of each rank, by the number of hosts."""
 LINKS = (1, None)
 """Gigabits per second; None: as fast as this machine copies."""
+
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Has an interrupt wait until what must not be left half done is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True)
@@ -69,12 +82,7 @@ class Site:
 
     def team(self, network: Network, backends: Sequence[str]) -> Team:
         """Starts the ranks on their hosts."""
-        return torch_team(
-            self.ranks,
-            backends,
-            lambda rank: network.enter(self.hosts[rank]),
-            network.address(self.hosts[0]),
-        )
+        return torch_team(self.ranks, backends, network, self.hosts)
 
 
 def missing() -> str:

@@ -1,25 +1,40 @@
-"""The same operations through mpi4py: started by mpirun, one process a rank."""
+"""The same operations through mpi4py, in ranks that mpirun starts: they find each other through it.
+
+From then on they are ranks like others.
+"""
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
-from array import array
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 
-from .results import MEETS, Contender
-from .team import LaunchedTeam, serve_launched
-from .timing import Subject, power, run
+from harness import ROOT, TESTS
+from harness.rank_process import die_with_parent, serve
+from harness.ranks import RankFailure
+
+from .operations import Issue
+from .rank import Rank
+from .results import Contender
+from .team import CALL_SECONDS, Team
 
 INSTALL = "apt-get install openmpi-bin libopenmpi-dev && {python} -m pip install mpi4py"
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def missing() -> str:
@@ -29,151 +44,160 @@ def missing() -> str:
     return INSTALL.format(python=sys.executable)
 
 
-def team(ranks: int) -> LaunchedTeam:
-    """Starts ranks under mpirun."""
-    command = ["mpirun", "--oversubscribe", "-n", str(ranks)]
-    command += [sys.executable, "-m", "benchmarks.mpi"]
-    env = {
-        "PYTHONPATH": str(Path(__file__).parent.parent),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    return LaunchedTeam(ranks, command, env)
+class MpiTeam(Team):
+    """Ranks under mpirun, which connect to a socket whose path they are given."""
+
+    def __init__(self, world: int) -> None:
+        super().__init__(world, MpiRank)
+
+    def make_processes(self, *_: object) -> None:
+        """Starts mpirun and waits for its ranks."""
+        # Not the name of a shared memory file: short, since a socket's path lies in it.
+        with tempfile.TemporaryDirectory(prefix="bench") as folder:
+            path = f"{folder}/s"
+            command = ["mpirun", "--oversubscribe", "-n", str(self.world)]
+            command += [sys.executable, "-m", "benchmarks.mpi", path]
+            self.outputs = [tempfile.TemporaryFile()] * self.world
+            with Listener(path, "AF_UNIX", backlog=self.world) as listener:
+                listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
+                self.process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.outputs[0],
+                    stderr=self.outputs[0],
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+                found = self._accept(listener)
+        self.pids = [found[rank][0] for rank in range(self.world)]
+        self.connections = [found[rank][1] for rank in range(self.world)]
+
+    def _accept(self, listener: Listener) -> dict[int, tuple[int, Connection]]:
+        deadline = time.monotonic() + CALL_SECONDS
+        found: dict[int, tuple[int, Connection]] = {}
+        while len(found) < self.world:
+            try:
+                connection = listener.accept()
+                rank, pid = connection.recv()
+                found[rank] = pid, connection
+            except TimeoutError:
+                if self.process.poll() is None and time.monotonic() < deadline:
+                    continue
+                self.process.kill()
+                output = self.output(0)[-1500:].strip()
+                raise RankFailure(f"mpirun did not start {self.world} ranks: {output}") from None
+        return found
+
+    def exit_code(self, rank: int, timeout: float = 10.0) -> int | None:
+        """Returns that of mpirun, which ends when a rank dies and alone knows how."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """Ends every process, and mpirun."""
+        super().close()
+        if self.process.poll() is None:
+            self.process.kill()
 
 
-class MpiRank:
-    """Serves a Team, as TorchRank does. Only float32: MPI has no bfloat16."""
+class MpiRank(Rank):
+    """Measures over MPI. Only float32: MPI has no bfloat16."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
         from mpi4py import MPI
 
-        self.mpi = MPI
         self.comm = MPI.COMM_WORLD
-        self.subjects: dict[Contender, Subject] = {}
 
-    def prepare(self, contender: Contender) -> float:
-        """Makes ready for `measure`. Returns the microseconds of a call, roughly."""
-        subject = self._subject(contender)
-        self.subjects[contender] = subject
-        run(subject, 2, self.comm.Barrier)
-        return min(run(subject, 3, self.comm.Barrier))
+    def meet(self) -> None:
+        """Returns once all ranks have called this."""
+        self.comm.Barrier()
 
-    def measure(self, contender: Contender, calls: int) -> array[float]:
-        """Times so many calls and checks the result."""
-        return run(self.subjects[contender], calls, self.comm.Barrier)
-
-    def forget(self) -> None:
-        """Frees the buffers of all subjects."""
-        self.subjects.clear()
-
-    def _subject(self, c: Contender) -> Subject:
-        call, reset, wrong = self._bind(c)
-        return Subject(call, reset, wrong, c.op in MEETS)
-
-    def _start(self, c: Contender, name: str, *args: Any) -> Callable[[], object]:
-        """Binds a call, or where it is asynchronous its I variant with a wait."""
-        if c.mode == "sync":
-            return partial(getattr(self.comm, name), *args)
-        issue = partial(getattr(self.comm, "I" + name.lower()), *args)
-        return lambda: issue().Wait()
-
-    def _bind(
-        self, c: Contender
-    ) -> tuple[Callable[[], object], Callable[[], object], Callable[[int], str]]:
-        rank, ranks, in_place = self.comm.rank, self.comm.size, self.mpi.IN_PLACE
-        count, block = c.elements, c.elements // ranks
-        pattern = (np.arange(count, dtype=np.int32) % 7).astype(np.float32)
-        mine = pattern * (rank + 1)
-        own = slice(block * rank, block * (rank + 1))
-        sum_of_ranks = ranks * (ranks + 1) // 2
-        out = np.zeros_like(mine)
-
-        def check(wanted: Any, got: Any = None) -> Callable[[int], str]:
-            return lambda _: differs(out if got is None else got, wanted)
-
-        def blocks(part: Any) -> Any:
-            return np.concatenate([part * (r + 1) for r in range(ranks)])
-
-        clear = partial(out.fill, -1)
-        if c.op == "barrier":
-            return self._start(c, "Barrier"), nothing, never_wrong
-        if c.op == "all_reduce":
-            limit = float(np.finfo(np.float32).max)
-            self.comm.Allreduce(in_place, mine)
-            if problem := differs(mine, pattern * sum_of_ranks):
-                raise AssertionError(f"wrong result: {problem}")
-            call = self._start(c, "Allreduce", in_place, mine)
-            return call, partial(mine.fill, 1), lambda n: differs(mine, power(ranks, n, limit))
-        if c.op == "broadcast":
-            reset = nothing if rank == 0 else partial(mine.fill, -1)
-            return self._start(c, "Bcast", mine, 0), reset, check(pattern, mine)
-        if c.op == "all_gather":
-            data = pattern[:block] * (rank + 1)
-            wanted = blocks(pattern[:block])
-            return self._start(c, "Allgather", data, out), clear, check(wanted)
-        if c.op == "gather":
-            data = pattern[:block] * (rank + 1)
-            wanted = blocks(pattern[:block])
-            call = self._start(c, "Gather", data, out if rank == 0 else None, 0)
-            return call, clear, check(wanted) if rank == 0 else never_wrong
-        if c.op == "reduce":
-            sums = pattern * sum_of_ranks
-            call = self._start(c, "Reduce", mine, out, self.mpi.SUM, 0)
-            return call, clear, check(sums) if rank == 0 else never_wrong
-        if c.op == "reduce_scatter":
-            part = out[:block]
-            call = self._start(c, "Reduce_scatter_block", mine, part)
-            return call, clear, check(pattern[own] * sum_of_ranks, part)
-        if c.op == "all_to_all":
-            return self._start(c, "Alltoall", mine, out), clear, check(blocks(pattern[own]))
-        if c.op == "scatter":
-            part = out[:block]
-            call = self._start(c, "Scatter", mine if rank == 0 else None, part, 0)
-            return call, clear, check(pattern[own], part)
-        if c.op == "send_recv":
-            return self._ping_pong(mine, pattern, out)
-        raise ValueError(f"no such operation: {c.op}")
-
-    def _ping_pong(
-        self, mine: Any, pattern: Any, out: Any
-    ) -> tuple[Callable[[], object], Callable[[], object], Callable[[int], str]]:
-        peer = self.comm.rank ^ 1
-        if peer >= self.comm.size:
-            return nothing, nothing, never_wrong
-        send, recv = partial(self.comm.Send, mine, peer), partial(self.comm.Recv, out, peer)
-        first, second = (send, recv) if self.comm.rank < peer else (recv, send)
-
-        def both() -> None:
-            first()
-            second()
-
-        return both, partial(out.fill, -1), lambda _: differs(out, pattern * (peer + 1))
+    def front_end(self, contender: Contender) -> Mpi:
+        """Returns the way to call MPI."""
+        return Mpi(self.comm, contender.mode == "async")
 
 
-def differs(got: Any, wanted: Any) -> str:
-    """Says where `got` is not `wanted`; empty if nowhere."""
-    difference = np.flatnonzero(got != wanted)
-    return f"element {difference[0]} of {got.size}" if difference.size else ""
+class Mpi:
+    """The methods of an mpi4py communicator, on the memory of tensors."""
+
+    def __init__(self, comm: Any, asynchronous: bool) -> None:
+        from mpi4py import MPI
+
+        self.comm, self.in_place, self.sum = comm, MPI.IN_PLACE, MPI.SUM
+        self.asynchronous = asynchronous
+
+    def _bind(self, name: str, *args: Any) -> Issue:
+        if self.asynchronous:
+            name = "I" + name.lower()
+        return partial(getattr(self.comm, name), *args)
+
+    def all_reduce(self, data: Tensor) -> Issue:
+        """Binds Allreduce."""
+        return self._bind("Allreduce", self.in_place, data.numpy(), self.sum)
+
+    def broadcast(self, data: Tensor) -> Issue:
+        """Binds Bcast from rank 0."""
+        return self._bind("Bcast", data.numpy(), 0)
+
+    def all_gather(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds Allgather."""
+        return self._bind("Allgather", data.numpy(), out.numpy())
+
+    def reduce_scatter(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds Reduce_scatter_block."""
+        return self._bind("Reduce_scatter_block", data.numpy(), out.numpy(), self.sum)
+
+    def all_to_all(self, out: Tensor, data: Tensor) -> Issue:
+        """Binds Alltoall."""
+        return self._bind("Alltoall", data.numpy(), out.numpy())
+
+    def reduce(self, data: Tensor) -> Issue:
+        """Binds Reduce to rank 0."""
+        buffers = (data.numpy(), None) if self.comm.rank else (self.in_place, data.numpy())
+        return self._bind("Reduce", *buffers, self.sum, 0)
+
+    def gather(self, out: list[Tensor] | None, data: Tensor) -> Issue:
+        """Binds Gather to rank 0."""
+        return self._bind("Gather", data.numpy(), whole(out), 0)
+
+    def scatter(self, out: Tensor, data: list[Tensor] | None) -> Issue:
+        """Binds Scatter from rank 0."""
+        return self._bind("Scatter", whole(data), out.numpy(), 0)
+
+    def send(self, data: Tensor, peer: int) -> Issue:
+        """Binds Send."""
+        return self._bind("Send", data.numpy(), peer)
+
+    def recv(self, data: Tensor, peer: int) -> Issue:
+        """Binds Recv."""
+        return self._bind("Recv", data.numpy(), peer)
+
+    def barrier(self) -> Issue:
+        """Binds Barrier."""
+        return self._bind("Barrier")
 
 
-def nothing() -> None:
-    """Does nothing."""
+def whole(blocks: Sequence[Tensor] | None) -> Any:
+    """Returns the memory that holds equal blocks one after the other."""
+    return blocks and blocks[0].as_strided((len(blocks) * blocks[0].numel(),), (1,)).numpy()
 
 
-def never_wrong(calls: int) -> str:
-    """Checks nothing: there is no result."""
-    return ""
-
-
-def main() -> None:
+def main(path: str) -> None:
     """Runs one rank."""
     from mpi4py import MPI
 
-    gc.freeze()
-    if not serve_launched(MPI.COMM_WORLD.rank, MpiRank):
+    die_with_parent()
+    rank = MPI.COMM_WORLD.rank
+    os.environ["RANK"] = str(rank)
+    connection = Client(path, "AF_UNIX")
+    connection.send((rank, os.getpid()))
+    if not serve(connection):
         os._exit(1)  # MPI_Finalize would wait for ranks that have failed
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Every operation over torch.distributed: its buffers, its call, its check."""
+"""Every operation: its buffers, its call, its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ Issue = Callable[[], Any]
 class FrontEnd(Protocol):
     """A way to call a backend. Every function binds the arguments of one operation."""
 
-    def __init__(self, group: dist.ProcessGroup, asynchronous: bool) -> None: ...
     def all_reduce(self, data: Tensor) -> Issue: ...  # noqa: D102
     def broadcast(self, data: Tensor) -> Issue: ...  # noqa: D102
     def all_gather(self, out: Tensor, data: Tensor) -> Issue: ...  # noqa: D102
@@ -239,7 +238,7 @@ def nothing_with(args: object) -> None:
     """Is a hook."""
 
 
-FRONT_ENDS: dict[str, type[FrontEnd]] = {
+FRONT_ENDS: dict[str, Callable[[dist.ProcessGroup, bool], FrontEnd]] = {
     "dist": Dist,
     "backend": Direct,
     "torchcomm": ThroughComm,
@@ -247,9 +246,9 @@ FRONT_ENDS: dict[str, type[FrontEnd]] = {
 }
 
 
-def subject(contender: Contender, group: dist.ProcessGroup, rank: int) -> Subject:
+def subject(contender: Contender, front: FrontEnd, rank: int) -> Subject:
     """Makes the buffers of an operation and binds them to its call."""
-    issue, reset, wrong = bind(contender, group, rank)
+    issue, reset, wrong = bind(contender, front, rank)
     call = issue if contender.mode == "sync" else partial(wait_for, issue)
     if contender.backend == "fake":
         wrong = never_wrong  # it moves nothing
@@ -262,10 +261,9 @@ def wait_for(issue: Issue) -> None:
 
 
 def bind(
-    c: Contender, group: dist.ProcessGroup, rank: int
+    c: Contender, front: FrontEnd, rank: int
 ) -> tuple[Issue, Callable[[], object], Callable[[int], str]]:
     """Returns how to issue the operation, to reset its buffers and to check them."""
-    front = FRONT_ENDS[c.frontend](group, c.mode == "async")
     dtype = getattr(torch, c.dtype)
     count, block = c.elements, c.elements // c.ranks
     # Small numbers whose sums over eight ranks bfloat16 holds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from array import array
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -16,40 +17,77 @@ import torch.distributed as dist
 from . import deepspeed, groups, operations, programs, steps, timing
 from .results import Contender
 
-LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)
 
 
-class TorchRank:
-    """Serves a Team. Its ranks call each method together."""
+class Rank:
+    """Measures operations. The ranks of a Team call each method together."""
 
-    def __init__(
-        self,
-        rank: int,
-        ranks: int,
-        folder: Path,
-        backends: tuple[str, ...],
-        address: str = LOOPBACK,
-    ) -> None:
-        gc.freeze()  # what the parent has loaded is never garbage
-        self.rank, self.ranks, self.folder, self.backends = rank, ranks, folder, backends
-        self.address = address  # of rank 0
+    def __init__(self, rank: int) -> None:
+        gc.freeze()  # what every rank has loaded is never garbage
+        self.rank = rank
         self.subjects: dict[Contender, timing.Subject] = {}
+
+    def meet(self) -> None:
+        """Returns once all ranks have called this."""
+        raise NotImplementedError
+
+    def front_end(self, contender: Contender) -> operations.FrontEnd:
+        """Returns the way to call the backend."""
+        raise NotImplementedError
+
+    def prepare(self, contender: Contender) -> float:
+        """Makes ready for `measure`. Returns the microseconds of a call, roughly."""
+        subject = operations.subject(contender, self.front_end(contender), self.rank)
+        self.subjects[contender] = subject
+        timing.run(subject, 2, self.meet)
+        return min(timing.run(subject, 3, self.meet))
+
+    def measure(self, contender: Contender, calls: int) -> array[float]:
+        """Times so many calls and checks the result."""
+        return timing.run(self.subjects[contender], calls, self.meet)
+
+    def forget(self) -> None:
+        """Frees the buffers of all subjects."""
+        self.subjects.clear()
+        gc.collect()
+
+
+class TorchRank(Rank):
+    """Holds a group of every backend of torch."""
+
+    def __init__(self, rank: int, ranks: int, network: Any, hosts: Sequence[int]) -> None:
+        super().__init__(rank)
+        self.ranks = ranks
         self.groups: dict[str, dist.ProcessGroup] = {}
-        if backends:
-            self.init("gloo")
-            for backend in backends:
-                if backend == "fake":
-                    import torch.testing._internal.distributed.fake_pg  # noqa: F401
-                self.groups[backend] = self.new_group(backend)
-            self.meeting = self.new_group("torchcomms" if "torchcomms" in backends else "gloo")
+        if network:
+            network.enter(hosts[rank])
+
+    def serve_store(self, address: str) -> int:
+        """Serves the store at rank 0, on a port that was free. Returns the port; 0 on others."""
+        if self.rank:
+            return 0
+        self.store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return self.store.port
+
+    def join(self, address: str, port: int, backends: tuple[str, ...]) -> None:
+        """Makes a group of each backend."""
+        if self.rank:
+            self.store = dist.TCPStore(address, port, is_master=False)
+        if not backends:
+            return
+        self.init("gloo")
+        for backend in backends:
+            if backend == "fake":
+                import torch.testing._internal.distributed.fake_pg  # noqa: F401
+            self.groups[backend] = self.new_group(backend)
+        self.meeting = self.new_group("torchcomms" if "torchcomms" in backends else "gloo")
 
     def init(self, backend: str) -> float:
         """Makes the default group. Returns the seconds that takes, without the store."""
-        store = shared_store(self.rank, self.folder, self.address)
         start = time.perf_counter()
         dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
+            backend, store=self.store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
         )
         return time.perf_counter() - start
 
@@ -72,28 +110,17 @@ class TorchRank:
         """Returns once all ranks have called this."""
         dist.barrier(group=self.meeting)
 
-    def prepare(self, contender: Contender) -> float:
-        """Makes ready for `measure`. Returns the microseconds of a call, roughly."""
-        subject = operations.subject(contender, self.groups[contender.backend], self.rank)
-        self.subjects[contender] = subject
-        timing.run(subject, 2, self.meet)
-        return min(timing.run(subject, 3, self.meet))
-
-    def measure(self, contender: Contender, calls: int) -> array[float]:
-        """Times so many calls and checks the result."""
-        return timing.run(self.subjects[contender], calls, self.meet)
-
-    def forget(self) -> None:
-        """Frees the buffers of all subjects."""
-        self.subjects.clear()
-        gc.collect()
+    def front_end(self, contender: Contender) -> operations.FrontEnd:
+        """Returns the way to call the backend."""
+        kind = operations.FRONT_ENDS[contender.frontend]
+        return kind(self.groups[contender.backend], contender.mode == "async")
 
     def overlap(self, contender: Contender, calls: int) -> dict[str, float]:
         """Times a collective and a matrix product of its length, apart and together.
 
         In microseconds: medians.
         """
-        issue, reset, wrong = operations.bind(contender, self.groups[contender.backend], self.rank)
+        issue, reset, wrong = operations.bind(contender, self.front_end(contender), self.rank)
         reset()
         issue().wait()
         alone = self._median(lambda: issue().wait(), calls)
@@ -146,20 +173,3 @@ class TorchRank:
     def many_groups(self, backend: str, counts: list[int]) -> list[dict[str, float]]:
         """Measures what up to so many groups cost in this process."""
         return groups.cost(counts, lambda: self.new_group(backend), self.meet)
-
-
-def shared_store(rank: int, folder: Path, address: str) -> dist.Store:
-    """Returns a client of a store that rank 0 serves at its address, on a port that was free."""
-    file = folder / "port"
-    if rank == 0:
-        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        unfinished = file.with_suffix(".new")
-        unfinished.write_text(str(store.port))
-        unfinished.rename(file)
-        return store
-    deadline = time.monotonic() + 30
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError("rank 0 serves no store")
-        time.sleep(0.002)
-    return dist.TCPStore(address, int(file.read_text()), is_master=False)

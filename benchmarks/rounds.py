@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from typing import Any
+
+from harness.ranks import RankFailure
 
 from . import mpi
-from .rank import LOOPBACK, TorchRank
+from .rank import TorchRank
 from .results import Contender, Results, Row, summarise
-from .team import ForkedTeam, Team, TeamFailed
+from .team import Team
 
 ROUNDS = 5
 MOST_CALLS = 2000
 
 
 def torch_team(
-    ranks: int,
-    backends: Iterable[str],
-    enter: Callable[[int], object] | None = None,
-    address: str = LOOPBACK,
+    ranks: int, backends: Iterable[str], network: Any = None, hosts: Sequence[int] = ()
 ) -> Team:
     """Starts ranks with a group of each backend; with none they have no default group either.
 
-    `enter` moves a rank to its host, before it has made any socket; `address` is that of rank 0.
+    `hosts` has the host of each rank where they are on several.
     """
-
-    def make(rank: int, size: int, folder: Path) -> TorchRank:
-        if enter is not None:
-            enter(rank)
-        return TorchRank(rank, size, folder, tuple(backends), address)
-
-    return ForkedTeam(ranks, make)
+    team = Team(ranks, TorchRank, ranks, network, hosts)
+    address = network.address(hosts[0]) if network else "127.0.0.1"
+    port = max(team.call("serve_store", address))
+    team.call("join", address, port, tuple(backends))
+    return team
 
 
 def on_this_host(ranks: int) -> Team:
@@ -64,12 +61,12 @@ class Arena:
         team = self._teams.get((kind, ranks))
         if team is None or team.closed:
             if self._broken.get((kind, ranks), 0) >= 5:
-                raise TeamFailed("given up after five failures")
+                raise RankFailure("given up after five failures")
             for other in [key for key in self._teams if key[1] != ranks]:
                 self._teams.pop(other).close()
             try:
                 team = self._teams[kind, ranks] = start()
-            except TeamFailed:
+            except RankFailure:
                 self.broke(kind, ranks)
                 raise
         return team
@@ -81,7 +78,7 @@ class Arena:
     def of(self, contender: Contender) -> Team:
         """Returns the ranks that can run this contender."""
         if contender.backend == "mpi":
-            return self._team("mpi", contender.ranks, lambda: mpi.team(contender.ranks))
+            return self._team("mpi", contender.ranks, lambda: mpi.MpiTeam(contender.ranks))
         return self.torch(contender.ranks)
 
     def compare(self, contenders: Sequence[Contender]) -> list[Row]:
@@ -90,7 +87,7 @@ class Arena:
         for contender in contenders:
             try:
                 slowest = max(self.of(contender).call("prepare", contender))
-            except TeamFailed as error:
+            except RankFailure as error:
                 self._failed(contender, error)
                 # Its team is gone, and with it what was prepared in it before.
                 others = [other for other in contenders if other != contender]
@@ -104,7 +101,7 @@ class Arena:
                 try:
                     team = self.of(contender)
                     times[contender].append(team.call("measure", contender, calls[contender]))
-                except TeamFailed as error:
+                except RankFailure as error:
                     self._failed(contender, error)
                     others = [other for other in contenders if other != contender]
                     return self.compare(others) if others else []
@@ -113,13 +110,13 @@ class Arena:
                 continue
             try:
                 team.call("forget")
-            except TeamFailed:
+            except RankFailure:
                 self.broke(*key)
         rows = [summarise(contender, rounds) for contender, rounds in times.items()]
         self.results.rows += rows
         return rows
 
-    def _failed(self, contender: Contender, error: TeamFailed) -> None:
+    def _failed(self, contender: Contender, error: RankFailure) -> None:
         self.broke("mpi" if contender.backend == "mpi" else "torch", contender.ranks)
         self.results.failures.append(f"{contender.key}: {error}")
         self.say(f"failed: {contender.key}\n{error}")

@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection
 BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")
 
 
-def _die_with_parent():
+def die_with_parent():
+    """The kernel kills this process when its parent ends, however that ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def zygote(fd):
-    _die_with_parent()
+    die_with_parent()
     import pytest  # noqa: F401
     import torch
     import torch._dynamo
@@ -103,31 +104,40 @@ def _describe(error):
 
 
 def _rank_main(connection_fd, output_fd, rank, env, delete):
-    global _connection
-    _die_with_parent()
+    die_with_parent()
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
     os.environ.update(env, RANK=str(rank))
     for name in delete:
         os.environ.pop(name, None)
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     import torch.distributed as dist
 
     dist.set_debug_level_from_env()
-    _connection = Connection(connection_fd)
+    if serve(Connection(connection_fd)):
+        with contextlib.suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    os._exit(0)
+
+
+def serve(connection):
+    """Runs the functions that the test names, until the test says the end: a rank's whole work.
+
+    Returns True once the test has said so, False if it is gone.
+    """
+    global _connection
+    _connection = connection
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     import pytest
 
     while True:
         try:
             command = pickle.loads(_connection.recv_bytes())
         except EOFError:
-            os._exit(0)
+            return False
         if command is None:
-            with contextlib.suppress(Exception):
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-            os._exit(0)
+            return True
         module, name, args, kwargs = command
         try:
             if BACKEND == "torchcomms":

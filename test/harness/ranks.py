@@ -82,6 +82,8 @@ class _Zygote:
             pass_fds=[theirs.fileno()],
             env=env,
             stdin=subprocess.DEVNULL,
+            # Ctrl-C is for this process alone, which needs the zygote to end the ranks.
+            start_new_session=True,
         )
         theirs.close()
 
@@ -163,17 +165,21 @@ class Ranks:
         self.pids, self.connections, self.outputs = [], [], []
         self.reports = [[] for _ in range(world)]
         self._done = {}
+        self.make_processes(env or {}, tuple(delete_env), started_with)
+        if init:
+            self.run(_init if init is True else init, *self.store_args(), world, timeout)
+
+    def make_processes(self, env, delete_env, started_with):
+        """Fills pids, connections and outputs."""
         self._zygote = _zygote_process(started_with)
-        for rank in range(world):
+        for rank in range(self.world):
             ours, theirs = socket.socketpair()
             output = tempfile.TemporaryFile()
-            request = ("fork", rank, env or {}, tuple(delete_env))
+            request = ("fork", rank, env, delete_env)
             self.pids.append(self._zygote.ask(*request, fds=[theirs.fileno(), output.fileno()]))
             theirs.close()
             self.connections.append(Connection(ours.detach()))
             self.outputs.append(output)
-        if init:
-            self.run(_init if init is True else init, *self.store_args(), world, timeout)
 
     @staticmethod
     def store_args():
@@ -188,15 +194,19 @@ class Ranks:
             self._done.pop(rank, None)
             self.connections[rank].send_bytes(packed)
 
-    def wait(self, timeout=CALL_TIMEOUT, ranks=None, grace=5.0):
+    def wait(self, timeout=CALL_TIMEOUT, ranks=None, grace=5.0, *, prolong=False):
         """The outcome of each rank, in order. Kills what does not answer in time.
 
         Once one rank has raised, its peers may wait for it for ever: they get `grace` seconds.
+        With `prolong` the time begins anew whenever a rank reports something.
         """
         ranks = self._ranks(ranks)
         deadline = time.monotonic() + timeout
         while missing := [rank for rank in ranks if rank not in self._done]:
             self._read(missing, max(0.0, deadline - time.monotonic()))
+            if prolong and any(self.reports):
+                self.reports = [[] for _ in range(self.world)]
+                deadline = time.monotonic() + timeout
             if any(rank in self._done and self._done[rank].error for rank in ranks):
                 deadline = min(deadline, time.monotonic() + grace)
                 grace = 1e9
