@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+
+from harness.ranks import Outcome, Ranks
 
 from .rank import FATAL, HARMLESS, TIMEOUT, Report, Round, main
 
@@ -20,6 +18,7 @@ from .rank import FATAL, HARMLESS, TIMEOUT, Report, Round, main
 # the groups.
 PATIENCE = 3 * TIMEOUT + 20
 STANDSTILL = 90.0  # seconds without an operation on any rank: they hang
+DEATHS = {"kill": -signal.SIGKILL, "exit": 3}
 GROWTH = 24.0  # MiB a process may grow after its second life, over all others
 
 
@@ -43,83 +42,29 @@ def draw_round(seed: int, ranks: int, threads: int) -> Round:
 
 def run_round(plan: Round) -> tuple[list[str], int, list[Report]]:
     """Returns what is wrong, the number of operations, and the reports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torchcomms_pg"])
-    processes: list[tuple[ForkServerProcess, Connection]] = []
-    # How many operations each has done. A busy machine may need minutes for a round.
-    progress = context.RawArray("q", plan.size)
-    with tempfile.TemporaryDirectory() as folder:
-        for rank in range(plan.size):
-            ours, theirs = context.Pipe(duplex=False)
-            arguments = (plan, rank, f"{folder}/store", theirs, progress)
-            process = context.Process(target=main, args=arguments)
-            process.start()
-            theirs.close()
-            processes.append((process, ours))
-        seen, limit = [-1], 0.0
-        stopped_at = 0.0
-        while any(process.is_alive() for process, _ in processes):
-            if plan.fault == "stop for a while":
-                stopped_at = _resume(processes[plan.victim][0], stopped_at)
-            if list(progress) != seen:
-                seen, limit = list(progress), time.monotonic() + STANDSTILL
-            if time.monotonic() > limit:
-                break
-            time.sleep(0.05)
-        wrong = []
-        for rank, (process, _) in enumerate(processes):
-            if process.is_alive():
-                wrong.append(f"rank {rank} hangs; stderr has its stacks")
-                _print_stacks(process)
-                process.kill()
-            process.join()
-        reports = [_receive(pipe) for _, pipe in processes]
-    codes = [process.exitcode for process, _ in processes]
-    wrong += _judge(plan, codes, reports)
-    present = [report for report in reports if report is not None]
-    return wrong, sum(report.operations for report in present), present
+    with tempfile.TemporaryDirectory() as folder, Ranks(plan.size, init=False) as ranks:
+        ranks.start(main, plan, f"{folder}/store")
+        outcomes = ranks.wait(STANDSTILL, prolong=True)  # a busy machine may need minutes
+        code = ranks.exit_code(plan.victim) if plan.fault in DEATHS else None
+    reports = [outcome.value for outcome in outcomes if outcome.ok]
+    return _judge(plan, outcomes, code), sum(report.operations for report in reports), reports
 
 
-def _print_stacks(process: ForkServerProcess) -> None:
-    if process.pid is not None:
-        os.kill(process.pid, signal.SIGUSR1)
-        process.join(1)  # faulthandler gives no sign when it has written
-
-
-def _resume(process: ForkServerProcess, stopped_at: float) -> float:
-    try:
-        with open(f"/proc/{process.pid}/stat") as file:
-            stopped = file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return 0.0
-    if not stopped or process.pid is None:
-        return 0.0
-    if stopped_at == 0.0:
-        return time.monotonic()
-    if time.monotonic() - stopped_at > TIMEOUT / 4:
-        os.kill(process.pid, signal.SIGCONT)
-    return stopped_at
-
-
-def _receive(pipe: Connection) -> Report | None:
-    try:
-        report = pipe.recv() if pipe.poll() else None
-    except (EOFError, OSError):
-        return None
-    return report if isinstance(report, Report) else None
-
-
-def _judge(plan: Round, codes: list[int | None], reports: list[Report | None]) -> list[str]:
+def _judge(plan: Round, outcomes: list[Outcome], code: int | None) -> list[str]:
     wrong = []
-    dies = {"kill": -signal.SIGKILL, "exit": 3}.get(plan.fault)
-    faulted = next((r.faulted_at for r in reports if r and r.faulted_at), 0.0)
-    for rank, (code, report) in enumerate(zip(codes, reports, strict=True)):
+    dies = DEATHS.get(plan.fault)
+    faulted = next((o.value.faulted_at for o in outcomes if o.ok and o.value.faulted_at), 0.0)
+    for outcome in outcomes:
+        rank, report = outcome.rank, outcome.value
+        if outcome.hung:
+            wrong.append(f"rank {rank} hangs: {outcome.hung}")
+            continue
         if dies is not None and rank == plan.victim:
             if code != dies:
                 wrong.append(f"rank {rank} ended with {code}, expected {dies}")
             continue
-        if report is None:
-            wrong.append(f"rank {rank} died with {code}")
+        if not outcome.ok:
+            wrong.append(f"rank {rank}: {outcome.died or outcome.error}")
             continue
         if report.wrong:
             wrong.append(f"rank {rank}: {report.wrong}")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
-import faulthandler
 import gc
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
+
+from harness.ranks import report, thread_names, wait_for
 
 from .operations import Team, WrongValueError, draw, perform
 
@@ -40,7 +39,6 @@ class Round(NamedTuple):
 class Report(NamedTuple):
     """What became of a rank. Memory in MiB, after each life."""
 
-    rank: int
     operations: int
     error: str  # of an operation: expected where there is a fault
     wrong: str  # never expected
@@ -55,34 +53,25 @@ FATAL = ("kill", "abort", "stay away", "raise", "destroy", "exit")
 HARMLESS = ("none", "stop for a while", "come late", "hold the GIL")
 
 
-def main(
-    plan: Round, rank: int, store: str, pipe: Connection, progress: ctypes.Array[ctypes.c_longlong]
-) -> None:
-    """Runs in a process of its own; sends a `Report`, unless it dies as planned.
-
-    Counts its operations in `progress`, at its rank.
-    """
-    torch.set_num_threads(1)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    worker = _Rank(plan, rank, store, progress)
+def main(plan: Round, store: str) -> Report:
+    """Runs in a process of its own, unless it dies as planned; reports when it gets on."""
+    worker = _Rank(plan, store)
     try:
         for life in range(plan.lives):
             worker.live(life)
     except Exception:
         worker.wrong = worker.wrong or traceback.format_exc()
-    pipe.send(worker.report())
-    pipe.close()
+    return worker.report()
 
 
 class _Rank:
-    def __init__(
-        self, plan: Round, rank: int, store: str, progress: ctypes.Array[ctypes.c_longlong]
-    ) -> None:
+    def __init__(self, plan: Round, store: str) -> None:
         self.plan = plan
-        self.rank = rank
+        self.rank = int(os.environ["RANK"])
         self.store = store
-        self.progress = progress
         self.operations = 0
+        self.reported_at = 0.0
+        self.lock = threading.Lock()  # of both
         self.error = ""
         self.wrong = ""
         self.faulted_at = 0.0
@@ -91,7 +80,6 @@ class _Rank:
 
     def report(self) -> Report:
         return Report(
-            self.rank,
             self.operations,
             self.error,
             self.wrong,
@@ -152,8 +140,7 @@ class _Rank:
                 drawn = draw(generator, len(team.ranks))
                 if self.rank in team.ranks:
                     perform(team, drawn)
-                    self.operations += 1
-                    self.progress[self.rank] = self.operations
+                    self._count()
         except WrongValueError:
             self.wrong = traceback.format_exc()
         except Exception as error:
@@ -161,6 +148,13 @@ class _Rank:
             # What other threads still do ends with it.
             with contextlib.suppress(Exception):
                 dist.distributed_c10d._abort_process_group()
+
+    def _count(self) -> None:
+        with self.lock:
+            self.operations += 1
+            if time.monotonic() - self.reported_at > 1:
+                report(self.operations)
+                self.reported_at = time.monotonic()
 
     def _fault(self) -> None:
         if self.rank != self.plan.victim:
@@ -181,7 +175,8 @@ class _Rank:
         elif fault == "destroy":
             dist.destroy_process_group()
         elif fault == "stop for a while":
-            os.kill(os.getpid(), signal.SIGSTOP)  # who started the rank lets it go on
+            pause = f"kill -STOP $PPID; sleep {TIMEOUT / 4}; kill -CONT $PPID"
+            subprocess.run(["sh", "-c", pause], check=True)
         elif fault == "come late":
             time.sleep(TIMEOUT / 4)
         elif fault == "hold the GIL":
@@ -190,9 +185,8 @@ class _Rank:
                 sum(range(10_000_000))
 
     def _look_for_leaks(self) -> None:
-        deadline = time.monotonic() + 5
-        while (left := _threads()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: not _threads())
+        left = _threads()
         if left and not self.error:
             self.wrong = self.wrong or f"threads were left: {left}"
         held = (len(os.listdir("/proc/self/fd")), len(_mappings()))
@@ -206,11 +200,7 @@ class _Rank:
 
 
 def _threads() -> list[str]:
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-            names.append(file.read().strip())
-    return [name for name in names if name.startswith("tcpg_")]
+    return [name for name in thread_names() if name.startswith("tcpg_")]
 
 
 def _mappings() -> list[str]:
