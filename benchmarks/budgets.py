@@ -25,8 +25,8 @@ class Budget:
 def all_of(results: Results) -> list[Budget]:
     """Judges every budget that there are measurements for."""
     return [
-        at_most(results, "dist.all_reduce of 4 B, 2 ranks", "dist", 8),
-        at_most(results, "TorchComm.all_reduce of 4 B, 2 ranks", "torchcomm", 4),
+        latency(results, "dist.all_reduce of 4 B, 2 ranks", "dist", 8),
+        latency(results, "TorchComm.all_reduce of 4 B, 2 ranks", "torchcomm", 4),
         share(results),
         watching(results),
         inside(results),
@@ -69,33 +69,37 @@ def of_hosts(results: Results) -> list[Budget]:
     return judged
 
 
-def at_most(results: Results, what: str, frontend: str, limit: float) -> Budget:
+def at_most(what: str, limit: str, most: float, value: float | None, measured: str) -> Budget:
+    """Judges a value that has to be small; None: not measured. `measured` writes it."""
+    if value is None:
+        return Budget(what, limit, "not measured", None)
+    return Budget(what, limit, measured.format(value), value <= most)
+
+
+def latency(results: Results, what: str, frontend: str, limit: float) -> Budget:
     """The latency of the smallest all-reduce."""
     value = smallest(results, frontend)
-    measured = f"{value:.2f} us" if value else "not measured"
-    return Budget(what, f"<= {limit} us", measured, value <= limit if value else None)
+    return at_most(what, f"<= {limit} us", limit, value, "{:.2f} us")
 
 
 def share(results: Results) -> Budget:
     """What the object API costs of what process groups cost."""
     own, group = (smallest(results, frontend) for frontend in ("torchcomm", "dist"))
-    measured = f"{own / group:.2f}" if own and group else "not measured"
-    reached = own / group <= 0.5 if own and group else None
-    return Budget("the same, of dist.all_reduce", "<= 0.5 times", measured, reached)
+    value = own / group if own and group else None
+    return at_most("the same, of dist.all_reduce", "<= 0.5 times", 0.5, value, "{:.2f}")
 
 
 def watching(results: Results) -> Budget:
     """What a flight recorder, an empty pre and an empty post hook add."""
     own, watched = (smallest(results, frontend) for frontend in ("torchcomm", "watched"))
-    measured = f"{watched - own:.2f} us" if own and watched else "not measured"
-    reached = watched - own <= 2 if own and watched else None
-    return Budget("recorder, empty pre and post hook, 4 B", "<= 2 us", measured, reached)
+    value = watched - own if own and watched else None
+    return at_most("recorder, empty pre and post hook, 4 B", "<= 2 us", 2, value, "{:.2f} us")
 
 
-def smallest(results: Results, frontend: str) -> float:
-    """The latency of the smallest all-reduce of 2 ranks in microseconds; 0: not measured."""
+def smallest(results: Results, frontend: str) -> float | None:
+    """The latency of the smallest all-reduce of 2 ranks in microseconds; None: not measured."""
     row = results.find("all_reduce", 4, "torchcomms", 2, frontend=frontend)
-    return row.median_us if row else 0.0
+    return row.median_us if row else None
 
 
 def inside(results: Results) -> Budget:
@@ -105,9 +109,8 @@ def inside(results: Results) -> Budget:
         for record in results.sections.get("library", [])
         if (record["op"], record["bytes"], record["ranks"]) == ("all_reduce", 4, 2)
     ]
-    measured = f"{times[0]:.2f} us" if times else "not measured"
-    reached = times[0] <= 1.5 if times else None
-    return Budget("inside the library, 4 B, 2 ranks", "<= 1.5 us", measured, reached)
+    value = times[0] if times else None
+    return at_most("inside the library, 4 B, 2 ranks", "<= 1.5 us", 1.5, value, "{:.2f} us")
 
 
 def ahead(
@@ -186,11 +189,8 @@ def half(results: Results) -> Budget:
         if full_row and half_row:
             ratios[size] = half_row.median_us / full_row.median_us
     what = "bfloat16 all_reduce / float32, same elements, from 1 MB"
-    if not ratios:
-        return Budget(what, "<= 0.75", "not measured", None)
-    size = max(ratios, key=lambda key: ratios[key])
-    measured = f"{ratios[size]:.2f} at {table.size(size)} of float32"
-    return Budget(what, "<= 0.75", measured, ratios[size] <= 0.75)
+    value, size = max(((ratio, size) for size, ratio in ratios.items()), default=(None, 0))
+    return at_most(what, "<= 0.75", 0.75, value, f"{{:.2f}} at {table.size(size)} of float32")
 
 
 def promised(results: Results, call: programs.Call) -> Budget:
@@ -237,10 +237,8 @@ def growth(results: Results) -> Budget:
                 found[where] = grown
     what = "all_reduce: time grows with bytes, as copies do"
     limit = 1.3 * copies_slow_down(results)
-    if not found:
-        return Budget(what, f"<= {limit:.1f} x", "not measured", None)
-    most = max(found, key=lambda key: found[key])
-    return Budget(what, f"<= {limit:.1f} x", f"{found[most]:.2f} x ({most})", found[most] <= limit)
+    value, most = max(((grown, where) for where, grown in found.items()), default=(None, ""))
+    return at_most(what, f"<= {limit:.1f} x", limit, value, f"{{:.2f}} x ({most})")
 
 
 def copies_slow_down(results: Results) -> float:
@@ -264,11 +262,9 @@ def wire(results: Results) -> Budget:
         for record in results.sections["hosts"]["sent"]
         if record["backend"] == "torchcomms"
     }
-    what, limit = "all_reduce, bytes a host sends / what it has to", "<= 1.02 x"
-    if not ratios:
-        return Budget(what, limit, "not measured", None)
-    most = max(ratios, key=lambda key: ratios[key])
-    return Budget(what, limit, f"{ratios[most]:.3f} x ({most})", ratios[most] <= 1.02)
+    what = "all_reduce, bytes a host sends / what it has to"
+    value, most = max(((sent, where) for where, sent in ratios.items()), default=(None, ""))
+    return at_most(what, "<= 1.02 x", 1.02, value, f"{{:.3f}} x ({most})")
 
 
 def link(results: Results, network: str) -> Budget:

@@ -86,11 +86,3 @@ def measure(
         medians = {name: median(all) for name, all in times.items()}
         records.append({"dtype": str(dtype).removeprefix("torch."), "bytes": size, **medians})
     return records
-
-
-def slowest(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Merges what all ranks returned: the largest of each time."""
-    return [
-        {name: max(record[name] for record in records) for name in records[0]}
-        for records in zip(*answers, strict=True)
-    ]

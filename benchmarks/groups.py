@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
+
+from .timing import timed
 
 
 def cost(
@@ -21,6 +24,7 @@ def cost(
     """
     groups: list[dist.ProcessGroup] = []
     small, large = torch.zeros(1), torch.zeros(1 << 18)
+    calls: list[Callable[[], object]] = []
     making: list[float] = []
     records = [{"groups": 0.0, **usage()}]
     try:
@@ -32,24 +36,18 @@ def cost(
                 making.append((time.perf_counter() - start) * 1e3)
                 dist.all_reduce(small, group=groups[-1])
                 dist.all_reduce(large, group=groups[-1])
+                calls.append(partial(dist.all_reduce, small, group=groups[-1]))
             meet()
             record = {"groups": float(count), **usage(), "new_group_ms": median(making)}
-            one = [timed(small, groups[-1]) for _ in range(200)]
+            one = [timed(calls[-1]) for _ in range(200)]
             meet()
             # Twice over all: each time another group.
-            turns = [timed(small, group) for _ in range(2) for group in groups]
+            turns = [timed(call) for _ in range(2) for call in calls]
             records.append({**record, "one_us": median(one), "turns_us": median(turns)})
     finally:
         for group in groups:
             dist.destroy_process_group(group)
     return records
-
-
-def timed(data: torch.Tensor, group: dist.ProcessGroup) -> float:
-    """Returns the microseconds of one all-reduce."""
-    start = time.perf_counter()
-    dist.all_reduce(data, group=group)
-    return (time.perf_counter() - start) * 1e6
 
 
 def usage() -> dict[str, float]:
@@ -62,11 +60,3 @@ def usage() -> dict[str, float]:
             if name in names:
                 values[names[name]] = float(value.split()[0])
     return values
-
-
-def slowest(answers: list[list[dict[str, float]]]) -> list[dict[str, float]]:
-    """Merges the records of all ranks: the largest of each value."""
-    merged = []
-    for records in zip(*answers, strict=True):
-        merged.append({name: max(record[name] for record in records) for name in records[0]})
-    return merged

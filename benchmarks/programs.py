@@ -111,14 +111,3 @@ def measure(
                     times[name] += took
         found[call.name] = {name: median(all) for name, all in times.items()}
     return found
-
-
-def slowest(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Merges what all ranks returned: the largest of each value."""
-    return {
-        name: {
-            backend: max(a[name][backend] for a in answers if backend in a[name])
-            for backend in times
-        }
-        for name, times in answers[0].items()
-    }

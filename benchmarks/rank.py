@@ -153,9 +153,7 @@ class TorchRank(Rank):
         times = []
         for _ in range(calls):
             self.meet()
-            start = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - start) * 1e6)
+            times.append(timing.timed(call))
         return median(times)
 
     def train(self, job: steps.Job) -> dict[str, Any]:

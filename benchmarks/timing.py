@@ -6,8 +6,9 @@ import gc
 import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -51,6 +52,11 @@ def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e6
+
+
+def slowest(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merges what all ranks returned: the largest of each value."""
+    return {name: max(each[name] for each in answers if name in each) for name in answers[0]}
 
 
 def power(base: int, exponent: int, limit: float) -> float:

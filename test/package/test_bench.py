@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import emulated
-from benchmarks import bounds, budgets, compare, operations, plan, scale, table
+from benchmarks import bounds, budgets, compare, mpi, operations, plan, scale, table
 from benchmarks.results import OPERATIONS, Contender, Results, Row, summarise
 from benchmarks.team import Team
 from harness import ROOT, TESTS, network
@@ -227,6 +227,14 @@ def test_a_rank_that_does_not_answer_in_time_ends_the_team():
         with pytest.raises(RankFailure, match=r"(?s)rank 0 hung: .*rank 1 hung: "):
             ranks.call("hang", timeout=0.2)
         assert ranks.closed
+
+
+def test_where_mpirun_starts_no_ranks_its_output_is_in_the_error(monkeypatch, tmp_path):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho no slots; exit 1\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RankFailure, match="mpirun did not start 2 ranks: no slots"):
+        mpi.MpiTeam(2)
 
 
 @pytest.mark.skipif(bool(emulated.available()), reason=emulated.available() or "it is there")
