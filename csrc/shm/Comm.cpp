@@ -51,7 +51,7 @@ std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bo
   std::shared_ptr<Comm> comm(new Comm(segment, rank, blocking));
   state.phase.store(Phase::joined, std::memory_order_release);
   segment->header().joined.fetch_add(1);
-  segment->ringAll(rank);
+  segment->wakeAll(rank);
   return comm;
 }
 
@@ -222,7 +222,7 @@ void Comm::finalize() {
 
 void Comm::leave(Phase phase) {
   segment_->state(rank_).phase.store(phase, std::memory_order_release);
-  segment_->ringAll(rank_);
+  segment_->wakeAll(rank_);
 }
 
 void Comm::destroy() {
@@ -292,7 +292,7 @@ void Comm::offerShrink(uint64_t excluded, const ncclUniqueId& id) {
   offer.excluded = excluded;
   offer.id = id;
   offer.generation.fetch_add(1);
-  segment_->ringAll(rank_);
+  segment_->wakeAll(rank_);
 }
 
 ncclUniqueId Comm::takeShrinkOffer(int leader, uint64_t excluded) {

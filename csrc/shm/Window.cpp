@@ -169,7 +169,7 @@ void Windows::run(const Put& put) {
   }
   if (put.signal == kNoSignal) return;
   segment.signal(comm_.rank(), put.peer, put.signal).fetch_add(1, std::memory_order_acq_rel);
-  segment.ring(comm_.rank(), put.peer);
+  segment.wakeRank(comm_.rank(), put.peer);
 }
 
 void Windows::run(const SignalWait& wait) {

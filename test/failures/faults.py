@@ -30,16 +30,19 @@ ABSENCE = LIMIT + 4.0  # longer than its peers need to give it up
 # Of the environment of what a rank starts, to find it again.
 MARK = "TORCHCOMMS_PG_TEST_CELL"
 
+# Says the verdict, a rank that has compared, or the library where it failed before a rank's call.
+DIFFERENT = r"different operations|disagree|mismatched collectives"
+
 # Fault, and what the error of the other ranks says; None: nothing fails.
 FAULTS = {
     "never calls": r"rank 1 has not arrived at .*(\n.*)*in stays_away",
     "calls late": None,
-    "another operation": r"different operations|disagree",
-    "another size": r"different operations|disagree",
-    "another dtype": r"different operations|disagree",
+    "another operation": DIFFERENT,
+    "another size": DIFFERENT,
+    "another dtype": DIFFERENT,
     # Over Gloo the one that has sent its part is done, and waits for the others in the next.
-    "another root": r"different operations|disagree|have not arrived at all_reduce #4",
-    "a root of its own": r"different operations|disagree",
+    "another root": DIFFERENT + r"|have not arrived at all_reduce #4",
+    "a root of its own": DIFFERENT,
     "another message": r"receives 1000 float32 from rank 1, which sends 999|disagree",
     # A rank whose process the other group's deadline has ended no longer answers.
     "another order of groups": r"rank 1 (has not arrived at .*(\n.*)*in all_reduce|did not answer)",

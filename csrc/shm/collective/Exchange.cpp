@@ -33,8 +33,8 @@ void Exchange::publish() {
   mine.signatures[published_ % kHistory] = signature_;
   mine.arrived.store(++published_, std::memory_order_release);
   waiter_.noteCpu();
-  segment_.ringAll(self_);
-  // Follows the fence in ringAll(), so that of two ranks at least one sees the other.
+  segment_.wakeAll(self_);
+  // Follows the fence in wakeAll(), so that of two ranks at least one sees the other.
   if (rooted_) checkArrived(published_ - 1);
 }
 
@@ -59,7 +59,7 @@ void Exchange::close() {
   const uint64_t closed = closed_.load(std::memory_order_relaxed) + 1;
   closed_.store(closed, std::memory_order_relaxed);
   segment_.state(self_).progress.departed.store(closed, std::memory_order_release);
-  segment_.ringAll(self_);
+  segment_.wakeAll(self_);
 }
 
 void Exchange::check(int peer, uint64_t step) {

@@ -187,7 +187,7 @@ void MessageEngine::pumpOut(int destination) {
         transfer.count, out.messages, transfer.tag, static_cast<uint16_t>(transfer.type), out.slot};
     const auto published = [&] {
       moved_ = true;
-      segment_.ring(rank_, destination);
+      segment_.wakeRank(rank_, destination);
     };
     if (!out.channel.write(
             header,
@@ -262,7 +262,7 @@ bool MessageEngine::moveIn(int source, Arriving& arriving) {
   }
   const size_t before = message->moved;
   const bool complete = arriving.channel.read(
-      out, message->bytes, message->moved, [&] { segment_.ring(rank_, source); });
+      out, message->bytes, message->moved, [&] { segment_.wakeRank(rank_, source); });
   moved_ = moved_ || complete || message->moved != before;
   if (!complete) return false;
   message->arrived = true;
@@ -328,7 +328,7 @@ void MessageEngine::endReceive(const std::shared_ptr<Transfer>& receive, const I
   end(receive);
   if (message.slot == 0) return;
   arriving_[message.source].channel.setReceived(message.slot);
-  segment_.ring(rank_, message.source);
+  segment_.wakeRank(rank_, message.source);
 }
 
 void MessageEngine::end(const std::shared_ptr<Transfer>& transfer) {

@@ -94,7 +94,7 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
       }
       problem = engine().problem();
     }
-    if (wakeOthers) comm_.segment().ring(comm_.rank(), comm_.rank());
+    if (wakeOthers) comm_.segment().wakeRank(comm_.rank(), comm_.rank());
     if (problem) {
       fail(problem);
       return any;
@@ -213,7 +213,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     if (completed_.empty() && transfer->ended.load(std::memory_order_relaxed)) return;
     work_.notify_one();
   }
-  comm_.segment().ring(comm_.rank(), comm_.rank());
+  comm_.segment().wakeRank(comm_.rank(), comm_.rank());
 }
 
 bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
@@ -314,7 +314,7 @@ void PointToPoint::close(const std::shared_ptr<const Failure>& why) {
     if (engine_) engine_->clear();
     work_.notify_all();
   }
-  comm_.segment().ring(comm_.rank(), comm_.rank());
+  comm_.segment().wakeRank(comm_.rank(), comm_.rank());
 }
 
 void PointToPoint::shutdown(const std::string& why) {

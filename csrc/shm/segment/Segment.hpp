@@ -70,11 +70,11 @@ class Segment {
 
   // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.
   // Call after publishing what they wait for. Cheap when no thread sleeps.
-  void ring(int self, int rank) const {
+  void wakeRank(int self, int rank) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     wakeThose(self, rank / 64, uint64_t{1} << (rank % 64));
   }
-  void ringAll(int self) const {
+  void wakeAll(int self) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int word = 0; word * 64 < ranks_; ++word) wakeThose(self, word, ~uint64_t{0});
   }

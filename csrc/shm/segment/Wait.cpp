@@ -110,10 +110,10 @@ void Waiter::migrateToFreeCpu() const {
 bool Waiter::spinThenYield(
     FunctionRef<bool()> ready,
     FunctionRef<bool()> failed,
-    int ringer,
+    int waker,
     Clock::time_point begin) const {
   const microseconds learned(patience_.load(std::memory_order_relaxed));
-  const auto end = begin + (ringer == kAnyone ? kPatience : learned);
+  const auto end = begin + (waker == kAnyone ? kPatience : learned);
   for (auto now = begin; now < end && !failed();) {
     if (crowded() || sharesCpu()) {
       if (ready()) return true;
@@ -132,14 +132,14 @@ bool Waiter::spinThenYield(
 }
 
 // Expects the next wait to last about as long as this one did.
-void Waiter::adaptSpinTime(int ringer, bool soon) const {
-  if (ringer == kAnyone) return;
+void Waiter::adaptSpinTime(int waker, bool soon) const {
+  if (waker == kAnyone) return;
   const auto before = patience_.load(std::memory_order_relaxed);
   const auto after = soon ? kPatience.count() : std::max(before / 2, kLeastPatience.count());
   if (after != before) patience_.store(after, std::memory_order_relaxed);
 }
 
-void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
+void Waiter::sleepUnless(int waker, FunctionRef<bool()> ready) const {
   Doorbell& doorbell = segment_.state(self_).doorbell;
   struct Sleeper {
     Doorbell& doorbell;
@@ -147,13 +147,13 @@ void Waiter::sleepUnless(int ringer, FunctionRef<bool()> ready) const {
     ~Sleeper() { doorbell.sleepers.fetch_sub(1); }
   } sleeper(doorbell);
   const uint32_t rings = doorbell.rings.load(std::memory_order_acquire);
-  if (ringer != kAnyone) {
-    segment_.await(self_, ringer);
+  if (waker != kAnyone) {
+    segment_.await(self_, waker);
   } else {
     for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
   }
-  // Pairs with the fence in Segment::ring: either the ringing rank sees the sleeper, or the sleeper
-  // sees what was published.
+  // Pairs with the fence in Segment::wakeRank: either the ringing rank sees the sleeper, or the
+  // sleeper sees what was published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) syscall(SYS_futex, &doorbell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
 }
@@ -183,10 +183,10 @@ void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
 }
 
 void Waiter::waitLong(
-    FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const {
+    FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int waker, bool watchFailure) const {
   const auto failed = [&] { return watchFailure && segment_.failed(); };
   const auto begin = Clock::now();
-  if (spinThenYield(ready, failed, ringer, begin)) return adaptSpinTime(ringer, true);
+  if (spinThenYield(ready, failed, waker, begin)) return adaptSpinTime(waker, true);
   const auto left = [&] {
     for (int rank = 0; rank < segment_.size(); ++rank) {
       if (rank == self_ || !needs(rank)) continue;
@@ -209,7 +209,7 @@ void Waiter::waitLong(
         segment_.fail(failure);
       }
     }
-    if (ready()) return adaptSpinTime(ringer, Clock::now() - begin <= kPatience);
+    if (ready()) return adaptSpinTime(waker, Clock::now() - begin <= kPatience);
     if (lookForDead && interrupted()) {
       throw interruption(self_);
     }
@@ -217,7 +217,7 @@ void Waiter::waitLong(
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
       throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");
     }
-    sleepUnless(ringer, [&] { return ready() || failed(); });
+    sleepUnless(waker, [&] { return ready() || failed(); });
   }
 }
 

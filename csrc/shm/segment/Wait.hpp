@@ -97,15 +97,15 @@ class Waiter {
   // go on while this thread spins.
   bool sharesCpu() const;
   void waitLong(
-      FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int ringer, bool watchFailure) const;
+      FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int waker, bool watchFailure) const;
   bool spinThenYield(
       FunctionRef<bool()> ready,
       FunctionRef<bool()> failed,
-      int ringer,
+      int waker,
       std::chrono::steady_clock::time_point begin) const;
   void migrateToFreeCpu() const;
-  void adaptSpinTime(int ringer, bool soon) const;
-  void sleepUnless(int ringer, FunctionRef<bool()> ready) const;
+  void adaptSpinTime(int waker, bool soon) const;
+  void sleepUnless(int waker, FunctionRef<bool()> ready) const;
 
   Segment& segment_;
   const int self_;
