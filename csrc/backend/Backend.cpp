@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/Leaked.hpp"
-#include "comm/Rendezvous.hpp"
+#include "connect/Rendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {

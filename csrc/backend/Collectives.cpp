@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
-#include "comm/Collectives.hpp"
+#include "collectives/Collectives.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "comm/Connect.hpp"
+#include "connect/Connect.hpp"
 
 namespace torchcomms_pg {
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
-#include "comm/Collectives.hpp"
-#include "comm/Types.hpp"
+#include "collectives/Collectives.hpp"
+#include "operation/Types.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,5 +1,5 @@
 // c10d's one-sided windows, which torch has from 2.14 on.
-#include "comm/Window.hpp"
+#include "window/Window.hpp"
 
 #include <utility>
 

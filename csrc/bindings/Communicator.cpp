@@ -6,7 +6,7 @@
 #include <string>
 
 #include "bindings/Bindings.hpp"
-#include "comm/Collectives.hpp"
+#include "collectives/Collectives.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {

@@ -8,7 +8,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
-#include "comm/Connect.hpp"
+#include "connect/Connect.hpp"
 
 namespace torchcomms_pg {
 

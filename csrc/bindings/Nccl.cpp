@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/Bindings.hpp"
-#include "comm/Rendezvous.hpp"
+#include "connect/Rendezvous.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 

@@ -4,8 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/Bindings.hpp"
-#include "comm/SharedTensor.hpp"
-#include "comm/Window.hpp"
+#include "window/SharedTensor.hpp"
+#include "window/Window.hpp"
 
 namespace torchcomms_pg {
 

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "comm/PreparedOp.hpp"
 #include "comm/Work.hpp"
+#include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
 

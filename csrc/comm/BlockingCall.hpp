@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "comm/Operation.hpp"
 #include "nccl/NcclApi.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -14,17 +14,17 @@
 #include "comm/CommHandle.hpp"
 #include "comm/Executor.hpp"
 #include "comm/FailureState.hpp"
-#include "comm/Group.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/InFlightOps.hpp"
-#include "comm/PreparedOp.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/SignalSlots.hpp"
 #include "comm/Work.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/NcclApi.hpp"
+#include "operation/Group.hpp"
+#include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
 

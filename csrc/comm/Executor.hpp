@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/PreparedOp.hpp"
 #include "comm/Work.hpp"
+#include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
-#include "comm/Operation.hpp"
 #include "nccl/NcclApi.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

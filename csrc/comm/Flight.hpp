@@ -11,10 +11,10 @@
 #include <optional>
 
 #include "comm/InFlightOps.hpp"
-#include "comm/Operation.hpp"
 #include "comm/Work.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "device/EventWatch.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/Operation.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "comm/CallbackThread.hpp"
-#include "comm/OpName.hpp"
-#include "comm/PreparedOp.hpp"
 #include "comm/Work.hpp"
+#include "operation/OpName.hpp"
+#include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <mutex>
 
-#include "comm/Operation.hpp"
 #include "comm/Work.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/Operation.hpp"
+#include "operation/Operation.hpp"
 #include "recorder/FlightRecorder.hpp"
 
 namespace torchcomms_pg {

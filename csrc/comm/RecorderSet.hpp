@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/Group.hpp"
-#include "comm/PreparedOp.hpp"
 #include "comm/RecordedOp.hpp"
+#include "operation/Group.hpp"
+#include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/Operation.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -80,7 +80,7 @@ def test_a_death_after_a_rank_has_come_is_told_where_no_group_knew_it():
 
 
 def keys_of_rank_1():
-    """Where it does: as it is now, in csrc/comm/Bootstrap.cpp."""
+    """Returns the keys of the store that rank 1 writes: csrc/connect/StoreRendezvous.cpp."""
     return ["torchcomm/met/torchcomms_pg/met/3/1/rank/1"]
 
 

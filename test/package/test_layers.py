@@ -17,9 +17,14 @@ ROOMS = {
     "device": "base host monitor",
     "gloo": "base device host monitor nccl shm",
     "recorder": "base monitor",
-    "comm": "base device gloo host monitor nccl recorder shm",
-    "backend": "base comm device recorder",
-    "bindings": "base backend comm device gloo host monitor nccl recorder shm",
+    "operation": "base nccl",
+    "comm": "base device gloo host monitor nccl operation recorder shm",
+    "collectives": "base comm nccl operation",
+    "connect": "base comm device gloo host monitor nccl operation shm",
+    "window": "base comm device nccl operation",
+    "backend": "base collectives comm connect device operation recorder window",
+    "bindings": "base backend collectives comm connect device gloo host monitor nccl operation "
+    "recorder shm window",
 }
 
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "comm/BlockingCall.hpp"
-#include "comm/Group.hpp"
-#include "comm/Operation.hpp"
 #include "comm/Peer.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
+#include "operation/Group.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

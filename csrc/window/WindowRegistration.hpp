@@ -5,7 +5,7 @@
 
 #include <unordered_set>
 
-#include "comm/Window.hpp"
+#include "window/Window.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,4 +1,4 @@
-#include "comm/Types.hpp"
+#include "operation/Types.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/ScalarType.h>

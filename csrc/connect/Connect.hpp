@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/Communicator.hpp"
-#include "comm/Rendezvous.hpp"
+#include "connect/Rendezvous.hpp"
 #include "gloo/Comm.hpp"
 #include "nccl/Library.hpp"
 

@@ -1,4 +1,4 @@
-#include "comm/StoreRendezvous.hpp"
+#include "connect/StoreRendezvous.hpp"
 
 #include <algorithm>
 #include <cerrno>

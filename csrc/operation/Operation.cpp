@@ -1,4 +1,4 @@
-#include "comm/Operation.hpp"
+#include "operation/Operation.hpp"
 
 #include <algorithm>
 #include <iterator>

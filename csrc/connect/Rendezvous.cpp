@@ -1,4 +1,4 @@
-#include "comm/Rendezvous.hpp"
+#include "connect/Rendezvous.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/StoreRendezvous.hpp"
+#include "connect/StoreRendezvous.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Process.hpp"
 #include "shm/segment/Layout.hpp"

@@ -1,4 +1,4 @@
-#include "comm/Checks.hpp"
+#include "operation/Checks.hpp"
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>

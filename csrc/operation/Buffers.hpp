@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comm/Types.hpp"
+#include "operation/Types.hpp"
 
 namespace torchcomms_pg {
 

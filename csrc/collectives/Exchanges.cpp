@@ -3,11 +3,11 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/Buffers.hpp"
-#include "comm/Checks.hpp"
-#include "comm/Collectives.hpp"
-#include "comm/Types.hpp"
+#include "collectives/Collectives.hpp"
 #include "nccl/Fallbacks.hpp"
+#include "operation/Buffers.hpp"
+#include "operation/Checks.hpp"
+#include "operation/Types.hpp"
 
 namespace torchcomms_pg::ops {
 

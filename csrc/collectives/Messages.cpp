@@ -2,10 +2,10 @@
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
-#include "comm/Buffers.hpp"
-#include "comm/Checks.hpp"
-#include "comm/Collectives.hpp"
-#include "comm/Types.hpp"
+#include "collectives/Collectives.hpp"
+#include "operation/Buffers.hpp"
+#include "operation/Checks.hpp"
+#include "operation/Types.hpp"
 
 namespace torchcomms_pg::ops {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/Buffers.hpp"
-#include "comm/Operation.hpp"
 #include "nccl/NcclApi.hpp"
+#include "operation/Buffers.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,4 +1,4 @@
-#include "comm/SharedTensor.hpp"
+#include "window/SharedTensor.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>

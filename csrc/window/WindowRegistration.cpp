@@ -1,15 +1,15 @@
 // Registration of a window's tensors, and its end.
-#include "comm/WindowRegistration.hpp"
+#include "window/WindowRegistration.hpp"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "comm/Checks.hpp"
-#include "comm/SharedTensor.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "nccl/Fallbacks.hpp"
+#include "operation/Checks.hpp"
+#include "window/SharedTensor.hpp"
 
 namespace torchcomms_pg {
 

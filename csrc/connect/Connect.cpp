@@ -1,4 +1,4 @@
-#include "comm/Connect.hpp"
+#include "connect/Connect.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>

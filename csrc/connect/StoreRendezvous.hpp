@@ -9,7 +9,7 @@
 
 #include "comm/CommError.hpp"
 #include "comm/Peer.hpp"
-#include "comm/Rendezvous.hpp"
+#include "connect/Rendezvous.hpp"
 
 namespace torchcomms_pg {
 

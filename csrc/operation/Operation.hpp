@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/TorchCompat.hpp"
-#include "comm/Group.hpp"
-#include "comm/OpName.hpp"
+#include "operation/Group.hpp"
+#include "operation/OpName.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,15 +1,15 @@
 // One-sided communication: puts, signals, and the memory of peers.
-#include "comm/Window.hpp"
+#include "window/Window.hpp"
 
 #include <ATen/ATen.h>
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "comm/Checks.hpp"
-#include "comm/SharedTensor.hpp"
-#include "comm/Types.hpp"
-#include "comm/WindowRegistration.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "operation/Checks.hpp"
+#include "operation/Types.hpp"
+#include "window/SharedTensor.hpp"
+#include "window/WindowRegistration.hpp"
 
 namespace torchcomms_pg {
 
