@@ -1,4 +1,4 @@
-// How the ranks of a new communicator learn of each other through the group's store.
+// Rendezvous of the ranks of a new communicator through the group's store.
 #pragma once
 
 #include <chrono>
