@@ -272,7 +272,11 @@ void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {
       std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
-      reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
+      try {
+        reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
+      } catch (const std::exception&) {
+        // The peer has closed the group already; the next operation with it fails.
+      }
     }
   }
 }

@@ -125,6 +125,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void close();
 
  private:
+  // Tag of the message that ends connecting.
+  static constexpr int kConnectedTag = 0;
   // Tag and time limit of the reason that a rank tells the others over their connections before it
   // drops them, and the reason.
   static constexpr int kReasonTag = kTagLimit;

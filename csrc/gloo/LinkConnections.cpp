@@ -1,7 +1,10 @@
 // A link's connections, from the first wish for them to their end.
+#include <ATen/ATen.h>
+
 #include <sstream>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
@@ -18,6 +21,25 @@ constexpr size_t kNamed = 4;
 // Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
+
+// Returns once all ranks have connected. Gloo returns when this rank has, and breaks the connecting
+// of a peer whose connection ends before that: of a group that is made and closed at once.
+void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
+  std::vector<at::Tensor> sent{at::zeros({1}, at::kByte)};
+  std::vector<at::Tensor> received;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) {
+      received.push_back(at::empty({1}, at::kByte));
+      std::vector<at::Tensor> from{received.back()};
+      works.push_back(made.recv(from, peer, tag));
+      works.push_back(made.send(sent, peer, tag));
+    }
+  }
+  for (const auto& work : works) {
+    work->wait();
+  }
+}
 
 }  // namespace
 
@@ -87,6 +109,9 @@ host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) 
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   auto made = setup_.connect(
       c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
+  if (made != nullptr) {
+    awaitAllConnected(*made, setup_.rank, size(), kConnectedTag);
+  }
   {
     std::lock_guard lock(mutex_);
     if (!setup_.fault->known() && !closed_) {

@@ -183,3 +183,10 @@ def _links():
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it has just been closed
             yield os.readlink(f"/proc/self/fd/{fd}")
+
+
+@on_ranks(3)
+def test_a_group_that_is_closed_at_once_breaks_nobodys_connecting(world):
+    """Seen in one of 200 such groups when a rank closed its connections while another connected."""
+    for turn in range(60):
+        make(f"short {turn}", "gloo").finalize()
