@@ -9,6 +9,38 @@
 
 namespace torchcomms_pg::ops {
 
+namespace {
+
+// Issues the gathering of `input` on `root`, where `target` has a value: OutputBuffer or
+// OutputBuffers.
+template <class Target>
+WorkPtr issueGather(
+    Communicator& comm,
+    PreparedOp call,
+    const at::Tensor& input,
+    const std::optional<Target>& target,
+    int root) {
+  const auto wire = wireType(input.scalar_type());
+  call.launch = [&comm, target, wire, root, source = input.contiguous()](
+                    ncclComm_t handle, cudaStream_t stream) {
+    return gather(
+        comm.api(),
+        source.data_ptr(),
+        target ? target->data() : nullptr,
+        source.numel() * wire.factor,
+        wire.type,
+        root,
+        handle,
+        stream);
+  };
+  if (target && target->needsCopy()) {
+    call.epilogue = [target] { target->copyBack(); };
+  }
+  return comm.issue(std::move(call));
+}
+
+}  // namespace
+
 WorkPtr broadcast(
     Communicator& comm, const Communicator::Options& options, const at::Tensor& tensor, int root) {
   auto call = comm.prepare(OpKind::broadcast, options);
@@ -144,27 +176,11 @@ WorkPtr gather(
   call.setTensors({input}, outputs);
   call.op.peer = root;
 
-  const auto wire = wireType(input.scalar_type());
-  const auto source = input.contiguous();
   std::optional<OutputBuffers> targets;
   if (root == comm.rank()) {
     targets.emplace(outputs);
   }
-  call.launch = [&comm, targets, wire, source, root](ncclComm_t handle, cudaStream_t stream) {
-    return gather(
-        comm.api(),
-        source.data_ptr(),
-        targets ? targets->data() : nullptr,
-        source.numel() * wire.factor,
-        wire.type,
-        root,
-        handle,
-        stream);
-  };
-  if (targets && targets->needsCopy()) {
-    call.epilogue = [targets] { targets->copyBack(); };
-  }
-  return comm.issue(std::move(call));
+  return issueGather(comm, std::move(call), input, targets, root);
 }
 
 WorkPtr gatherSingle(
@@ -195,24 +211,7 @@ WorkPtr gatherSingle(
   }
   call.setTensors({input}, outputs);
   call.op.peer = root;
-
-  const auto wire = wireType(input.scalar_type());
-  call.launch = [&comm, target, wire, root, source = input.contiguous()](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return gather(
-        comm.api(),
-        source.data_ptr(),
-        target ? target->data() : nullptr,
-        source.numel() * wire.factor,
-        wire.type,
-        root,
-        handle,
-        stream);
-  };
-  if (target && target->needsCopy()) {
-    call.epilogue = [target] { target->copyBack(); };
-  }
-  return comm.issue(std::move(call));
+  return issueGather(comm, std::move(call), input, target, root);
 }
 
 WorkPtr scatter(
