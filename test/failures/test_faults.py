@@ -39,14 +39,9 @@ def shared_memory():
 
 def assert_nothing_left(before):
     """Other programs may come and go in /dev/shm, so what is new must vanish soon."""
-    left = set()
-
-    def clean():
-        nonlocal left
-        left = shared_memory() - before
-        return not left
-
-    assert wait_for(clean, 5), f"left in /dev/shm: {sorted(left)}"
+    left = shared_memory() - before
+    gone = wait_for(lambda: not left & shared_memory(), 5)
+    assert gone, f"left in /dev/shm: {sorted(left & shared_memory())}"
 
 
 def until_failure(peers_of=None):

@@ -149,6 +149,26 @@ def test_a_full_disk_is_told_as_one(checkout):
     assert "TMPDIR" in said and "tools/demo" in said
 
 
+def test_a_disk_that_filled_while_an_environment_was_made_is_told(checkout, tmp_path):
+    """venv prints no more than the command that failed."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *"-m venv"*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    df = tmp_path / "bin/df"
+    df.parent.mkdir()
+    df.write_text("#!/bin/sh\necho Filesystem\necho /dev/sda 100000 99000 1000 99% /\n")
+    for program in (python, df):
+        program.chmod(0o755)
+    done = run(checkout, PYTHON=str(python), PATH=f"{df.parent}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "error: 'virtual environment' failed (exit code 1): the disk of "
+        f"{checkout} is full.\n"
+        "Make room (an environment with CUDA takes 6 GB), then again: tools/try\n"
+    )
+
+
 def test_a_failure_of_another_kind_points_to_pips_own_words(checkout):
     said = why(checkout, "ERROR: something else\n")
     assert said == (
