@@ -17,7 +17,7 @@ import torch
 import torchcomms_pg
 
 from . import budgets, compare, gpus, hosts, mpi, plan, plot, scale
-from .operations import FRONT_ENDS
+from .front_ends import FRONT_ENDS
 from .parts import FULL_RUN, measure
 from .results import ELEMENT_BYTES, OPERATIONS, Results
 

@@ -23,7 +23,7 @@ from harness import ROOT, TESTS
 from harness.rank_process import die_with_parent, serve
 from harness.ranks import RankFailure
 
-from .operations import Issue
+from .front_ends import Issue
 from .rank import Rank
 from .results import Contender
 from .team import CALL_SECONDS, Team
@@ -127,63 +127,47 @@ class Mpi:
     def __init__(self, comm: Any, asynchronous: bool) -> None:
         from mpi4py import MPI
 
-        self.comm, self.in_place, self.sum = comm, MPI.IN_PLACE, MPI.SUM
+        self.sum = MPI.SUM
+        self.comm, self.in_place = comm, MPI.IN_PLACE
         self.asynchronous = asynchronous
 
-    def _bind(self, name: str, *args: Any) -> Issue:
+    def bind(self, name: str, *args: Any) -> Issue:
+        """Binds a method."""
+        method, *arguments = self._method(name, *args)
         if self.asynchronous:
-            name = "I" + name.lower()
-        return partial(getattr(self.comm, name), *args)
+            method = "I" + method.lower()
+        memory = [each.numpy() if isinstance(each, Tensor) else each for each in arguments]
+        return partial(getattr(self.comm, method), *memory)
 
-    def all_reduce(self, data: Tensor) -> Issue:
-        """Binds Allreduce."""
-        return self._bind("Allreduce", self.in_place, data.numpy(), self.sum)
-
-    def broadcast(self, data: Tensor) -> Issue:
-        """Binds Bcast from rank 0."""
-        return self._bind("Bcast", data.numpy(), 0)
-
-    def all_gather(self, out: Tensor, data: Tensor) -> Issue:
-        """Binds Allgather."""
-        return self._bind("Allgather", data.numpy(), out.numpy())
-
-    def reduce_scatter(self, out: Tensor, data: Tensor) -> Issue:
-        """Binds Reduce_scatter_block."""
-        return self._bind("Reduce_scatter_block", data.numpy(), out.numpy(), self.sum)
-
-    def all_to_all(self, out: Tensor, data: Tensor) -> Issue:
-        """Binds Alltoall."""
-        return self._bind("Alltoall", data.numpy(), out.numpy())
-
-    def reduce(self, data: Tensor) -> Issue:
-        """Binds Reduce to rank 0."""
-        buffers = (data.numpy(), None) if self.comm.rank else (self.in_place, data.numpy())
-        return self._bind("Reduce", *buffers, self.sum, 0)
-
-    def gather(self, out: list[Tensor] | None, data: Tensor) -> Issue:
-        """Binds Gather to rank 0."""
-        return self._bind("Gather", data.numpy(), whole(out), 0)
-
-    def scatter(self, out: Tensor, data: list[Tensor] | None) -> Issue:
-        """Binds Scatter from rank 0."""
-        return self._bind("Scatter", whole(data), out.numpy(), 0)
-
-    def send(self, data: Tensor, peer: int) -> Issue:
-        """Binds Send."""
-        return self._bind("Send", data.numpy(), peer)
-
-    def recv(self, data: Tensor, peer: int) -> Issue:
-        """Binds Recv."""
-        return self._bind("Recv", data.numpy(), peer)
-
-    def barrier(self) -> Issue:
-        """Binds Barrier."""
-        return self._bind("Barrier")
+    def _method(self, name: str, *args: Any) -> tuple[Any, ...]:
+        match name, args:
+            case "all_reduce", (data, op):
+                return "Allreduce", self.in_place, data, op
+            case "broadcast", (data, root):
+                return "Bcast", data, root
+            case "reduce", (data, root, op):
+                buffers = (self.in_place, data) if self.comm.rank == root else (data, None)
+                return "Reduce", *buffers, op, root
+            case "all_gather_single", (out, data):
+                return "Allgather", data, out
+            case "reduce_scatter_single", (out, data, op):
+                return "Reduce_scatter_block", data, out, op
+            case "all_to_all_single", (out, data):
+                return "Alltoall", data, out
+            case "gather", (out, data, root):
+                return "Gather", data, whole(out), root
+            case "scatter", (out, data, root):
+                return "Scatter", whole(data), out, root
+            case "send" | "recv", (data, peer):
+                return name.capitalize(), data, peer
+            case "barrier", ():
+                return ("Barrier",)
+        raise ValueError(f"no such operation: {name}")
 
 
-def whole(blocks: Sequence[Tensor] | None) -> Any:
-    """Returns the memory that holds equal blocks one after the other."""
-    return blocks and blocks[0].as_strided((len(blocks) * blocks[0].numel(),), (1,)).numpy()
+def whole(blocks: Sequence[Tensor]) -> Tensor | None:
+    """Returns the tensor that holds equal blocks one after the other; None without blocks."""
+    return blocks[0].as_strided((len(blocks) * blocks[0].numel(),), (1,)) if blocks else None
 
 
 def main(path: str) -> None:

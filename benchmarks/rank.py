@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import deepspeed, groups, operations, programs, steps, timing
+from .front_ends import FRONT_ENDS, FrontEnd
 from .results import Contender
 
 TIMEOUT = timedelta(seconds=60)
@@ -32,7 +33,7 @@ class Rank:
         """Returns once all ranks have called this."""
         raise NotImplementedError
 
-    def front_end(self, contender: Contender) -> operations.FrontEnd:
+    def front_end(self, contender: Contender) -> FrontEnd:
         """Returns the way to call the backend."""
         raise NotImplementedError
 
@@ -110,9 +111,9 @@ class TorchRank(Rank):
         """Returns once all ranks have called this."""
         dist.barrier(group=self.meeting)
 
-    def front_end(self, contender: Contender) -> operations.FrontEnd:
+    def front_end(self, contender: Contender) -> FrontEnd:
         """Returns the way to call the backend."""
-        kind = operations.FRONT_ENDS[contender.frontend]
+        kind = FRONT_ENDS[contender.frontend]
         return kind(self.groups[contender.backend], contender.mode == "async")
 
     def overlap(self, contender: Contender, calls: int) -> dict[str, float]:
