@@ -19,8 +19,6 @@ from harness.fake_nccl import Library
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
-pytestmark = pytest.mark.torch_version
-
 try:
     import simulated
 
@@ -108,6 +106,7 @@ def test_nothing_is_set_that_was_not_asked_for(library):
     assert library.configs("init") == [{}]
 
 
+@pytest.mark.torch_version
 def test_options_of_a_process_group_reach_the_library(library):
     _, backends = new_backends(2, **CONFIG, net_name="Socket", split_share=1)
     assert library.configs("init") == [{**TOLD, "netName": "Socket", "splitShare": 1}] * 2
@@ -128,6 +127,7 @@ def test_a_split_communicator_has_its_parents_configuration_or_that_of_its_hints
         comm.finalize()
 
 
+@pytest.mark.torch_version
 def test_ranks_outside_a_split_take_part_without_a_color(library):
     comms = new_comms(3)
     made = on_threads(3, lambda rank: comms[rank].split([0, 2] if rank != 1 else []))
@@ -141,6 +141,7 @@ def test_ranks_outside_a_split_take_part_without_a_color(library):
         comm.finalize()
 
 
+@pytest.mark.torch_version
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
 def test_a_shrunk_group_has_its_parents_configuration_for_the_accelerator_too(library):
     _, backends = new_backends(3, **CONFIG)
@@ -195,6 +196,7 @@ def test_options_are_copied_with_their_configuration():
     assert options.config.min_ctas == 2
 
 
+@pytest.mark.torch_version
 @pytest.mark.skipif(
     not hasattr(torchcomms_pg.Backend, "merge"), reason="torch binds split and merge from 2.14 on"
 )
@@ -391,6 +393,7 @@ def test_ranks_per_root_of_zero_is_refused(monkeypatch):
 # ---------------------------------------------------------------- the communicator itself
 
 
+@pytest.mark.torch_version
 def test_the_pointer_of_a_group_is_nccls_communicator(library):
     _, backends = new_backends(2)
     made = {call["rank"]: call["comm"] for call in library.calls("init")}
@@ -430,6 +433,7 @@ def test_the_pointer_of_a_communicator_is_nccls(library):
     other.finalize()
 
 
+@pytest.mark.torch_version
 def test_a_backend_has_what_torchs_own_has():
     _, (first, second) = new_backends(2, device=None)
     assert first.uid != second.uid

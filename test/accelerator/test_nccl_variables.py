@@ -13,7 +13,7 @@ from harness.values import assert_same
 from package.test_registration import run_python
 from torchcomms_pg import _C
 
-pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 NAN = float("nan")
 
@@ -52,6 +52,7 @@ def test_a_deterministic_group_excludes_nvls(deterministic, set_to, told):
     assert f"NCCL_ALGO: {told}\n" in output
 
 
+@pytest.mark.torch_version
 @on_ranks(2)
 def test_enable_timing_has_works_know_how_long_they_took(world):
     group = new_group_with("TORCH_NCCL_ENABLE_TIMING")
@@ -90,6 +91,7 @@ def test_nan_check_refuses_what_this_rank_would_send(world):
     dist.all_reduce(nan)  # of another group
 
 
+@pytest.mark.torch_version
 @on_ranks(2)
 def test_messages_between_group_start_and_group_end_are_launched_together(world):
     group = dist.new_group()
@@ -108,6 +110,7 @@ def test_messages_between_group_start_and_group_end_are_launched_together(world)
     dist.destroy_process_group(group)
 
 
+@pytest.mark.torch_version
 def test_the_backend_tells_versions_and_policies():
     backend = torchcomms_pg.Backend
     header = _C.nccl_header_version

@@ -20,7 +20,7 @@ from harness import ROOT
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, init_default_group, wait_for
 
-pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+pytestmark = pytest.mark.beyond_gloo
 FREE = ("TORCHCOMM_ABORT_ON_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 JOINING = datetime.timedelta(seconds=60)
 TOLD = "torchcomms_pg ends this process"
@@ -137,6 +137,7 @@ def end_first(args, folder):
         dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.torch_version
 def test_who_ends_first_waits_for_the_dumps_of_the_others():
     """For so long: rank 1 is stopped, and so has none."""
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-ending-") as folder:

@@ -17,7 +17,7 @@ from harness.ranks import Ranks, init_default_group, wait_for
 from harness.values import data
 from package.test_registration import run_python
 
-pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 DEBUG = dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
@@ -40,6 +40,7 @@ def run_together(stores, world, backends):
     return results, threads
 
 
+@pytest.mark.torch_version
 def test_default_groups_of_several_backends_over_time():
     backends = ["torchcomms", "gloo", "torchcomms", "cpu:torchcomms", "cpu:gloo", "torchcomms"]
     with Ranks(3, init=False) as ranks:
@@ -74,6 +75,7 @@ def in_detail(store, world, backend):
     return tensor, rows, names, errors
 
 
+@pytest.mark.torch_version
 def test_debug_detail_is_the_same_as_over_gloo():
     results = {}
     for backend in ("gloo", "torchcomms"):
@@ -111,6 +113,7 @@ def attached_in_detail(store, world):
     return told, entries, tensor.tolist(), behind, nan
 
 
+@pytest.mark.torch_version
 def test_get_comm_sees_through_debug_detail():
     with Ranks(2, init=False, env=DEBUG) as ranks:
         for told, entries, tensor, behind, nan in ranks.run(
@@ -133,6 +136,7 @@ class Samples(torch.utils.data.Dataset):
         return torch.full((5,), float(index)), os.getpid()
 
 
+@pytest.mark.torch_version
 @like_gloo(2)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_forked_data_loader_workers_beside_a_live_group(world, persistent):
@@ -208,7 +212,16 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "without destroy",
+        pytest.param(
+            "by sys.exit, with the group in a cycle and an operation in flight",
+            marks=pytest.mark.torch_version,
+        ),
+    ],
+)
 def test_a_process_may_end(how, tmp_path):
     """With exit code 0, quickly, and nothing left in /dev/shm."""
     before = set(os.listdir("/dev/shm"))
@@ -355,6 +368,7 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
             agent.stdout.close()
 
 
+@pytest.mark.torch_version
 def test_backend_none_with_torchcomms_as_the_default_of_the_cpu():
     code, output = run_python(
         """
@@ -373,6 +387,7 @@ def test_backend_none_with_torchcomms_as_the_default_of_the_cpu():
     assert code == 0 and output.startswith("Backend cpu:torchcomms"), output
 
 
+@pytest.mark.torch_version
 def test_a_cuda_group_without_a_gpu_fails_when_it_is_used_and_says_why():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -19,7 +19,7 @@ from harness.ranks import Ranks, connect_store, init_default_group
 from harness.values import all_data, assert_reduced, assert_same
 from torchcomms_pg import as_gloo, run
 
-pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
+pytestmark = pytest.mark.beyond_gloo
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MARK = "groups of the name gloo run over"
 
@@ -96,6 +96,7 @@ print([name for name in sys.modules if name.startswith("torchcomms_pg.")])
 """
 
 
+@pytest.mark.torch_version
 @pytest.mark.parametrize(
     "variable, printed, said",
     [
@@ -191,12 +192,14 @@ def every_group(world):
     assert is_ours(shape.get_group("all"))
 
 
+@pytest.mark.torch_version
 @pytest.mark.parametrize("world", [1, 3])
 def test_groups_of_every_way_of_saying_gloo_are_ours(world):
     with Ranks(world, init=init) as ranks:
         ranks.run(every_group, world)
 
 
+@pytest.mark.torch_version
 def test_with_debug_detail_calls_are_compared_and_run_over_ours():
     with Ranks(2, init=init, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")) as ranks:
         ranks.run(compared)
@@ -232,6 +235,7 @@ def as_programs_look_at_it():
     return str(raised.value)
 
 
+@pytest.mark.torch_version
 def test_names_and_words_are_those_of_gloo():
     with Ranks(2, init=init) as ranks:
         text = ranks.run(as_programs_look_at_it)[0]
@@ -252,6 +256,7 @@ def what_is_not_a_groups(port, prefix, world):
     dist.barrier()
 
 
+@pytest.mark.torch_version
 def test_gloo_by_its_own_name_and_other_backends_are_as_they_were():
     with Ranks(2, init=False) as ranks:
         ranks.run(what_is_not_a_groups, *ranks.store_args(), 2)
@@ -277,6 +282,7 @@ def messages():
     assert c10d._get_default_store().check(["received"])
 
 
+@pytest.mark.torch_version
 def test_a_message_is_sent_once_it_is_received_as_over_gloo():
     """TorchRL's workers leave when their messages are sent, and are asked for others later."""
     with Ranks(2, init=init) as ranks:
@@ -293,6 +299,7 @@ def messages_that_nobody_takes(kind):
         work.wait()
 
 
+@pytest.mark.torch_version
 @pytest.mark.timeout(50)
 @pytest.mark.parametrize("kind", ["isend", "irecv"])
 def test_a_group_ends_without_messages_that_nobody_takes(kind):
@@ -352,6 +359,7 @@ def tensors_of_gpus(port, prefix, world):
     dist.destroy_process_group()
 
 
+@pytest.mark.torch_version
 @pytest.mark.skipif(bool(gpus.missing()), reason=gpus.missing() or "there are GPUs")
 def test_tensors_of_gpus_go_over_gloo():
     gpus.apart(2, tensors_of_gpus)

@@ -21,8 +21,6 @@ import torchcomms_pg
 from harness import ROOT
 from torchcomms_pg import _C, _compat
 
-pytestmark = pytest.mark.torch_version
-
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -45,6 +43,7 @@ def test_typing_files_are_shipped():
     assert files.joinpath("_C.pyi").is_file()
 
 
+@pytest.mark.torch_version
 def test_entry_point_names_the_registration():
     (entry,) = importlib.metadata.entry_points(
         group="torch.distributed.backends", name="torchcomms"
@@ -87,6 +86,7 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
 # Importing
 
 
+@pytest.mark.torch_version
 def test_imports_without_gpu_driver_or_nccl_package():
     # A CUDA build of torch maps libnccl by itself; a CPU build leaves it to us, and we wait
     # until it is used.
@@ -108,6 +108,7 @@ print("imported", torchcomms_pg.__version__)
     assert run.stdout.strip() == f"imported {torchcomms_pg.__version__}", run.stderr
 
 
+@pytest.mark.torch_version
 def test_extension_links_neither_nccl_nor_cuda():
     dump = subprocess.run(
         ["objdump", "-p", _C.__file__], capture_output=True, text=True, check=True
@@ -117,6 +118,7 @@ def test_extension_links_neither_nccl_nor_cuda():
     assert not [name for name in needed if "nccl" in name or "cuda" in name]
 
 
+@pytest.mark.torch_version
 def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
     # Anything else could collide with symbols of torch, NCCL or the torchcomms package.
     dump = subprocess.run(
@@ -131,6 +133,7 @@ def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
     assert sorted(own) == [f"PyInit_{module}", "torchcomms_pg_allocate", "torchcomms_pg_free"]
 
 
+@pytest.mark.torch_version
 def test_a_torch_that_there_is_no_build_for_is_refused_with_the_command_to_build():
     run = run_python("""
 import sys, torch
@@ -147,6 +150,7 @@ except ImportError as error:
     assert "pip install --no-build-isolation" in run.stdout
 
 
+@pytest.mark.torch_version
 def test_each_torch_minor_finds_the_build_that_is_named_for_it(tmp_path):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for name in ("_C_torch29", "_C_torch213", "_C_torch215", "_C_torch", "_C_other"):
@@ -160,16 +164,19 @@ def test_each_torch_minor_finds_the_build_that_is_named_for_it(tmp_path):
     assert _compat.builds(tmp_path / "nothing") == {}
 
 
+@pytest.mark.torch_version
 def test_patch_release_and_other_build_of_a_torch_count_as_the_same():
     assert _compat.minor_of("2.13.1+cu130") == _compat.minor_of("2.13.0+cpu") == "2.13"
     assert _compat.minor_of("2.16.0a0+git1234") == "2.16"
 
 
+@pytest.mark.torch_version
 def test_types_of_the_extension_do_not_show_which_torch_it_is_for():
     assert torchcomms_pg.Backend.__module__ == _C.__name__ == "torchcomms_pg._C"
     assert sys.modules["torchcomms_pg._C"] is _C
 
 
+@pytest.mark.torch_version
 def test_extension_was_built_for_the_torch_that_runs():
     assert _C.torch_version == _compat.minor_of(torch.__version__)
 
@@ -425,6 +432,7 @@ def differences(path: str, stub: list[ast.stmt], real: dict[str, object]) -> lis
     return found
 
 
+@pytest.mark.torch_version
 def test_stub_says_what_the_extension_has():
     stub = ast.parse(importlib.resources.files("torchcomms_pg").joinpath("_C.pyi").read_text())
     found = differences("", stub.body, dict(vars(_C)))
