@@ -36,7 +36,6 @@ def zygote(fd):
     # Ranks neither collect nor copy what torch's import has made: 0.2 s of CPU time in each rank.
     gc.collect()
     gc.freeze()
-    exited = {}
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not message:
@@ -56,12 +55,9 @@ def zygote(fd):
             for inherited in fds:
                 os.close(inherited)
             answer = pid
-        else:  # ("reap", pid): the exit status, None while it lives
-            if request[1] not in exited:
-                pid, status = os.waitpid(request[1], os.WNOHANG)
-                if pid:
-                    exited[pid] = os.waitstatus_to_exitcode(status)
-            answer = exited.get(request[1])
+        else:  # ("reap", pid): the exit status, None while it lives; once, as pids are used again
+            pid, status = os.waitpid(request[1], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
         control.send(pickle.dumps(answer))
 
 

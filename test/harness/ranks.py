@@ -165,6 +165,7 @@ class Ranks:
         self.pids, self.connections, self.outputs = [], [], []
         self.reports = [[] for _ in range(world)]
         self._done = {}
+        self._exit_codes = {}  # of those that are reaped: their pids may be other processes' by now
         self.make_processes(env or {}, tuple(delete_env), started_with)
         if init:
             self.run(_init if init is True else init, *self.store_args(), world, timeout)
@@ -249,17 +250,23 @@ class Ranks:
         self.connections[rank].send_bytes(pickle.dumps(value))
 
     def kill(self, rank, number=signal.SIGKILL):
+        if rank in self._exit_codes:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[rank], number)
 
     def exit_code(self, rank, timeout=10.0):
         """Wait for the rank's process to end; its exit code, -9 after a kill, None if it lives."""
         deadline = time.monotonic() + timeout
-        while (code := self._zygote.ask("reap", self.pids[rank])) is None:
-            if time.monotonic() > deadline:
+        while rank not in self._exit_codes:
+            code = self._zygote.ask("reap", self.pids[rank])
+            if code is not None:
+                self._exit_codes[rank] = code
+            elif time.monotonic() > deadline:
                 return None
-            time.sleep(0.01)  # polling a process that is not our child: nothing to wait on
-        return code
+            else:
+                time.sleep(0.01)  # polling a process that is not our child: nothing to wait on
+        return self._exit_codes[rank]
 
     def output(self, rank):
         self.outputs[rank].seek(0)
