@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torchcomms_pg
 import torchcomms_pg.memory
 from accelerator.test_nccl_library import REQUIRED, make_library
+from harness import fake_nccl
 from harness.fake_nccl import Library
 from harness.ranks import Ranks, init_default_group, on_ranks, time_limit, wait_for
 from torchcomms_pg import _C, nccl
@@ -51,9 +52,7 @@ library = None
 def over_fake(port, prefix, world, timeout):
     global library
     simulated.install()
-    # Where conftest.py takes it away again: a rank may be killed.
-    folder = os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
-    library = Library(tempfile.mkdtemp(dir=folder), 23007, "MEMORY")
+    library = Library(tempfile.mkdtemp(dir=fake_nccl.FOLDER), 23007, "MEMORY")
     serve_host_device("sim", library.path)
     init_default_group(port, prefix, 0, 1, timeout)
     torchcomms_pg.get_comm(device=DEVICE).get_nccl_comm_ptr()  # when the library has made it

@@ -1,5 +1,6 @@
 // A libnccl for tests: it communicates nothing, and writes what it is called with to a file, one
 // line of JSON for each call. See fake_nccl.py.
+#include <dlfcn.h>
 #include <nccl.h>
 
 #include <atomic>
@@ -25,8 +26,11 @@ thread_local int caller = -1;
 std::atomic<bool> hanging = false;  // what waits for other ranks
 int refusal = 0;                    // the result of what it refuses; 0: nothing
 
+// Appends a line to the file beside this library, which has copies elsewhere.
 void write(const std::string& line) {
-  FILE* file = std::fopen(LOG, "a");
+  Dl_info self;
+  dladdr(&refusal, &self);
+  FILE* file = std::fopen((std::string(self.dli_fname) + ".log").c_str(), "a");
   std::fputs((line + "\n").c_str(), file);
   std::fclose(file);
 }

@@ -1,38 +1,51 @@
 """A libnccl that carries the tensors of the simulated accelerator and records its calls."""
 
 import ctypes
+import functools
 import json
+import os
 import pathlib
+import shutil
 import subprocess
+import tempfile
 
 from harness import ROOT, TESTS
 from torchcomms_pg import nccl
+
+# Where conftest.py takes it away again: a rank may be killed.
+FOLDER = os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
+
+
+@functools.cache
+def _compiled(version, *features):
+    """The path of a library that nobody loads: tests have copies, whose calls are their own."""
+    path = f"{tempfile.mkdtemp(dir=FOLDER)}/libnccl.so.2"
+    subprocess.run(
+        [
+            *("g++", "-std=c++20", "-shared", "-fPIC", f"-DVERSION={version}"),
+            *(f"-D{name}" for name in features),
+            *("-I", ROOT / "csrc", "-isystem", ROOT / "csrc/nccl/cuda_stub"),
+            *("-isystem", f"{nccl.package_folder()}/include"),
+            *(TESTS / "harness/fake_nccl.cpp", "-o", path),
+        ],
+        check=True,
+    )
+    return path
 
 
 class Library:
     """fake_nccl.cpp as some version of NCCL.
 
     Args:
-        folder: where it is built.
+        folder: where it is put.
         version: as ncclGetVersion tells it.
         features: parts of the API that not every version has, as fake_nccl.cpp names them.
     """
 
     def __init__(self, folder, version, *features):
-        folder = pathlib.Path(folder)
-        self.path = str(folder / "libnccl.so.2")
-        self._log = folder / "log"
+        self.path = shutil.copy(_compiled(version, *features), folder)
+        self._log = pathlib.Path(f"{self.path}.log")
         self._seen = 0
-        subprocess.run(
-            [
-                *("g++", "-std=c++20", "-shared", "-fPIC", f"-DVERSION={version}"),
-                *(f"-DLOG={json.dumps(str(self._log))}", *(f"-D{name}" for name in features)),
-                *("-I", ROOT / "csrc", "-isystem", ROOT / "csrc/nccl/cuda_stub"),
-                *("-isystem", f"{nccl.package_folder()}/include"),
-                *(TESTS / "harness/fake_nccl.cpp", "-o", self.path),
-            ],
-            check=True,
-        )
 
     @property
     def functions(self):
