@@ -244,12 +244,12 @@ std::shared_ptr<Communicator> rendezvous(
       try {
         rendezvous.look();
       } catch (const CommError& error) {
-        throw host::Failure(ncclRemoteError, reasonOf(group, error), error.failure().ranks);
+        throw host::NcclError(ncclRemoteError, reasonOf(group, error), error.failure().ranks);
       }
     };
     try {
       return make({rendezvous.peers(), rendezvous.prefix(), look});
-    } catch (const host::Failure& failure) {
+    } catch (const host::NcclError& failure) {
       rendezvous.checkRefused();
       failInit(group, failure.what(), failure.ranks);
     } catch (const std::exception&) {

@@ -65,8 +65,8 @@ JoinResult joinOnHost(
 struct Rendezvoused {
   const std::vector<Peer>& peers;  // same as JoinResult::peers
   std::string prefix;              // same as for Make
-  // Raises host::Failure where another rank has died or cannot join, and what a handler of a signal
-  // has raised.
+  // Raises host::NcclError where another rank has died or cannot join, and what a handler of a
+  // signal has raised.
   std::function<void()> look;
 };
 

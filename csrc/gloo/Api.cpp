@@ -80,7 +80,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
   Batch now;
   for (auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
-      throw host::Failure(
+      throw host::NcclError(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
     // Gives out places here, in the order in which all ranks issue.
@@ -122,7 +122,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
   host::HostStream::fromHandle(stream)->enqueue([comm, now = std::move(now)] {
     try {
       run(*comm, now);
-    } catch (const host::Failure&) {
+    } catch (const host::NcclError&) {
       // The communicator has failed, which commGetAsyncError tells.
     } catch (const std::exception& error) {
       comm->fault().fail({ncclInternalError, error.what()});

@@ -115,7 +115,7 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
     const Turn turn{turns_, place.ticket};
     awaitLane();
     body();
-  } catch (const host::Failure& failure) {
+  } catch (const host::NcclError& failure) {
     fault_->raiseFor(failure, topology().inside());
   }
 }
@@ -132,7 +132,7 @@ void Comm::completeLater(std::shared_ptr<Request> request) {
     ncclResult_t result = ncclSuccess;
     try {
       self->messages_->complete({request});
-    } catch (const host::Failure& failure) {
+    } catch (const host::NcclError& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
       self->fault_->fail({ncclInternalError, error.what(), {}});
@@ -163,7 +163,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
       const auto& segment = inside_->segment();
       throw segment.failed()
           ? segment.failure()
-          : host::Failure(ncclSystemError, shm::api().getLastError(members_.inside));
+          : host::NcclError(ncclSystemError, shm::api().getLastError(members_.inside));
     }
   });
   if (color == NCCL_SPLIT_NOCOLOR) {

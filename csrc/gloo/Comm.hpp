@@ -43,7 +43,7 @@ struct Part {
 // reduction of NCCL, reduced host by host in rank order, to the same bits on every rank.
 // Execution.hpp says what a collective consists of.
 //
-// Thread-safe. Operations raise host::Failure, with the group's ranks.
+// Thread-safe. Operations raise host::NcclError, with the group's ranks.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   // Makes a communicator. `look`: see Link::connect().

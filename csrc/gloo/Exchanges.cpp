@@ -34,7 +34,7 @@ void Execution::exchangeStraight(
 
 void Execution::checkOwn(const Part& send, const Part& receive) const {
   if (send.bytes != receive.bytes) {
-    throw host::Failure(
+    throw host::NcclError(
         ncclInvalidUsage,
         comm_.inside_->segment().nameOf(local()) + " sends itself " + std::to_string(send.bytes) +
             " bytes and receives " + std::to_string(receive.bytes));
@@ -176,7 +176,7 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
     for (const int source : onLane(host, local())) {
       for (int to = 0; to < localSize(); ++to, ++sent) {
         if (*sent != sizes.awaited(to, source)) {
-          throw host::Failure(
+          throw host::NcclError(
               ncclInvalidUsage,
               "the ranks disagree: " + t_.nameOf(t_.inside()[to]) + " expects " +
                   std::to_string(sizes.awaited(to, source)) + " bytes of " + t_.nameOf(source) +

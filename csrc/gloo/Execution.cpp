@@ -101,7 +101,7 @@ void Execution::inside(const std::vector<Hop>& hops) {
   if (result != ncclSuccess) {
     const auto& segment = comm_.inside_->segment();
     throw segment.failed() ? segment.failure()
-                           : host::Failure(result, api.getLastError(comm_.members_.inside));
+                           : host::NcclError(result, api.getLastError(comm_.members_.inside));
   }
 }
 

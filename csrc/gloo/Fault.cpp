@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kReasonLook{50};
 
 }  // namespace
 
-std::string encode(const host::Failure& failure) {
+std::string encode(const host::NcclError& failure) {
   std::string text;
   for (const int rank : failure.ranks) {
     text += std::to_string(rank) + " ";
@@ -28,7 +28,7 @@ std::string encode(const host::Failure& failure) {
   return text + "\n" + failure.what();
 }
 
-std::optional<host::Failure> decode(const std::string& text) {
+std::optional<host::NcclError> decode(const std::string& text) {
   const auto end = text.find('\n');
   if (end == std::string::npos) {
     return std::nullopt;
@@ -38,10 +38,10 @@ std::optional<host::Failure> decode(const std::string& text) {
   for (int rank = 0; in >> rank;) {
     ranks.push_back(rank);
   }
-  return host::Failure(ncclRemoteError, text.substr(end + 1), std::move(ranks));
+  return host::NcclError(ncclRemoteError, text.substr(end + 1), std::move(ranks));
 }
 
-std::optional<host::Failure> Fault::known() const {
+std::optional<host::NcclError> Fault::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -50,7 +50,7 @@ void Fault::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void Fault::fail(const host::Failure& failure) {
+void Fault::fail(const host::NcclError& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -74,7 +74,7 @@ void Fault::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
-void Fault::raiseFor(const host::Failure& inside, const std::vector<int>& members) {
+void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   // A failure inside a host after the group's has the group's failure as its text.
   if (const auto told = decode(inside.what())) {

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "gloo/SignalWatch.hpp"
-#include "host/Failure.hpp"
+#include "host/NcclError.hpp"
 
 namespace torchcomms_pg::gloo {
 
 // Turn a failure into a text, "1 2 \nreason", and back. None: it is not such a text.
-std::string encode(const host::Failure& failure);
-std::optional<host::Failure> decode(const std::string& text);
+std::string encode(const host::NcclError& failure);
+std::optional<host::NcclError> decode(const std::string& text);
 
 // Thread-safe. Set once: the first failure stands. Ranks are the group's own.
 class Fault : public std::enable_shared_from_this<Fault> {
@@ -27,12 +27,12 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // `rank`: this process's.
   Fault(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
 
-  std::optional<host::Failure> known() const;
+  std::optional<host::NcclError> known() const;
   // Throws the failure, if there is one.
   void check() const;
 
   // Sets the failure. Callable from any thread; does not block.
-  void fail(const host::Failure& failure);
+  void fail(const host::NcclError& failure);
 
   // Fails if the handler of a signal, which runs in the calling thread, raises.
   void lookForSignals();
@@ -50,7 +50,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   // Raises the group's failure, if there is one, or else `inside`, which has failed among ranks of
   // this host; `members`: their numbers in the group.
-  [[noreturn]] void raiseFor(const host::Failure& inside, const std::vector<int>& members);
+  [[noreturn]] void raiseFor(const host::NcclError& inside, const std::vector<int>& members);
 
   // Fails with the reason that another rank has written; false: no rank has within `patience`, or
   // the store is gone.
@@ -94,7 +94,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<host::Failure> failure_;
+  std::optional<host::NcclError> failure_;
   std::vector<Watcher> watchers_;
   bool told_ = false;  // true also when given up
 };

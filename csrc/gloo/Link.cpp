@@ -198,9 +198,9 @@ void Link::compare(const PendingMessage& pending, const host::Signature& theirs)
                     ", " + setup_.names[pending.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
   setup_.fault->fail(
-      host::Failure(
+      host::NcclError(
           ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[pending.peer]}));
-  throw host::Failure(ncclInvalidUsage, text);
+  throw host::NcclError(ncclInvalidUsage, text);
 }
 
 // Waits for `work`. Returns its error, or "". Raises the group's failure, or that the link is
@@ -243,7 +243,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
 
 // Called with mutex_ held.
 void Link::checkOpen() const {
-  if (closed_) throw host::Failure(ncclInvalidUsage, "the communicator has been finalized");
+  if (closed_) throw host::NcclError(ncclInvalidUsage, "the communicator has been finalized");
 }
 
 void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
@@ -256,7 +256,7 @@ void Link::raiseBroken(int peer, const std::string& what) {
   setup_.fault->check();
   if (!failAsHeard(peer) && !setup_.fault->failAsTold(kWrittenPatience)) {
     setup_.fault->fail(
-        host::Failure(
+        host::NcclError(
             ncclRemoteError,
             setup_.names[peer] + " died or left: its connection is broken (" +
                 what.substr(0, what.find(". ")) + ")",

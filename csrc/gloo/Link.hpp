@@ -58,7 +58,7 @@ struct PendingMessage {
 // at a length it does not expect.
 //
 // Thread-safe. Once the group has failed, waiting threads are released, and every call raises the
-// failure as host::Failure; the connections are dropped, so that the other ranks notice, and find
+// failure as host::NcclError; the connections are dropped, so that the other ranks notice, and find
 // the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
@@ -146,7 +146,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool failAsHeard(int peer);
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
-  host::Failure unconnected(const std::string& why, std::vector<int> ranks) const;
+  host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
   // Starts to connect the ranks. `tells`: the other ranks may not know that they are to do so, too.
   void startConnecting(bool tells);

@@ -70,7 +70,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
     lock.unlock();
     try {
       look ? look() : setup_.fault->lookForSignals();
-    } catch (const host::Failure& failure) {
+    } catch (const host::NcclError& failure) {
       setup_.fault->fail(failure);
       throw;
     } catch (const std::exception&) {
@@ -90,7 +90,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
 }
 
 // Returns the error. `why`: Gloo's reason, or this link's.
-host::Failure Link::unconnected(const std::string& why, std::vector<int> ranks) const {
+host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   std::string others;
   for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
     if (static_cast<int>(peer) != setup_.rank) {
@@ -164,7 +164,7 @@ void Link::startConnecting(bool tells) {
     });
   } catch (const std::system_error& error) {
     setup_.fault->fail(
-        host::Failure(
+        host::NcclError(
             ncclSystemError,
             setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
                 error.what() + ")",
@@ -180,7 +180,7 @@ void Link::lookForOthers(c10d::Store& group) {
     const auto text = group.get(key(kLeftKey));
     const int rank = std::stoi(std::string(text.begin(), text.end()));
     setup_.fault->fail(
-        host::Failure(
+        host::NcclError(
             ncclRemoteError,
             "rank " + std::to_string(rank) +
                 " has left before the ranks were connected for tensors of the CPU, which the first "

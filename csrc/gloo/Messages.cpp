@@ -114,7 +114,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
     };
     ways_.inside->pointToPoint().runIndependently(transfer);
     context.release();
-  } catch (const host::Failure& failure) {
+  } catch (const host::NcclError& failure) {
     ways_.fault->raiseFor(failure, ways_.topology->inside());
   }
 }
@@ -128,7 +128,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (result != ncclSuccess && segment.failed()) {
     try {
       ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
-    } catch (const host::Failure&) {
+    } catch (const host::NcclError&) {
       // The others are told of the failure.
     }
   }
@@ -183,7 +183,7 @@ void Messages::converse(int peer, Pair& pair) {
       }
       take(peer, pair, envelope);
     }
-  } catch (const host::Failure&) {
+  } catch (const host::NcclError&) {
     // The group has failed, or the connection has ended.
   } catch (const std::exception& error) {
     ways_.fault->fail({ncclInternalError, error.what(), {}});
@@ -348,7 +348,7 @@ void Messages::complete(const Requests& requests) {
   if (!together.empty()) {
     try {
       ways_.inside->pointToPoint().run(together);
-    } catch (const host::Failure& failure) {
+    } catch (const host::NcclError& failure) {
       ways_.fault->raiseFor(failure, ways_.topology->inside());
     }
     return;
@@ -367,7 +367,7 @@ void Messages::completeOutside(Request& request) {
     return;
   }
   if (request.pending == nullptr) {
-    throw host::Failure(ncclInvalidUsage, "the communicator has been finalized");
+    throw host::NcclError(ncclInvalidUsage, "the communicator has been finalized");
   }
   lock.unlock();
   request.link->complete(*request.pending, /*late=*/false);

@@ -5,7 +5,7 @@
 #include <exception>
 #include <string>
 
-#include "host/Failure.hpp"
+#include "host/NcclError.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg::host {
@@ -40,8 +40,8 @@ inline std::exception_ptr takeInterrupt() noexcept {
 
 // Returns the failure that the other ranks are told when `rank`, this process's, has left a call
 // so.
-inline Failure interruption(int rank) {
-  return Failure(
+inline NcclError interruption(int rank) {
+  return NcclError(
       ncclRemoteError,
       "rank " + std::to_string(rank) + " (pid " + std::to_string(processId()) +
           ") was interrupted by a signal",

@@ -42,7 +42,7 @@ std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bo
   uint32_t claimant = 0;
   const uint32_t pid = processId();
   if (!state.pid.compare_exchange_strong(claimant, pid)) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidUsage,
         "commInitRank: rank " + std::to_string(rank) + " has already joined (pid " +
             std::to_string(claimant) + ")");
@@ -69,7 +69,7 @@ void Comm::awaitJoined() {
 
 void Comm::checkProcess() const {
   if (forkGeneration_ != host::forkGeneration()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidUsage,
         "this communicator belongs to the process that this one was forked from; create "
         "communicators after the fork");
@@ -78,13 +78,13 @@ void Comm::checkProcess() const {
 
 void Comm::checkUsable() const {
   checkProcess();
-  if (revoked()) throw Failure(ncclInvalidUsage, "this rank has revoked the communicator");
+  if (revoked()) throw NcclError(ncclInvalidUsage, "this rank has revoked the communicator");
   if (segment_->failed()) throw segment_->failure();
   if (finalized_.load(std::memory_order_relaxed)) {
-    throw Failure(ncclInvalidUsage, "the communicator is finalized");
+    throw NcclError(ncclInvalidUsage, "the communicator is finalized");
   }
   if (!allJoined()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "the communicator is not ready: commGetAsyncError still reports ncclInProgress");
   }
@@ -101,7 +101,7 @@ ncclResult_t Comm::asyncError() const {
   if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
     try {
       waiter_.checkPeers([](int) { return true; });
-    } catch (const Failure& failure) {
+    } catch (const NcclError& failure) {
       if (allJoined()) return ncclSuccess;
       segment_->fail(failure);
       return segment_->failure().result;
@@ -127,7 +127,7 @@ std::string Comm::whoAmI() const {
   return segment_->nameOf(rank_) + " (pid " + std::to_string(processId()) + ")";
 }
 
-void Comm::fail(const Failure& failure) {
+void Comm::fail(const NcclError& failure) {
   segment_->fail(failure);
 }
 
@@ -211,9 +211,9 @@ std::vector<int> Comm::absentRanks() {
 }
 
 void Comm::finalize() {
-  if (revoked()) throw Failure(ncclInvalidArgument, "commFinalize: the communicator is revoked");
+  if (revoked()) throw NcclError(ncclInvalidArgument, "commFinalize: the communicator is revoked");
   if (finalized_.exchange(true)) {
-    throw Failure(ncclInvalidArgument, "commFinalize: the communicator is already finalized");
+    throw NcclError(ncclInvalidArgument, "commFinalize: the communicator is already finalized");
   }
   awaitPlans();
   if (!segment_->failed() && allJoined()) exchange_.checkLastSteps();
@@ -231,7 +231,7 @@ void Comm::destroy() {
   if (!segment_->failed() && allJoined()) {
     try {
       exchange_.checkLastSteps();
-    } catch (const Failure&) {
+    } catch (const NcclError&) {
       // Recorded: the peers see it, and this rank has no more operations.
     }
   }
@@ -249,7 +249,7 @@ void Comm::awaitQuiet() {
 
 void Comm::abort() {
   const std::string text = whoAmI() + " aborted the communicator";
-  fail(Failure(ncclRemoteError, text, {rank_}));
+  fail(NcclError(ncclRemoteError, text, {rank_}));
   pointToPoint_.shutdown(text);
   leave(Phase::aborted);
   awaitQuiet();
@@ -258,13 +258,13 @@ void Comm::abort() {
 
 void Comm::revoke() {
   if (finalized_.load()) {
-    throw Failure(ncclInvalidArgument, "commRevoke: the communicator is finalized");
+    throw NcclError(ncclInvalidArgument, "commRevoke: the communicator is finalized");
   }
   if (revoked_.exchange(true)) {
-    throw Failure(ncclInvalidArgument, "commRevoke: the communicator is already revoked");
+    throw NcclError(ncclInvalidArgument, "commRevoke: the communicator is already revoked");
   }
   const std::string text = whoAmI() + " revoked the communicator";
-  fail(Failure(ncclRemoteError, text, {rank_}));
+  fail(NcclError(ncclRemoteError, text, {rank_}));
   pointToPoint_.shutdown(text);
   awaitQuiet();
 }
@@ -279,7 +279,7 @@ void* Comm::registerBuffer() {
 void Comm::deregisterBuffer(void* handle) {
   std::lock_guard lock(mutex_);
   if (registrations_.erase(reinterpret_cast<uintptr_t>(handle)) == 0) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "commDeregister: handle was not returned by commRegister of this communicator, or "
         "is already deregistered");

@@ -45,9 +45,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool allJoined() const;
   void awaitJoined();  // blocks
 
-  // Throws Failure unless operations may be issued.
+  // Throws NcclError unless operations may be issued.
   void checkUsable() const;
-  // Throws Failure if this process is a fork of the one that joined.
+  // Throws NcclError if this process is a fork of the one that joined.
   void checkProcess() const;
 
   // Returns ncclSuccess, ncclInProgress, or the result with which the communicator has failed.
@@ -56,12 +56,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void setLastError(const std::string& text);
 
   // Declares the communicator failed on every rank; the first failure wins.
-  void fail(const Failure& failure);
+  void fail(const NcclError& failure);
 
-  // Calls `body` when `ticket` of ticketLock() may pass; blocks. Throws Failure.
+  // Calls `body` when `ticket` of ticketLock() may pass; blocks. Throws NcclError.
   void inTurn(uint64_t ticket, FunctionRef<void()> body);
 
-  // Executes one collective in the calling thread; blocks. Throws Failure.
+  // Executes one collective in the calling thread; blocks. Throws NcclError.
   void run(const Collective& collective);
 
   // Executes the first half of the collective that has `ticket`, if that can be done at once;
@@ -69,7 +69,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
   // Returns whether a collective is between its halves.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
-  // Executes the second half, in its turn; blocks. Throws Failure.
+  // Executes the second half, in its turn; blocks. Throws NcclError.
   void complete(const Collective& collective);
 
   // Count plans from their issue to their end.

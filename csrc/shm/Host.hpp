@@ -2,11 +2,11 @@
 #pragma once
 
 #include "host/Collective.hpp"
-#include "host/Failure.hpp"
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Names.hpp"
 #include "host/NcclCalls.hpp"
+#include "host/NcclError.hpp"
 #include "host/Process.hpp"
 #include "host/Reduce.hpp"
 
@@ -14,8 +14,8 @@ namespace torchcomms_pg::shm {
 
 using host::Collective;
 using host::CollectiveKind;
-using host::Failure;
 using host::HostStream;
+using host::NcclError;
 using host::Operator;
 using host::Reduction;
 using host::Signature;

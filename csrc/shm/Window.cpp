@@ -22,9 +22,9 @@ constexpr const char* kRegister = "commWindowRegister";
 WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   try {
     return {mapMemory(address), address.bytes};
-  } catch (const Failure& failure) {
+  } catch (const NcclError& failure) {
     comm.waiter().checkPeers([peer](int rank) { return rank == peer; });  // may have died
-    throw Failure(
+    throw NcclError(
         failure.result,
         std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
             failure.what());
@@ -149,7 +149,7 @@ void Windows::run(const Put& put) {
   if (segment.state(put.peer).phase.load(std::memory_order_acquire) > Phase::joined) {
     try {
       comm_.waiter().checkPeers([&](int rank) { return rank == put.peer; });
-    } catch (const Failure& failure) {
+    } catch (const NcclError& failure) {
       segment.fail(failure);
     }
   }
@@ -243,7 +243,7 @@ ncclResult_t windowRegister(
                   comm->inTurn(*ticket, [&] {
                     try {
                       *made = comm->windows().add(buffer, bytes, memory);
-                    } catch (const Failure& failure) {
+                    } catch (const NcclError& failure) {
                       // The peers wait for this rank, which may, for example, have no file
                       // descriptor left.
                       comm->fail(failure);

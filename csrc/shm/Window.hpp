@@ -31,16 +31,16 @@ class Windows {
   explicit Windows(Comm& comm) : comm_(comm) {}
 
   // Makes a window. Collective, called in this rank's turn; blocks until every rank has mapped the
-  // memory of all others. `buffer` is part of `memory`. Throws Failure.
+  // memory of all others. `buffer` is part of `memory`. Throws NcclError.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
-  // Removes the window on this rank: what peers have mapped stays with them. Throws Failure.
+  // Removes the window on this rank: what peers have mapped stays with them. Throws NcclError.
   void remove(ncclWindow_t handle);
   std::shared_ptr<const Window> find(ncclWindow_t handle, const char* operation) const;
 
   // Takes the next signals of a peer for a wait: waits are satisfied in the order of these calls.
   SignalWait::Signals expect(const ncclWaitSignalDesc_t& description);
 
-  // Execute in the calling thread; throw Failure.
+  // Execute in the calling thread; throw NcclError.
   void run(const Put& put);
   void run(const SignalWait& wait);  // blocks
 

@@ -17,7 +17,7 @@ ncclResult_t collective(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStr
     if (op != ncclSum) {
       try {
         c.op = comm->operators().resolve(op, c.type);
-      } catch (const Failure& failure) {
+      } catch (const NcclError& failure) {
         invalidArgument(kindName(c.kind), failure.what());
       }
     }

@@ -70,7 +70,7 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
   const auto run = [&](size_t i) {
     try {
       outcomes[i].result = jobs[i].run();
-    } catch (const Failure& failure) {
+    } catch (const NcclError& failure) {
       outcomes[i] = {failure.result, failure.what()};
     } catch (const std::exception& error) {
       outcomes[i] = {ncclSystemError, error.what()};
@@ -97,7 +97,7 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
   ncclResult_t result = ncclSuccess;
   for (const Outcome& outcome : outcomes) {
     if (outcome.result == ncclSuccess) continue;
-    if (outcome.result != ncclInProgress) throw Failure(outcome.result, outcome.text);
+    if (outcome.result != ncclInProgress) throw NcclError(outcome.result, outcome.text);
     result = ncclInProgress;
   }
   return result;
@@ -149,13 +149,13 @@ void groupStart() {
 
 ncclResult_t groupEnd() {
   if (group.depth == 0) {
-    throw Failure(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
+    throw NcclError(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
   }
   if (--group.depth != 0) return ncclSuccess;
   GroupState ended = std::exchange(group, {});
   if (ended.error != ncclSuccess) {
     for (const Job& job : ended.jobs) job.cancel();
-    throw Failure(ended.error, ended.errorText);
+    throw NcclError(ended.error, ended.errorText);
   }
   const ncclResult_t result = runJobs(ended.jobs);
   if (ended.operations.empty()) return result;

@@ -18,7 +18,7 @@ struct Operation {
   std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
 };
 
-// Launches an operation or, in a group, keeps it for the group's end. Throws Failure; on the null
+// Launches an operation or, in a group, keeps it for the group's end. Throws NcclError; on the null
 // stream outside a group the operation has been executed on return. A transfer with `done` is
 // launched at once, see PointToPoint::runIndependently.
 void issue(Operation operation);
@@ -27,7 +27,7 @@ void issue(Operation operation);
 // group's operations.
 struct Job {
   std::function<void()> prepare;      // may be empty; called in issue order
-  std::function<ncclResult_t()> run;  // throws Failure
+  std::function<ncclResult_t()> run;  // throws NcclError
   std::function<void()> cancel;       // called instead of run() if the group failed
 };
 ncclResult_t issue(Job job);

@@ -28,12 +28,12 @@ ncclComm_t addHandle(std::shared_ptr<Comm> comm) {
 
 std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation) {
   if (handle == nullptr) {
-    throw Failure(ncclInvalidArgument, std::string(operation) + ": comm is null");
+    throw NcclError(ncclInvalidArgument, std::string(operation) + ": comm is null");
   }
   std::lock_guard lock(table().mutex);
   const auto found = table().comms.find(handle);
   if (found == table().comms.end()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         std::string(operation) +
             ": comm is not a communicator of this library, or was destroyed or aborted");

@@ -14,7 +14,7 @@ namespace torchcomms_pg::shm {
 // thread.
 ncclComm_t addHandle(std::shared_ptr<Comm> comm);
 
-// Returns the communicator. Throws Failure naming `operation` for null and unknown handles.
+// Returns the communicator. Throws NcclError naming `operation` for null and unknown handles.
 std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation);
 
 bool isHandle(ncclComm_t handle);

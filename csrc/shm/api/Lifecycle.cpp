@@ -28,7 +28,7 @@ ncclResult_t complete(const std::shared_ptr<Comm>& comm, ncclComm_t* made) {
   if (!comm->blocking()) return comm->allJoined() ? ncclSuccess : ncclInProgress;
   try {
     comm->awaitJoined();
-  } catch (const Failure&) {
+  } catch (const NcclError&) {
     discard(comm, made);
     throw;
   }
@@ -102,7 +102,7 @@ ncclResult_t runSplit(
   parent.inTurn(ticket, [&] {
     try {
       place = rendezvousForSplit(parent, choice);
-    } catch (const Failure& failure) {
+    } catch (const NcclError& failure) {
       // The peers wait for this rank, which may, for example, have no file descriptor left.
       parent.fail(failure);
       throw;
@@ -216,7 +216,7 @@ ncclResult_t shrink(
   const uint64_t hash = hashBytes(survivors.data(), survivors.size() * sizeof(int));
   if (flags == NCCL_SHRINK_ABORT) {
     parent->checkProcess();
-    parent->fail(Failure(
+    parent->fail(NcclError(
         ncclRemoteError,
         parent->whoAmI() + " shrinks the communicator and has ended its operations"));
   } else if (!parent->revoked()) {

@@ -10,7 +10,7 @@
 
 namespace torchcomms_pg::shm {
 
-// Each function checks its arguments, throws Failure, and inside a group leaves the part that
+// Each function checks its arguments, throws NcclError, and inside a group leaves the part that
 // blocks to the group's end. `*made` is set when the function returns, for init even while it is
 // still waiting for the other ranks, so that another thread can abort it; it is null again after an
 // error.

@@ -47,7 +47,7 @@ const char* getLastError(ncclComm_t handle) {
   try {
     text = handle != nullptr ? findHandle(handle, "getLastError")->lastError() : threadError();
     if (text.empty()) text = threadError();
-  } catch (const Failure&) {
+  } catch (const NcclError&) {
     text = threadError();
   }
   return text.c_str();
@@ -65,7 +65,7 @@ bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
   try {
     comm->checkProcess();
     return false;
-  } catch (const Failure&) {
+  } catch (const NcclError&) {
     leaked<std::shared_ptr<Comm>>(comm);
     removeHandle(handle);
     return true;
@@ -272,7 +272,7 @@ ncclResult_t fail(
             "fail", "ranks holds " + std::to_string(rank) + ", no rank of this communicator");
       }
     }
-    comm->fail(Failure(result, reason, ranks));
+    comm->fail(NcclError(result, reason, ranks));
     return ncclSuccess;
   });
 }

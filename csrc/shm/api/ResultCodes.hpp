@@ -20,7 +20,7 @@ template <class Body>
 ncclResult_t guarded(ncclComm_t handle, const Body& body) noexcept {
   try {
     return body();
-  } catch (const Failure& failure) {
+  } catch (const NcclError& failure) {
     return reportFailure(handle, failure.result, failure.what());
   } catch (const std::bad_alloc&) {
     return reportFailure(handle, ncclSystemError, "out of memory");

@@ -7,7 +7,7 @@
 namespace torchcomms_pg::shm {
 
 void invalidArgument(const char* operation, const std::string& text) {
-  throw Failure(ncclInvalidArgument, std::string(operation) + ": " + text);
+  throw NcclError(ncclInvalidArgument, std::string(operation) + ": " + text);
 }
 
 void checkPointer(const char* operation, const char* name, const void* pointer) {

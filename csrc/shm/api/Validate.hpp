@@ -1,4 +1,4 @@
-// Checks of arguments, before anything is enqueued. All throw Failure with the operation, the
+// Checks of arguments, before anything is enqueued. All throw NcclError with the operation, the
 // argument, its value and the wanted one.
 #pragma once
 

@@ -264,7 +264,7 @@ void Execution::fill(std::byte* mine, Range range) const {
     case CollectiveKind::window:
     case CollectiveKind::barrier: break;
   }
-  throw Failure(ncclInternalError, "not a collective that moves data");
+  throw NcclError(ncclInternalError, "not a collective that moves data");
 }
 
 void Execution::process(Range range) {

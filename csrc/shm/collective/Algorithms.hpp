@@ -7,7 +7,7 @@
 namespace torchcomms_pg::shm {
 
 // Executes one collective in the calling thread, as `rank` of `ranks`; blocks until this rank's
-// part is done. Throws Failure.
+// part is done. Throws NcclError.
 void execute(Exchange& exchange, const Collective& collective, int rank, int ranks);
 
 // The two halves of execute(). begin() publishes what the peers need of this rank, without waiting

@@ -68,7 +68,7 @@ void Exchange::check(int peer, uint64_t step) {
   if (mine == theirs) [[likely]]
     return;
   const bool first = self_ < peer;
-  segment_.fail(Failure(
+  segment_.fail(NcclError(
       ncclInvalidUsage,
       "mismatched collectives on one communicator: " + segment_.nameOf(std::min(self_, peer)) +
           " calls " + describe(first ? mine : theirs) + ", " +

@@ -31,7 +31,7 @@ class Exchange {
   std::byte* open();
   // Returns whether open() would not have to wait.
   bool hasRoom() const;
-  // Publishes the opened buffer. Throws Failure if a peer has published another collective than
+  // Publishes the opened buffer. Throws NcclError if a peer has published another collective than
   // this rank: of two ranks the later one throws, here or in read(), and the other finds the
   // failure.
   void publish();

@@ -22,7 +22,7 @@ ncclRedOp_t Operators::createPreMulSum(
 void Operators::destroy(ncclRedOp_t op) {
   std::lock_guard lock(mutex_);
   if (created_.erase(op) == 0) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "redOpDestroy: op is " + std::to_string(op) +
             ", wanted one that redOpCreatePreMulSum made for this "
@@ -35,13 +35,13 @@ Operator Operators::resolve(ncclRedOp_t op, ncclDataType_t type) const {
   std::lock_guard lock(mutex_);
   const auto found = created_.find(op);
   if (found == created_.end()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "op is " + std::to_string(op) +
             ", wanted a ncclRedOp_t or one created for this communicator");
   }
   if (found->second.type != type) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         std::string("op was created for ") + typeName(found->second.type) + ", the data is " +
             typeName(type));

@@ -10,7 +10,7 @@
 
 namespace torchcomms_pg::shm {
 
-// Thread-safe. All throw Failure.
+// Thread-safe. All throw NcclError.
 class Operators {
  public:
   // Same as ncclRedOpCreatePreMulSum, with arguments that have been checked.

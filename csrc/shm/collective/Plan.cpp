@@ -43,9 +43,9 @@ ncclResult_t Plan::execute() noexcept {
     Comm& comm;
     ~End() { comm.planEnded(); }
   } end{*comm_};
-  const auto failed = [this](const Failure& cause) {
+  const auto failed = [this](const NcclError& cause) {
     comm_->fail(cause);
-    const Failure failure = comm_->segment().failure();
+    const NcclError failure = comm_->segment().failure();
     comm_->setLastError(failure.what());
     return failure.result;
   };
@@ -70,12 +70,12 @@ ncclResult_t Plan::execute() noexcept {
       });
     }
     return ncclSuccess;
-  } catch (const Failure& failure) {
+  } catch (const NcclError& failure) {
     return failed(failure);
   } catch (const std::bad_alloc&) {
-    return failed(Failure(ncclSystemError, "out of memory"));
+    return failed(NcclError(ncclSystemError, "out of memory"));
   } catch (const std::exception& error) {
-    return failed(Failure(ncclInternalError, error.what()));
+    return failed(NcclError(ncclInternalError, error.what()));
   }
 }
 
@@ -158,7 +158,7 @@ ncclResult_t Launch::executeAll() {
       // another.
       for (size_t i = begun; i < plans_.size(); ++i) {
         plans_[i].comm().segment().fail(
-            Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what()));
+            NcclError(ncclSystemError, std::string("cannot start a thread: ") + error.what()));
         results[i] = plans_[i].execute();
       }
     }

@@ -21,7 +21,7 @@ class TicketLock {
   // Returns whether all earlier tickets have passed.
   bool isNext(uint64_t ticket) const { return passed_.load() == ticket; }
 
-  // Blocks until all earlier tickets have passed. Throws Failure when the
+  // Blocks until all earlier tickets have passed. Throws NcclError when the
   // communicator fails: an earlier ticket may then never come.
   void await(uint64_t ticket, const Segment& segment) {
     if (!isNext(ticket)) {
@@ -31,7 +31,7 @@ class TicketLock {
         if (changed_.wait_for(lock, kSlice) == std::cv_status::no_timeout) continue;
         lock.unlock();
         if (interrupted()) {
-          throw Failure(ncclRemoteError, "interrupted by a signal, behind another operation");
+          throw NcclError(ncclRemoteError, "interrupted by a signal, behind another operation");
         }
         lock.lock();
       }

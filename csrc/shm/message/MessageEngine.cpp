@@ -26,7 +26,7 @@ MessageEngine::MessageEngine(Segment& segment, int rank)
     : segment_(segment),
       rank_(rank),
       noMemory_(
-          std::make_shared<const Failure>(
+          std::make_shared<const NcclError>(
               ncclSystemError, segment.nameOf(rank) + ": no memory to handle messages")) {
   const int ranks = segment.size();
   matcher_.prepare(ranks);
@@ -136,7 +136,7 @@ void MessageEngine::clear() {
 
 void MessageEngine::report(ncclResult_t result, const std::string& text) {
   if (problem_) return;
-  problem_ = std::make_shared<const Failure>(result, segment_.nameOf(rank_) + text);
+  problem_ = std::make_shared<const NcclError>(result, segment_.nameOf(rank_) + text);
 }
 
 const Transfer* MessageEngine::oldestPending() const {

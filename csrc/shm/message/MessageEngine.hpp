@@ -41,7 +41,7 @@ class MessageEngine {
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
 
   // Returns what is wrong with the messages, with which the communicator is to fail, or null.
-  std::shared_ptr<const Failure> problem() const { return problem_; }
+  std::shared_ptr<const NcclError> problem() const { return problem_; }
 
   // Returns the started transfer that was added first, or null.
   const Transfer* oldestPending() const;
@@ -86,8 +86,8 @@ class MessageEngine {
   const int rank_;
   uint64_t added_ = 0;
   bool moved_ = false;
-  const std::shared_ptr<const Failure> noMemory_;
-  std::shared_ptr<const Failure> problem_;
+  const std::shared_ptr<const NcclError> noMemory_;
+  std::shared_ptr<const NcclError> problem_;
   Matcher matcher_;
   std::vector<Outgoing> outgoing_;
   std::vector<Arriving> arriving_;

@@ -57,13 +57,13 @@ void PointToPoint::throwClosed() const {
   throw *closedBy_;
 }
 
-void PointToPoint::fail(const std::shared_ptr<const Failure>& problem) {
+void PointToPoint::fail(const std::shared_ptr<const NcclError>& problem) {
   comm_.fail(*problem);
   close(problem);
 }
 
 void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
-  std::shared_ptr<const Failure> problem;
+  std::shared_ptr<const NcclError> problem;
   {
     const auto guard = lock();
     if (closed_) throwClosed();
@@ -81,7 +81,7 @@ template <class Satisfied>
 bool PointToPoint::progress(const Satisfied& satisfied) {
   bool any = false;
   for (bool moved = true; moved && !satisfied() && !comm_.segment().failed();) {
-    std::shared_ptr<const Failure> problem;
+    std::shared_ptr<const NcclError> problem;
     bool wakeOthers = false;
     {
       const auto guard = lock();
@@ -148,7 +148,7 @@ void PointToPoint::run(Transfers transfers) {
     if (closed_) throwClosed();
     for (const auto& transfer : transfers) {
       if (transfer->sending && transfer->peer == comm_.rank() && !transfer->matched) {
-        throw Failure(
+        throw NcclError(
             ncclInvalidUsage,
             comm_.segment().nameOf(comm_.rank()) +
                 " sends to itself without a receive; post the receive first, or both in "
@@ -180,8 +180,8 @@ void PointToPoint::run(Transfers transfers) {
   };
   try {
     while (!ended() && !closed_) comm_.waiter().wait(ready, needed);
-  } catch (const Failure& failure) {
-    close(std::make_shared<const Failure>(failure));
+  } catch (const NcclError& failure) {
+    close(std::make_shared<const NcclError>(failure));
     throw;
   }
   if (ended()) return;
@@ -190,7 +190,7 @@ void PointToPoint::run(Transfers transfers) {
 }
 
 void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
-  std::shared_ptr<const Failure> problem;
+  std::shared_ptr<const NcclError> problem;
   {
     const auto guard = lock();
     if (closed_) throwClosed();
@@ -249,7 +249,7 @@ void PointToPoint::startServer() {
     startDetached(
         "tcpg_messages", [comm = comm_.shared_from_this()] { comm->pointToPoint().serve(); });
   } catch (const std::system_error& error) {
-    throw Failure(ncclSystemError, std::string("cannot start a thread: ") + error.what());
+    throw NcclError(ncclSystemError, std::string("cannot start a thread: ") + error.what());
   }
   serving_ = true;
 }
@@ -274,8 +274,8 @@ void PointToPoint::serve() {
       comm_.waiter().wait(
           [&] { return progress(due) || due(); },
           [this](int rank) { return independentNeeds(rank); });
-    } catch (const Failure& failure) {
-      close(std::make_shared<const Failure>(failure));
+    } catch (const NcclError& failure) {
+      close(std::make_shared<const NcclError>(failure));
     }
   }
 }
@@ -303,7 +303,7 @@ void PointToPoint::callBackAll() {
   }
 }
 
-void PointToPoint::close(const std::shared_ptr<const Failure>& why) {
+void PointToPoint::close(const std::shared_ptr<const NcclError>& why) {
   {
     const auto guard = lock();
     if (closed_) return;
@@ -319,8 +319,8 @@ void PointToPoint::close(const std::shared_ptr<const Failure>& why) {
 
 void PointToPoint::shutdown(const std::string& why) {
   close(
-      std::make_shared<const Failure>(
-          comm_.segment().failed() ? comm_.segment().failure() : Failure(ncclInvalidUsage, why)));
+      std::make_shared<const NcclError>(
+          comm_.segment().failed() ? comm_.segment().failure() : NcclError(ncclInvalidUsage, why)));
   auto guard = lock();
   if (server_ == std::this_thread::get_id()) return;
   quiet_.wait_for(

@@ -27,17 +27,17 @@ class PointToPoint {
   explicit PointToPoint(Comm& comm) : comm_(comm) {}
 
   // Fixes the place of a transfer without `done` in the order of its peer and tag.
-  // Does not touch the buffer and does not block. Throws Failure after shutdown.
+  // Does not touch the buffer and does not block. Throws NcclError after shutdown.
   void add(const std::shared_ptr<Transfer>& transfer);
 
   // Blocks until all of the given transfers, which have been added, have ended.
-  // When it throws Failure, no buffer is touched any more.
+  // When it throws NcclError, no buffer is touched any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // Adds a transfer that proceeds by itself. Throws Failure, and then never calls `done`; or calls
-  // it once, whatever becomes of the communicator: from this call, if a small message can be moved
-  // at once, or else from a thread of the communicator. A thread moves no messages while it is in a
-  // callback.
+  // Adds a transfer that proceeds by itself. Throws NcclError, and then never calls `done`; or
+  // calls it once, whatever becomes of the communicator: from this call, if a small message can be
+  // moved at once, or else from a thread of the communicator. A thread moves no messages while it
+  // is in a callback.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Takes back a receive that was passed to runIndependently(), whose `done` is then never called.
@@ -68,8 +68,8 @@ class PointToPoint {
   bool needs(const Transfer& transfer, int rank) const;
   template <class Involved>
   bool stillNeeds(int rank, const Involved& involved);
-  void close(const std::shared_ptr<const Failure>& why);
-  void fail(const std::shared_ptr<const Failure>& problem);
+  void close(const std::shared_ptr<const NcclError>& why);
+  void fail(const std::shared_ptr<const NcclError>& problem);
   void serve();
   void callBackAll();
   void callBack(const Transfer& transfer);
@@ -83,7 +83,7 @@ class PointToPoint {
 
   std::mutex mutex_;  // guards the members below; held while content is copied
   std::unique_ptr<MessageEngine> engine_;
-  std::shared_ptr<const Failure> closedBy_;
+  std::shared_ptr<const NcclError> closedBy_;
 
   // Transfers with `done`, which the thread that takes one off these lists calls; and the state of
   // the server thread. Moving a transfer between the lists allocates nothing.

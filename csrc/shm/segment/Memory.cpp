@@ -27,8 +27,8 @@ struct File {
   int release() { return std::exchange(number, -1); }
 };
 
-Failure systemFailure(const std::string& what, int error) {
-  return Failure(ncclSystemError, what + ": " + std::strerror(error));
+NcclError systemFailure(const std::string& what, int error) {
+  return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
 // Returns the bytes that the system could give now; the largest size_t where it does not say.
@@ -56,7 +56,7 @@ std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
   // Refuses before the system would end processes to find so much.
   if (const size_t available = availableBytes(); bytes > available) {
-    throw Failure(
+    throw NcclError(
         ncclSystemError, what + ", and the system has " + std::to_string(available) + " available");
   }
   File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
@@ -102,7 +102,7 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   struct stat status{};
   if (fstat(file.number, &status) != 0 || status.st_dev != address.device ||
       status.st_ino != address.inode) {
-    throw Failure(ncclInvalidUsage, path + " is no longer the memory that was registered");
+    throw NcclError(ncclInvalidUsage, path + " is no longer the memory that was registered");
   }
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t skipped = address.offset % page;
@@ -135,7 +135,7 @@ void freeMemory(void* pointer) {
   std::lock_guard lock(allocations().mutex);
   const auto found = allocations().all.find(static_cast<const std::byte*>(pointer));
   if (found == allocations().all.end()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument, "memFree: ptr was not returned by memAlloc, or is already freed");
   }
   memory = std::move(found->second);

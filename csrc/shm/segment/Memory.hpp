@@ -22,8 +22,8 @@ struct MemoryAddress {
 // system, so nothing is left behind by a killed process.
 class Memory {
  public:
-  // Throws Failure, also when the system is short of memory: the pages are taken at once, because a
-  // page that is missing later ends the process.
+  // Throws NcclError, also when the system is short of memory: the pages are taken at once, because
+  // a page that is missing later ends the process.
   static std::shared_ptr<Memory> allocate(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -41,13 +41,13 @@ class Memory {
   const size_t bytes_;
 };
 
-// Maps the part; the last reference unmaps it. Throws Failure.
+// Maps the part; the last reference unmaps it. Throws NcclError.
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address);
 
 // Serve memAlloc and memFree, whose live memory is kept by address. Freed memory stays mapped while
 // others share in it. Callable from any thread.
 void* allocateMemory(size_t bytes);
-void freeMemory(void* pointer);  // throws Failure for one that is not from there
+void freeMemory(void* pointer);  // throws NcclError for one that is not from there
 // Returns the memory that contains the range, or null.
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes);
 

@@ -43,7 +43,7 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-void record(FaultRecord& fault, const Failure& failure) {
+void record(FaultRecord& fault, const NcclError& failure) {
   fault.result = failure.result;
   for (const int rank : failure.ranks) fault.ranks[rank / 64] |= uint64_t{1} << (rank % 64);
   const std::string text = failure.what();
@@ -62,7 +62,7 @@ bool claim(FaultRecord& fault) {
 void agreeOnRanks(int file, int ranks) {
   void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (page == MAP_FAILED) {
-    throw Failure(ncclSystemError, std::string("commInitRank: mmap: ") + std::strerror(errno));
+    throw NcclError(ncclSystemError, std::string("commInitRank: mmap: ") + std::strerror(errno));
   }
   auto& header = *static_cast<Header*>(page);
   int32_t agreed = 0;
@@ -71,10 +71,10 @@ void agreeOnRanks(int file, int ranks) {
   if (agreed != 0 && agreed != ranks) {
     text = "commInitRank: ranks disagree on the number of ranks: " + std::to_string(agreed) +
            " and " + std::to_string(ranks);
-    if (claim(header.fault)) record(header.fault, Failure(ncclInvalidArgument, text));
+    if (claim(header.fault)) record(header.fault, NcclError(ncclInvalidArgument, text));
   }
   munmap(page, kPage);
-  if (!text.empty()) throw Failure(ncclInvalidArgument, text);
+  if (!text.empty()) throw NcclError(ncclInvalidArgument, text);
 }
 
 }  // namespace
@@ -98,14 +98,14 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
       (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
-    throw Failure(
+    throw NcclError(
         ncclSystemError,
         "commInitRank: shared memory of " + std::to_string(bytes_) +
             " bytes: " + std::strerror(errno));
   }
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED) {
-    throw Failure(
+    throw NcclError(
         ncclSystemError,
         "commInitRank: mapping " + std::to_string(bytes_) + " bytes: " + std::strerror(errno));
   }
@@ -133,14 +133,14 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   return segment;
 }
 
-bool Segment::fail(const Failure& failure) {
+bool Segment::fail(const NcclError& failure) {
   if (!claim(header().fault)) return false;
   record(header().fault, failure);
   for (int rank = 0; rank < ranks_; ++rank) wake(rank);
   return true;
 }
 
-Failure Segment::failure() const {
+NcclError Segment::failure() const {
   const FaultRecord& fault = header().fault;
   // The rank that claimed the record writes it at once, unless it was killed there.
   for (int i = 0; i < 100 && fault.state.load(std::memory_order_acquire) != FaultRecord::kSet;
@@ -149,13 +149,13 @@ Failure Segment::failure() const {
     nanosleep(&millisecond, nullptr);
   }
   if (fault.state.load(std::memory_order_acquire) != FaultRecord::kSet) {
-    return Failure(ncclRemoteError, "a rank died while it reported a failure");
+    return NcclError(ncclRemoteError, "a rank died while it reported a failure");
   }
   std::vector<int> ranks;
   for (int rank = 0; rank < ranks_; ++rank) {
     if ((fault.ranks[rank / 64] >> (rank % 64) & 1) != 0) ranks.push_back(rank);
   }
-  return Failure(static_cast<ncclResult_t>(fault.result), fault.text, std::move(ranks));
+  return NcclError(static_cast<ncclResult_t>(fault.result), fault.text, std::move(ranks));
 }
 
 void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {

@@ -23,7 +23,7 @@ namespace torchcomms_pg::shm {
 // cost memory once they are touched.
 class Segment {
  public:
-  // Opens the memory of `id`. Throws Failure if `id` does not lead to memory for `ranks` ranks.
+  // Opens the memory of `id`. Throws NcclError if `id` does not lead to memory for `ranks` ranks.
   static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -62,11 +62,11 @@ class Segment {
 
   // Declares the communicator failed on every rank and wakes all threads. Only the first failure
   // counts; returns whether this was the first.
-  bool fail(const Failure& failure);
+  bool fail(const NcclError& failure);
   bool failed() const {
     return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
   }
-  Failure failure() const;  // recorded by fail(); call only once failed()
+  NcclError failure() const;  // recorded by fail(); call only once failed()
 
   // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.
   // Call after publishing what they wait for. Cheap when no thread sleeps.

@@ -64,7 +64,7 @@ ncclUniqueId makeUniqueId() {
   IdContent content{};
   content.magic = kMagic;
   if (getrandom(content.token, sizeof content.token, 0) != sizeof content.token) {
-    throw Failure(ncclSystemError, systemError("getUniqueId: getrandom"));
+    throw NcclError(ncclSystemError, systemError("getUniqueId: getrandom"));
   }
   content.bootHash = bootHash();
   content.pid = processId();
@@ -74,13 +74,13 @@ ncclUniqueId makeUniqueId() {
   std::snprintf(content.host, sizeof content.host, "%s", hostName().c_str());
 
   const int file = memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) throw Failure(ncclSystemError, systemError("getUniqueId: memfd_create"));
+  if (file < 0) throw NcclError(ncclSystemError, systemError("getUniqueId: memfd_create"));
   const uint64_t start[3] = {kMagic, content.token[0], content.token[1]};
   if (fchmod(file, 0600) != 0 || ftruncate(file, 4096) != 0 ||
       pwrite(file, start, sizeof start, 0) != sizeof start) {
     const std::string text = systemError("getUniqueId: preparing shared memory");
     ::close(file);
-    throw Failure(ncclSystemError, text);
+    throw NcclError(ncclSystemError, text);
   }
   content.file = file;
   content.checksum = checksum(content);
@@ -98,13 +98,13 @@ IdContent decode(const ncclUniqueId& id) {
   std::memcpy(&content, &id, sizeof content);
   content.host[sizeof content.host - 1] = '\0';
   if (content.checksum != checksum(content)) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "commInitRank: the unique id is corrupt, or was not made by getUniqueId of the "
         "shared-memory library");
   }
   if (content.magic != kMagic) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidArgument,
         "commInitRank: the unique id was made by another version of torchcomms_pg");
   }
@@ -115,23 +115,23 @@ int openUniqueId(const ncclUniqueId& id) {
   const IdContent content = decode(id);
   const std::string origin = "pid " + std::to_string(content.pid) + " on host " + content.host;
   if (content.bootHash != bootHash()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidUsage,
         "commInitRank: shared memory joins ranks of one host only: the unique id was made by " +
             origin + ", this rank runs on host " + hostName());
   }
   if (content.pidSpace != pidSpace()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidUsage,
         "commInitRank: the unique id was made by " + origin +
             " in another container (pid namespace) than this rank's");
   }
   if (!processAlive(content.pid, content.startTime)) {
-    throw Failure(
+    throw NcclError(
         ncclRemoteError, "commInitRank: the process that made the unique id has ended: " + origin);
   }
   if (content.user != geteuid()) {
-    throw Failure(
+    throw NcclError(
         ncclInvalidUsage,
         "commInitRank: the unique id was made by user " + std::to_string(content.user) +
             ", this rank runs as user " + std::to_string(geteuid()));
@@ -147,14 +147,14 @@ int openUniqueId(const ncclUniqueId& id) {
   const std::string used = "commInitRank: the unique id is no longer open in " + origin +
                            ": all ranks of its communicator have joined, or it has failed";
   if (length < 0 && errno == EACCES) {
-    throw Failure(ncclSystemError, systemError(("commInitRank: may not open " + path).c_str()));
+    throw NcclError(ncclSystemError, systemError(("commInitRank: may not open " + path).c_str()));
   }
   if (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0) {
-    throw Failure(ncclInvalidUsage, used);
+    throw NcclError(ncclInvalidUsage, used);
   }
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) {
-    throw Failure(ncclSystemError, systemError(("commInitRank: cannot open " + path).c_str()));
+    throw NcclError(ncclSystemError, systemError(("commInitRank: cannot open " + path).c_str()));
   }
   uint64_t start[3] = {};
   struct stat status{};
@@ -163,7 +163,7 @@ int openUniqueId(const ncclUniqueId& id) {
                     start[1] == content.token[0] && start[2] == content.token[1];
   if (!same) {
     ::close(file);
-    throw Failure(ncclInvalidUsage, used);
+    throw NcclError(ncclInvalidUsage, used);
   }
   return file;
 }

@@ -29,7 +29,7 @@ inline constexpr uint64_t kMagic = 0x32304d4853475054;  // changes with the layo
 // Makes an id. Its memory file stays open in this process until all ranks have joined.
 ncclUniqueId makeUniqueId();
 
-// Returns a descriptor of the memory file; throws Failure with the reason why
+// Returns a descriptor of the memory file; throws NcclError with the reason why
 // this process cannot reach it.
 int openUniqueId(const ncclUniqueId& id);
 

@@ -168,16 +168,16 @@ void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
     const std::string who = segment_.nameOf(rank);
     const Phase phase = state.phase.load(std::memory_order_acquire);
     if (phase == Phase::departed) {
-      throw Failure(ncclRemoteError, who + " destroyed its communicator", {rank});
+      throw NcclError(ncclRemoteError, who + " destroyed its communicator", {rank});
     }
     if (phase == Phase::aborted) {
-      throw Failure(
+      throw NcclError(
           ncclRemoteError,
           who + " (pid " + std::to_string(pid) + ") aborted the communicator",
           {rank});
     }
     if (pid != ownPid && !processAlive(pid, state.startTime.load(std::memory_order_acquire))) {
-      throw Failure(ncclRemoteError, who + " (pid " + std::to_string(pid) + ") died", {rank});
+      throw NcclError(ncclRemoteError, who + " (pid " + std::to_string(pid) + ") died", {rank});
     }
   }
 }
@@ -203,7 +203,7 @@ void Waiter::waitLong(
     if (left() || lookForDead) {
       try {
         checkPeers(needs);
-      } catch (const Failure& failure) {
+      } catch (const NcclError& failure) {
         if (ready()) return;
         if (!watchFailure) throw;
         segment_.fail(failure);
@@ -215,7 +215,7 @@ void Waiter::waitLong(
     }
     if (failed()) throw segment_.failure();
     if (segment_.state(self_).phase.load(std::memory_order_acquire) == Phase::aborted) {
-      throw Failure(ncclInvalidUsage, "this rank has aborted the communicator");
+      throw NcclError(ncclInvalidUsage, "this rank has aborted the communicator");
     }
     sleepUnless(waker, [&] { return ready() || failed(); });
   }

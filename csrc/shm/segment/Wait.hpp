@@ -51,8 +51,8 @@ class Waiter {
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
 
   // Returns once ready() is true. After anything that makes ready() true a rank, maybe this one,
-  // must ring this rank's doorbell. Throws Failure when the communicator has failed; also makes it
-  // fail when a rank for which needs(rank) is true has left it or has died.
+  // must ring this rank's doorbell. Throws NcclError when the communicator has failed; also makes
+  // it fail when a rank for which needs(rank) is true has left it or has died.
   template <class Ready, class Needs>
   void wait(const Ready& ready, const Needs& needs) const {
     if (!spinBriefly(ready)) waitLong(ready, needs, kAnyone, true);
@@ -65,12 +65,12 @@ class Waiter {
   }
 
   // Same as wait(), but ignores that the communicator has failed: for ranks that meet after a
-  // failure. Throws Failure, without recording it, when a needed rank has left or died.
+  // failure. Throws NcclError, without recording it, when a needed rank has left or died.
   void waitDespiteFailure(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs) const {
     waitLong(ready, needs, kAnyone, false);
   }
 
-  // Throws Failure if a rank for which needs(rank) is true has left or died.
+  // Throws NcclError if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
   // Publishes the number of the CPU on which this rank runs.

@@ -11,10 +11,10 @@
 
 namespace torchcomms_pg::host {
 
-class Failure : public std::runtime_error {
+class NcclError : public std::runtime_error {
  public:
   // `ranks`: those at fault, where they are known: they died, left, aborted or did not come.
-  Failure(ncclResult_t result, const std::string& text, std::vector<int> ranks = {})
+  NcclError(ncclResult_t result, const std::string& text, std::vector<int> ranks = {})
       : std::runtime_error(text), result(result), ranks(std::move(ranks)) {}
   const ncclResult_t result;
   const std::vector<int> ranks;
