@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -122,14 +123,12 @@ def use_a_group_without_a_pipe(folder, user=None):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user")
-def test_the_pipe_of_another_user_is_left_alone(recording, tmp_path):
-    folder = tmp_path / "for all"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
-    os.mkfifo(folder / "0.pipe")
-    ranks = recording(1)
-    ranks.run(use_a_group_without_a_pipe, str(folder), 65534)
-    assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
-    assert os.listdir(folder) == ["0.pipe"]
+def test_the_pipe_of_another_user_is_left_alone(recording):
+    # Not tmp_path, whose parents are for this user alone.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        os.mkfifo(f"{folder}/0.pipe")
+        ranks = recording(1)
+        ranks.run(use_a_group_without_a_pipe, folder, 65534)
+        assert re.search("cannot make the pipe .*0.pipe: Operation not permitted", ranks.output(0))
+        assert os.listdir(folder) == ["0.pipe"]
