@@ -34,26 +34,25 @@ class CommCase(Case):
         return torchcomms_pg.get_comm(device=DEVICE)
 
 
-def cases(kind, world, how):
-    yield from (kind(world, rows, how) for rows in ROWS)
-    yield from (kind(world, 30, how, layout) for layout in LAYOUTS[1:])
+def cases(kind, world):
+    for rows in ROWS:
+        yield from kind(world, rows).over(WAYS)
+    yield from kind(world, 30).over(WAYS, LAYOUTS[1:])
 
 
 # ---------------------------------------------------------------- every operation
 
 
 @on_sim()
-@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("operation", catalogue.OPERATIONS)
-def test_collectives_are_those_of_plain_values(world, operation, how):
-    catalogue.run(catalogue.OPERATIONS[operation], cases(Case, world, how))
+def test_collectives_are_those_of_plain_values(world, operation):
+    catalogue.run(catalogue.OPERATIONS[operation], cases(Case, world))
 
 
 @on_sim()
-@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
-def test_operations_of_torchcomm_are_those_of_plain_values(world, operation, how):
-    catalogue.run(catalogue.TORCHCOMM[operation], cases(CommCase, world, how))
+def test_operations_of_torchcomm_are_those_of_plain_values(world, operation):
+    catalogue.run(catalogue.TORCHCOMM[operation], cases(CommCase, world))
 
 
 @on_sim(2)

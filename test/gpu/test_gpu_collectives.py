@@ -1,6 +1,7 @@
 """Collectives of GPU tensors beside plain values: torch's nccl and torchcomms alike."""
 
 import concurrent.futures
+import itertools
 
 import pytest
 import torch
@@ -57,15 +58,14 @@ def test_collectives_are_those_of_plain_values(world, operation):
     # The futures of torch 2.11's nccl come before operations of different sizes have ended.
     early = dist.get_backend() == "nccl" and "_v" in operation
     ways = [how for how in WAYS if how != "future" or not early]
-    cases = (Case(world, rows, how) for how in ways for rows in sizes)
-    catalogue.run(catalogue.OPERATIONS[operation], cases)
+    cases = (Case(world, rows).over(ways) for rows in sizes)
+    catalogue.run(catalogue.OPERATIONS[operation], itertools.chain.from_iterable(cases))
 
 
 @each
 @on_ours(1, 2, 3)  # torch's nccl refuses most of them
 def test_collectives_of_tensors_with_gaps_are_those_of_plain_values(world, operation):
-    cases = (Case(world, 7, how, layout) for how in WAYS for layout in LAYOUTS[1:])
-    catalogue.run(catalogue.OPERATIONS[operation], cases)
+    catalogue.run(catalogue.OPERATIONS[operation], Case(world, 7).over(WAYS, LAYOUTS[1:]))
 
 
 @pytest.mark.parametrize("async_ops", [False, True], ids=["sync", "async"])

@@ -39,8 +39,8 @@ def each(dtypes):
 class Case(catalogue.Case):
     device = "cuda"
 
-    def __init__(self, world, dtype, comm, how):
-        super().__init__(world, 5, how)
+    def __init__(self, world, dtype, comm):
+        super().__init__(world, 5)
         self.comm, self.dtype = comm, dtype
 
 
@@ -88,6 +88,7 @@ def test_every_dtype_is_reduced_with_every_op_that_takes_it(world, dtype):
 @on_ours(1, 2, 3)
 def test_every_dtype_is_moved_bit_by_bit(world, dtype):
     for name in MOVING:
-        for front, how in ((None, "sync"), (None, "async"), (comm(), "sync"), (comm(), "async")):
-            catalogue.run(catalogue.TORCHCOMM[name], [Case(world, dtype, front, how)])
-    catalogue.run(catalogue.TORCHCOMM["messages"], [Case(world, dtype, comm(), "sync")])
+        for front in (None, comm()):
+            cases = Case(world, dtype, front).over(("sync", "async"))
+            catalogue.run(catalogue.TORCHCOMM[name], cases)
+    catalogue.run(catalogue.TORCHCOMM["messages"], [Case(world, dtype, comm())])

@@ -57,11 +57,10 @@ def group(case):
 OPERATIONS = catalogue.TORCHCOMM | {"group": group}
 
 
-@pytest.mark.parametrize("how", ("sync", "async"))
 @pytest.mark.parametrize("operation", OPERATIONS)
 @on_ours(1, 2, 3)
-def test_operations_are_those_of_plain_values(world, operation, how):
-    catalogue.run(OPERATIONS[operation], (Case(world, ROWS, how, layout) for layout in LAYOUTS))
+def test_operations_are_those_of_plain_values(world, operation):
+    catalogue.run(OPERATIONS[operation], Case(world, ROWS).over(("sync", "async"), LAYOUTS))
 
 
 @on_ours(1, 2, 3)

@@ -80,6 +80,12 @@ class Case:
     def __str__(self):
         return f"{self.how}, {self.rows} rows of {self.dtype}, {self.layout}"
 
+    def over(self, ways, layouts=("contiguous",)):
+        """This case in each way and layout: what the ranks bring is made once."""
+        for self.how in ways:
+            for self.layout in layouts:
+                yield self
+
     # ------------------------------------------------------------ the call
 
     def issue(self, name, *args, **kwargs):
