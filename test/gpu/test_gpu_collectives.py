@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as functional
 from harness import catalogue, gpus
 from harness.catalogue import LAYOUTS
 from harness.gpus import on_gpus, on_ours
-from harness.values import assert_reduced, assert_same, data
+from harness.values import all_data, assert_reduced, assert_same, data
 
 if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)
@@ -71,9 +71,9 @@ def test_collectives_of_tensors_with_gaps_are_those_of_plain_values(world, opera
 @pytest.mark.parametrize("async_ops", [False, True], ids=["sync", "async"])
 @on_gpus(1, 2, 3)
 def test_coalesced_collectives_of_a_side_stream_are_those_of_plain_values(world, async_ops):
-    inputs, side = [data(rank, 1000) for rank in range(world)], torch.cuda.Stream()
+    inputs, side = [all_data(world, 1000 + k, salt=k) for k in range(3)], torch.cuda.Stream()
     with torch.cuda.stream(side):
-        tensors = [(inputs[dist.get_rank()] + k).cuda() for k in range(3)]
+        tensors = [each[dist.get_rank()].cuda() for each in inputs]
         device = gpus.current_device()
         with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
             for tensor in tensors:
@@ -82,8 +82,8 @@ def test_coalesced_collectives_of_a_side_stream_are_those_of_plain_values(world,
             manager.wait()
         results = [tensor.clone() for tensor in tensors]
     side.synchronize()
-    for k, result in enumerate(results):
-        assert_reduced(result.cpu(), [each + k for each in inputs])
+    for result, each in zip(results, inputs, strict=True):
+        assert_reduced(result.cpu(), each)
 
 
 def exchange(world, layout, how):
