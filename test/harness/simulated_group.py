@@ -3,11 +3,10 @@
 import os
 
 import pytest
-import torch._dynamo  # some operators import it at first use: seconds, inside a test
+import torch._dynamo  # noqa: F401  (some operators import it at first use: seconds, inside a test)
 
 import simulated
 from harness import ranks
-from harness.ranks import wait_for
 from torchcomms_pg.registration import serve_host_device
 
 DEVICE = "sim:0"
@@ -30,17 +29,3 @@ def on_sim(*worlds, **kwargs):
 
 def sim(tensor):
     return tensor.to(DEVICE)
-
-
-def current():
-    return torch.accelerator.current_stream()
-
-
-def finish(work, async_op):
-    assert (work is not None) == async_op
-    if async_op:
-        work.wait()
-
-
-def idle_within(seconds):
-    return wait_for(lambda: current().query(), seconds)
