@@ -20,6 +20,7 @@ import torchcomms_pg
 from harness import ROOT
 from harness.ranks import time_limit
 from torchcomms_pg import _C, nccl
+from torchcomms_pg.nccl import __main__ as nccl_main
 
 TABLE = (ROOT / "csrc/nccl/NcclApi.hpp").read_text()
 
@@ -107,23 +108,18 @@ def test_two_versions_in_one_process_keep_apart(tmp_path):
     assert other.path != real.path
 
 
-def tell(**env):
-    """What a new process says of its library."""
+@pytest.mark.skipif(not real_libraries(), reason="no libnccl is installed")
+def test_torchs_own_copy_is_taken_where_torch_has_one():
     run = subprocess.run(
         [sys.executable, "-m", "torchcomms_pg.nccl"],
-        env={**os.environ, **env},
+        env={**os.environ, "TORCHCOMM_NCCL_LIBRARY": ""},
         capture_output=True,
         text=True,
         timeout=50,
         cwd=ROOT,
     )
     assert run.returncode == 0, run
-    return run.stdout
-
-
-@pytest.mark.skipif(not real_libraries(), reason="no libnccl is installed")
-def test_torchs_own_copy_is_taken_where_torch_has_one():
-    text = tell(TORCHCOMM_NCCL_LIBRARY="")
+    text = run.stdout
     origin = "loaded by torch already" if torch.version.cuda else "of the installed NCCL package"
     assert origin in text and f"{nccl.package_folder()}/lib/libnccl.so.2" in text
 
@@ -161,9 +157,11 @@ def test_a_chosen_library_that_is_not_there_is_named_and_nothing_else_is_tried(t
         nccl.load(str(tmp_path / "nowhere.so"))
 
 
-def test_the_module_tells_which_library_it_is(tmp_path):
+def test_the_module_tells_which_library_it_is(tmp_path, monkeypatch, capsys):
     path = make_library(tmp_path, 22105, REQUIRED)
-    text = tell(TORCHCOMM_NCCL_LIBRARY=path)
+    monkeypatch.setenv("TORCHCOMM_NCCL_LIBRARY", path)
+    nccl_main.main()
+    text = capsys.readouterr().out
     assert f"NCCL 2.21.5 at {path}" in text and "ncclCommShrink" in text
 
 

@@ -1,6 +1,7 @@
 """Variables, and methods of its backend, that users of torch's ``nccl`` know, have their effect."""
 
 import datetime
+import os
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.comms import new_group_with
-from harness.ranks import on_ranks
+from harness.ranks import Ranks, init_default_group, on_ranks
 from harness.values import assert_same
 from package.test_registration import run_python
 from torchcomms_pg import _C
@@ -18,20 +19,15 @@ CPU = torch.device("cpu")
 NAN = float("nan")
 
 ALONE = """
-    import os, torch, torch.distributed as dist, torchcomms_pg
-    if {deterministic}:  # the call imports torch's compiler, also to say what is the default
-        torch.use_deterministic_algorithms(True)
+    import torch.distributed as dist, torchcomms_pg
     dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
-    print("NCCL_ALGO:", os.environ.get("NCCL_ALGO"))
     dist.destroy_process_group()
 """
 
 
 def test_a_group_logs_its_options_and_what_the_environment_says():
     env = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCHCOMM_COMPILE_TIMEOUT_SECONDS": "7"}
-    code, output = run_python(
-        ALONE.format(deterministic=False), TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env
-    )
+    code, output = run_python(ALONE, TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env)
     assert code == 0, output
     (line,) = (line for line in output.splitlines() if "torchcomms_pg" in line and "rank 0" in line)
     version = torchcomms_pg.__version__
@@ -39,17 +35,23 @@ def test_a_group_logs_its_options_and_what_the_environment_says():
     assert f"built with torch {_C.torch_version} and nccl.h 2." in line
     for name, value in (*env.items(), ("NCCL_ALGO", "Ring")):
         assert f"{name}={value}" in line
-    code, quiet = run_python(ALONE.format(deterministic=False), **env)
-    assert code == 0 and "built with torch" not in quiet
+    with Ranks(1, env=env) as rank:  # without a level
+        assert "built with torch" not in rank.output(0)
+
+
+def algorithms_of_a_group(port, prefix, deterministic):
+    torch.use_deterministic_algorithms(deterministic)
+    init_default_group(port, prefix, 0, 1, 30)
+    return os.environ["NCCL_ALGO"]
 
 
 @pytest.mark.parametrize("deterministic, set_to, told", [
     (False, "", ""), (True, "", "^NVLS"), (True, "Tree", "Tree")
 ])  # fmt: skip
 def test_a_deterministic_group_excludes_nvls(deterministic, set_to, told):
-    code, output = run_python(ALONE.format(deterministic=deterministic), NCCL_ALGO=set_to)
-    assert code == 0, output
-    assert f"NCCL_ALGO: {told}\n" in output
+    with Ranks(1, init=False, env={"NCCL_ALGO": set_to}) as rank:
+        arguments = *rank.store_args(), deterministic
+        assert rank.run(algorithms_of_a_group, *arguments) == [told]
 
 
 @pytest.mark.torch_version
