@@ -34,12 +34,21 @@ TOLD = {"minCTAs": 2, "maxCTAs": 16, "commName": "tensor parallel", "CTAPolicy":
 
 
 @pytest.fixture
-def library(tmp_path):
-    """NCCL 2.28.9, for the simulated accelerator."""
-    made = Library(tmp_path, 22809, "SCALABLE", "SHRINK")
-    serve_host_device("sim", made.path)
-    yield made
+def serve(tmp_path):
+    """Has the simulated accelerator served by a version of NCCL, which it gives."""
+
+    def serving(version, *features):
+        made = Library(tmp_path, version, *features)
+        serve_host_device("sim", made.path)
+        return made
+
+    yield serving
     serve_host_device("sim")
+
+
+@pytest.fixture
+def library(serve):
+    return serve(22809, "SCALABLE", "SHRINK")
 
 
 def new_comms(size, **arguments):
@@ -157,33 +166,25 @@ def test_a_shrunk_group_has_its_parents_configuration_for_the_accelerator_too(li
         backend.shutdown()
 
 
-def test_shrinking_with_a_library_that_cannot_names_the_version(tmp_path):
-    library = Library(tmp_path, 22506)
-    serve_host_device("sim", library.path)
-    try:
-        _, backends = new_backends(2)
-        for error in on_threads(1, lambda rank: backends[rank].shrink([1])):
-            assert "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3" in str(error)
-        for backend in backends:
-            backend.shutdown()
-    finally:
-        serve_host_device("sim")
+def test_shrinking_with_a_library_that_cannot_names_the_version(serve):
+    serve(22506)
+    _, backends = new_backends(2)
+    (error,) = on_threads(1, lambda rank: backends[rank].shrink([1]))
+    assert "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3" in str(error)
+    for backend in backends:
+        backend.shutdown()
 
 
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
-def test_a_revoked_communicator_can_be_shrunk(tmp_path):
-    library = Library(tmp_path, 22809, "SHRINK", "REVOKE")
-    serve_host_device("sim", library.path)
-    try:
-        _, backends = new_backends(2)
-        on_threads(2, lambda rank: backends[rank].abort())
-        flag = dist.distributed_c10d.SHRINK_ABORT
-        (child,) = on_threads(1, lambda rank: backends[rank].shrink([1], flag))
-        assert child.comm_ptr and library.calls("abort") == []
-        for backend in (child, *backends):
-            backend.shutdown()
-    finally:
-        serve_host_device("sim")
+def test_a_revoked_communicator_can_be_shrunk(serve):
+    library = serve(22809, "SHRINK", "REVOKE")
+    _, backends = new_backends(2)
+    on_threads(2, lambda rank: backends[rank].abort())
+    flag = dist.distributed_c10d.SHRINK_ABORT
+    (child,) = on_threads(1, lambda rank: backends[rank].shrink([1], flag))
+    assert child.comm_ptr and library.calls("abort") == []
+    for backend in (child, *backends):
+        backend.shutdown()
 
 
 def test_options_are_copied_with_their_configuration():
@@ -282,34 +283,26 @@ def test_numbers_that_do_not_go_together_are_refused_before_the_library_sees_the
     assert library.calls("init") == []
 
 
-def test_what_an_older_library_would_ignore_is_refused_by_name(tmp_path):
-    library = Library(tmp_path, 22605)
-    serve_host_device("sim", library.path)
-    try:
-        (error,) = new_comms(1, hints={"comm_name": "x"})
-    finally:
-        serve_host_device("sim")
+def test_what_an_older_library_would_ignore_is_refused_by_name(serve):
+    library = serve(22605)
+    (error,) = new_comms(1, hints={"comm_name": "x"})
     with pytest.raises(RuntimeError, match=r"comm_name came with NCCL 2\.27\.3.* is 2\.26\.5"):
         raise error
     assert library.calls("init") == []
 
 
 @pytest.mark.parametrize("version, told", [(22809, {"commName": "tensor parallel"}), (22605, {})])
-def test_a_communicators_name_reaches_a_library_that_takes_it(tmp_path, version, told):
-    library = Library(tmp_path, version)
-    serve_host_device("sim", library.path)
-    try:
-        comms = new_comms(2, name="tensor parallel")
-        assert library.configs("init") == [told, told]
-        assert [comm.get_name() for comm in comms] == ["tensor parallel"] * 2
-        children = on_threads(2, lambda rank: comms[rank].split([0, 1]))
-        children += on_threads(2, lambda rank: comms[rank].split([0, 1], "half"))
-        own = {"commName": "half"} if told else {}
-        assert library.configs("split") == [told, told, own, own]
-        for comm in (*children, *comms):
-            comm.finalize()
-    finally:
-        serve_host_device("sim")
+def test_a_communicators_name_reaches_a_library_that_takes_it(serve, version, told):
+    library = serve(version)
+    comms = new_comms(2, name="tensor parallel")
+    assert library.configs("init") == [told, told]
+    assert [comm.get_name() for comm in comms] == ["tensor parallel"] * 2
+    children = on_threads(2, lambda rank: comms[rank].split([0, 1]))
+    children += on_threads(2, lambda rank: comms[rank].split([0, 1], "half"))
+    own = {"commName": "half"} if told else {}
+    assert library.configs("split") == [told, told, own, own]
+    for comm in (*children, *comms):
+        comm.finalize()
 
 
 def test_a_hint_goes_before_the_communicators_name(library):
