@@ -43,11 +43,11 @@ def in_thread(function):
     return result[0]
 
 
-def alone(body, **env):
+def alone(body, *args, **env):
     """Runs a body that leaves its process in no state for others in one of its own."""
     options = dict(init=gpus.no_group, env=env, started_with=emulated.environment)
     with ranks.Ranks(1, **options) as rank:
-        rank.run(body)
+        rank.run(body, *args)
         return rank.output(0)
 
 

@@ -13,6 +13,7 @@ if reason := emulated.available():
 
 import torch
 
+from gpu.test_emulated import alone
 from harness import gpus, ranks, streams
 
 pytestmark = pytest.mark.torch_version
@@ -92,13 +93,6 @@ def all_reduce(comm, tensor, stream=None):
     )
 
 
-def alone(body, version, *args):
-    """Runs a body in a process of its own over a version of NCCL."""
-    options = dict(init=gpus.no_group, started_with=emulated.environment)
-    with ranks.Ranks(1, env=emulated.nccl_environment(version), **options) as rank:
-        rank.run(body, *args)
-
-
 # ---------------------------------------------------------------- versions
 
 
@@ -119,7 +113,7 @@ def it_has_the_functions_of_its_version(version):
 
 @pytest.mark.parametrize("version", gpus.NCCL_VERSIONS)
 def test_it_has_the_functions_of_its_version(version):
-    alone(it_has_the_functions_of_its_version, version, version)
+    alone(it_has_the_functions_of_its_version, version, **emulated.nccl_environment(version))
 
 
 # ---------------------------------------------------------------- blocking or not
@@ -199,7 +193,8 @@ def destroy_while_it_finalizes(group_stays_open):
 
 @pytest.mark.parametrize("version", gpus.NCCL_VERSIONS)
 def test_a_destroy_that_comes_too_early_leaks(version):
-    alone(destroy_while_it_finalizes, version, version in ("2.24", "2.27", "2.30"))
+    group_stays_open = version in ("2.24", "2.27", "2.30")
+    alone(destroy_while_it_finalizes, group_stays_open, **emulated.nccl_environment(version))
 
 
 @gpus.on_gpu()
