@@ -15,7 +15,6 @@ from harness import ROOT
 from harness.parity import like_gloo, raised
 from harness.ranks import Ranks, init_default_group, wait_for
 from harness.values import data
-from package.test_registration import run_python
 
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
@@ -324,7 +323,10 @@ LOST = """
 
 @pytest.mark.timeout(180)
 def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
-    """Two nodes with a worker each; one is lost, and the other goes on alone."""
+    """Two nodes with a worker each; one is lost, and the other goes on alone.
+
+    The worker that hears of it is not ended, though torchrun sets a variable that says so for GPUs.
+    """
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [
         sys.executable,
@@ -359,7 +361,8 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         (left,) = (agent for agent in agents if agent.pid != lost)
         output, _ = left.communicate(timeout=50)
         assert left.returncode == 0 and "the world of 1 is done" in output, output
-        assert f"rank 1 (pid {worker}) died" in output, output
+        assert f"rank 1 (pid {worker}) died" in output and "CommError" in output, output
+        assert "torchcomms_pg ends this process" not in output, output
     finally:
         for agent in agents:
             if agent.poll() is None:
@@ -368,53 +371,44 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
             agent.stdout.close()
 
 
+def default_of_the_cpu():
+    defaults = dist.Backend.default_device_backend_map
+    defaults.clear()  # torch's: Gloo for CPUs, NCCL for GPUs
+    defaults["cpu"] = "torchcomms"
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(4))
+    told = type(dist.group.WORLD._get_backend(CPU)).__name__, dist.get_backend_config()
+    dist.new_group().barrier().wait()
+    dist.destroy_process_group()
+    return told
+
+
 @pytest.mark.torch_version
 def test_backend_none_with_torchcomms_as_the_default_of_the_cpu():
-    code, output = run_python(
-        """
-        import torch, torch.distributed as dist, torchcomms_pg
+    with Ranks(1, init=False) as ranks:
+        assert ranks.run(default_of_the_cpu) == [("Backend", "cpu:torchcomms")]
 
-        dist.Backend.default_device_backend_map.clear()  # torch's: Gloo for CPUs, NCCL for GPUs
-        dist.Backend.default_device_backend_map["cpu"] = "torchcomms"
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+def use_without_a_gpu(name):
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    if "cpu" in name:
         dist.all_reduce(tensor := torch.ones(4))
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        print(type(backend).__name__, dist.get_backend_config())
-        dist.new_group().barrier().wait()
-        dist.destroy_process_group()
-        """
-    )
-    assert code == 0 and output.startswith("Backend cpu:torchcomms"), output
+        assert tensor.tolist() == [1, 1, 1, 1]
+        dist.barrier()
+        assert isinstance(dist.group.WORLD._get_backend(CPU), dist.ProcessGroupGloo)
+    else:
+        with pytest.raises(RuntimeError, match="device type cpu"):
+            dist.all_reduce(torch.ones(4))
+    backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+    with pytest.raises(ValueError, match="where there is a GPU"):
+        backend.allreduce([torch.empty(4, device="meta")]).wait()
+    dist.destroy_process_group()
 
 
 @pytest.mark.torch_version
-def test_a_cuda_group_without_a_gpu_fails_when_it_is_used_and_says_why():
+@pytest.mark.parametrize("name", ["cpu:gloo,cuda:torchcomms", "cuda:torchcomms"])
+def test_a_cuda_group_without_a_gpu_fails_when_it_is_used_and_says_why(name):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    code, output = run_python(
-        """
-        import torch, torch.distributed as dist, torchcomms_pg
-
-        for name in ("cpu:gloo,cuda:torchcomms", "cuda:torchcomms"):
-            dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
-            if "cpu" in name:
-                dist.all_reduce(tensor := torch.ones(4))
-                assert tensor.tolist() == [1, 1, 1, 1]
-                dist.barrier()
-                print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
-            else:
-                try:
-                    dist.all_reduce(torch.ones(4))
-                except RuntimeError as error:
-                    print("refused:", error)
-            fake = torch.empty(4, device="meta")
-            backend = dist.group.WORLD._get_backend(torch.device("cuda"))
-            try:
-                backend.allreduce([fake]).wait()
-            except ValueError as error:
-                print("refused:", error)
-            dist.destroy_process_group()
-        """
-    )
-    assert code == 0 and "ProcessGroupGloo" in output, output
-    assert output.count("refused:") == 3 and "where there is a GPU" in output, output
+    with Ranks(1, init=False) as ranks:
+        ranks.run(use_without_a_gpu, name)
