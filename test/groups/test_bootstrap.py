@@ -133,8 +133,7 @@ def test_every_variable_is_listed():
         assert f"{variable.name} " in out and variable.meaning in out
 
 
-def meet(port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def meet():
     comms = [torchcomms().new_comm("auto", torch.device("cpu"), name) for name in ("a", "b")]
     for comm in comms:
         got = [None] * comm.get_size()
@@ -143,20 +142,15 @@ def meet(port):
         comm.finalize()
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_meet_where_the_launcher_says(world):
+def test_ranks_meet_where_the_launcher_says():
     # As under torchrun, the server is somebody else's.
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with Ranks(world, init=False, env={"WORLD_SIZE": str(world)}) as ranks:
-        ranks.run(meet_at_agent, server.port)
+    env = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), WORLD_SIZE="3")
+    with Ranks(3, init=False, env={**env, "TORCHELASTIC_USE_AGENT_STORE": "True"}) as ranks:
+        ranks.run(meet)
 
 
-def meet_at_agent(port):
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    meet(port)
-
-
-@on_ranks(2, 3)
+@on_ranks(3)
 def test_file_store(world):
     path = [f"/tmp/torchcomms_pg-{os.getpid()}"]
     dist.broadcast_object_list(path, 0)

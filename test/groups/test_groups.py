@@ -34,7 +34,7 @@ def check_group(group, members):
         assert_same(output, torch.cat(list(inputs.values())))
 
 
-@on_ranks(3, 4)
+@on_ranks(4)
 def test_every_pair_of_ranks_may_form_a_group_of_its_own(world):
     groups = {pair: dist.new_group(pair) for pair in itertools.combinations(range(world), 2)}
     for pair, group in groups.items():
@@ -68,6 +68,18 @@ def test_overlapping_groups_may_be_used_in_a_different_order_on_each_rank(world)
         dist.destroy_process_group(group)
 
 
+@on_ranks(2)
+def test_gloo_and_the_backend_live_side_by_side(world):
+    gloo = dist.new_group(backend="gloo")
+    for _ in range(3):
+        a, b = torch.ones(1000), torch.ones(1000)
+        works = [dist.all_reduce(a, async_op=True), dist.all_reduce(b, group=gloo, async_op=True)]
+        for work in works:
+            work.wait()
+        assert_same(a, b)
+    dist.destroy_process_group(gloo)
+
+
 @on_ranks(4)
 def test_new_group_of_some_ranks_with_local_synchronization(world):
     members = [0, 2] if dist.get_rank() % 2 == 0 else [1, 3]
@@ -76,7 +88,7 @@ def test_new_group_of_some_ranks_with_local_synchronization(world):
     dist.destroy_process_group(group)
 
 
-@on_ranks(2, 3)
+@on_ranks(3)
 def test_roots_and_peers_are_global_ranks_in_a_subgroup(world):
     members = [world - 2, world - 1]
     group = dist.new_group(members)
@@ -91,7 +103,7 @@ def test_roots_and_peers_are_global_ranks_in_a_subgroup(world):
         dist.destroy_process_group(group)
 
 
-@on_ranks(1, 2)
+@on_ranks(2)
 def test_a_group_of_one_does_everything_alone(world):
     group = [dist.new_group([rank]) for rank in range(world)][dist.get_rank()]
     check_group(group, [dist.get_rank()])
@@ -180,7 +192,7 @@ def test_split_keeps_the_order_of_the_given_ranks(world):
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="needs an accelerator before torch 2.15")
 @beyond_gloo
-@on_ranks(3, 4)
+@on_ranks(3)
 def test_dist_split_group_leaves_the_others_out(world):
     dist.barrier()
     child = dist.split_group(split_ranks=[[0, 1]])
@@ -193,7 +205,7 @@ def test_dist_split_group_leaves_the_others_out(world):
 
 
 @beyond_gloo
-@on_ranks(3, 4)
+@on_ranks(4)
 def test_shrink_gives_a_group_of_the_remaining_ranks(world):
     """Only they call it; the excluded rank does nothing."""
     group = dist.new_group()
