@@ -1,7 +1,5 @@
 """Distributed checkpoints: saved, loaded, saved in the background, and resharded, as over Gloo."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from harness.parity import REFERENCE, bare_pool, like_gloo
-from harness.ranks import BACKEND, GROUP_TIMEOUT, Ranks, init_default_group
+from harness.parity import REFERENCE, assert_equal, bare_pool, like_gloo, run_over
+from harness.ranks import BACKEND, Ranks
 from harness.values import data
 
 pytestmark = pytest.mark.torch_version
@@ -50,7 +48,7 @@ class Training(Stateful):
         return self.whole()
 
     def whole(self):
-        moments = [self.optimizer.state[p].get("exp_avg") for p in self.net.parameters()]
+        moments = [self.optimizer.state[p]["exp_avg"] for p in self.net.parameters()]
         return list(self.net.parameters()), moments
 
 
@@ -86,33 +84,31 @@ def test_a_checkpoint_of_dtensors_is_loaded_with_other_placements(tmp_path):
     return target.to_local(), alone["x"]
 
 
-def written(store, world, backend, folder):
-    init_default_group(*store, int(os.environ["RANK"]), world, GROUP_TIMEOUT, backend)
+def written(folder):
     training = Training(3)
     training.train()
     dcp.save({"app": training}, checkpoint_id=folder)
-    result = [x.full_tensor() for part in training.whole() for x in part]
-    dist.barrier()
-    dist.destroy_process_group()
-    return result
+    return training.whole()
 
 
-def read(store, world, backend, folder):
-    init_default_group(*store, int(os.environ["RANK"]), world, GROUP_TIMEOUT, backend)
+def read(folder):
     training = Training(4)
     training.train(1)  # so that the optimizer has a state
     dcp.load({"app": training}, checkpoint_id=folder)
-    result = [x.full_tensor() for part in training.whole() for x in part]
-    dist.barrier()
-    dist.destroy_process_group()
-    return result
+    return training.whole()
 
 
-@pytest.mark.parametrize("writer, reader", [(BACKEND, BACKEND), (BACKEND, REFERENCE)])
-def test_two_ranks_save_and_three_load(writer, reader, tmp_path):
+def run(world, backend, body, folder):
+    """The results of a default group of so many ranks."""
+    return bare_pool(world).run(
+        run_over, backend, Ranks.store_args(), world, body, {"folder": folder}, {}
+    )
+
+
+@pytest.mark.parametrize("reader", [BACKEND, REFERENCE])
+def test_two_ranks_save_and_three_load(reader, tmp_path):
     """A checkpoint of one backend is one for another."""
     folder = str(tmp_path / "checkpoint")
-    want = bare_pool(2).run(written, Ranks.store_args(), 2, writer, folder)[0]
-    for got in bare_pool(3).run(read, Ranks.store_args(), 3, reader, folder):
-        for a, b in zip(got, want):
-            assert torch.equal(a, b)
+    want = run(2, BACKEND, written, folder)[0]
+    for got in run(3, reader, read, folder):
+        assert_equal(got, want)
