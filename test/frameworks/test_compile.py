@@ -194,27 +194,25 @@ def test_a_work_may_leave_the_graph_and_a_failure_comes_out_of_it(world):
 @on_ranks(2)
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 def test_functional_collectives_and_their_gradients(world, backend):
-    """Over the default group of this backend and over a TorchComm's group."""
+    """Over a TorchComm's group; test_functional.py compiles them over the default group."""
     comm = make("functional")
     group = torchcomms().get_process_group(comm)
     rank = dist.get_rank()
 
-    def forward(x, over):
-        gathered = fc.all_gather_tensor_autograd(x, 0, over)
-        scattered = fc.reduce_scatter_tensor_autograd(gathered * gathered, "sum", 0, over)
-        turned = fc.all_to_all_single_autograd(scattered, [2] * world, [2] * world, over)
-        return turned, fc.all_reduce(x.detach(), "sum", over)
+    def forward(x):
+        gathered = fc.all_gather_tensor_autograd(x, 0, group)
+        scattered = fc.reduce_scatter_tensor_autograd(gathered * gathered, "sum", 0, group)
+        turned = fc.all_to_all_single_autograd(scattered, [2] * world, [2] * world, group)
+        return turned, fc.all_reduce(x.detach(), "sum", group)
 
-    # One graph is enough for the slow compiler.
-    for over in (group,) if backend == "inductor" else (dist.group.WORLD, group):
-        results = []
-        for call in (forward, compiled(forward, backend)):
-            x = data(rank, (2 * world, 3)).requires_grad_()
-            turned, total = call(x, over)
-            (turned * (rank + 1)).sum().backward()
-            results.append((turned.detach(), torch.as_tensor(total), x.grad))
-        for got, want in zip(*results, strict=True):
-            torch.testing.assert_close(got, want)
-        assert results[0][2].abs().sum() > 0
+    results = []
+    for call in (forward, compiled(forward, backend)):
+        x = data(rank, (2 * world, 3)).requires_grad_()
+        turned, total = call(x)
+        (turned * (rank + 1)).sum().backward()
+        results.append((turned.detach(), torch.as_tensor(total), x.grad))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    assert results[0][2].abs().sum() > 0
     dist.destroy_process_group(group)
     comm.finalize()

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.torch_version
 REDUCTIONS = ("sum", "avg", "max", "min")
 
 
-@like_gloo(2, 3, rounding=True)
+@like_gloo(1, 2, 3, 4, rounding=True)
 def test_redistribution_between_all_placements(world):
     """Sizes that do not divide by the number of ranks included."""
     mesh = init_device_mesh("cpu", (world,))
@@ -54,6 +54,11 @@ def test_redistribution_between_all_placements(world):
             moved = distribute_tensor(whole, mesh, [start]).redistribute(mesh, [end])
             assert_same(moved.full_tensor(), whole, f"{shape} {start} {end}")
             results.append(moved.to_local())
+        total = sum(all_data(world, shape, torch.int64))
+        for end in placements:
+            mine = data(dist.get_rank(), shape, torch.int64)
+            moved = DTensor.from_local(mine, mesh, [Partial()]).redistribute(mesh, [end])
+            assert_same(moved.full_tensor(), total, f"{shape} Partial {end}")
         for kind, end in itertools.product(REDUCTIONS, placements):
             partial = DTensor.from_local(data(dist.get_rank(), shape), mesh, [Partial(kind)])
             results.append(partial.redistribute(mesh, [end]).to_local())

@@ -7,7 +7,8 @@ import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as dnn
 
 from harness.parity import like_gloo
-from harness.values import data
+from harness.ranks import on_ranks
+from harness.values import all_data, assert_same, data
 
 pytestmark = pytest.mark.torch_version
 
@@ -65,6 +66,36 @@ def moving(x, world):
         x.flatten(), [(rank + 1) % world for rank in range(world)], dist.group.WORLD
     )
     return fc.wait_tensor(sent), fc.wait_tensor(around)
+
+
+@pytest.mark.beyond_gloo
+@on_ranks()
+def test_each_gives_what_plain_pytorch_gives(world):
+    me, group = dist.get_rank(), dist.group.WORLD
+    for size in (1, 1025, 100_001):
+        inputs = all_data(world, (world, size))
+        x = inputs[me].clone()
+        total = sum(inputs[1:], inputs[0])
+        torch.testing.assert_close(fc.all_reduce(x, "sum", group) + 0, total)
+        torch.testing.assert_close(fc.all_reduce(x, "avg", group) + 0, total / world)
+        assert_same(x, inputs[me], "the input of a functional collective")
+        assert_same(fc.all_gather_tensor(x, 0, group) + 0, torch.cat(inputs) + 0)
+        assert_same(fc.all_gather_tensor(x, 1, group) + 0, torch.cat(inputs, 1) + 0)
+        scattered = fc.reduce_scatter_tensor(x, "sum", 0, group) + 0
+        torch.testing.assert_close(scattered, total[me : me + 1])
+        swapped = fc.all_to_all_single(x, None, None, group) + 0
+        assert_same(swapped, torch.stack([y[me] for y in inputs]) + 0)
+        assert_same(fc.broadcast(x, world - 1, group) + 0, inputs[world - 1] + 0)
+        ring = [(rank + 1) % world for rank in range(world)]
+        if world > 1:
+            moved = fc.permute_tensor(x.flatten(), ring, group) + 0
+            assert_same(moved, inputs[(me - 1) % world].flatten() + 0)
+    both = fc.all_reduce_coalesced([x, 2 * x], "sum", group)
+    torch.testing.assert_close(fc.wait_tensor(both[1]), 2 * total)
+    parts = fc.all_gather_into_tensor_coalesced([x, 2 * x], group)
+    assert_same(fc.wait_tensor(parts[1]), 2 * torch.cat(inputs))
+    parts = fc.reduce_scatter_tensor_coalesced([x.clone(), 2 * x], "sum", [0, 0], group)
+    torch.testing.assert_close(fc.wait_tensor(parts[1]), 2 * total[me : me + 1])
 
 
 @like_gloo(2, 3, rounding=True)

@@ -114,14 +114,14 @@ def test_before_2_15_split_group_without_an_accelerator_is_torchs_own_error():
     return raised(dist.split_group, split_ranks=[[0], [1]])
 
 
-@like_gloo(3)
+@like_gloo(2, 3)
 def test_object_collectives():
     me, world = dist.get_rank(), dist.get_world_size()
     mine = {"rank": me, "text": "x" * (500 * me), "tensor": data(me, 5)}
     gathered = [None] * world
     dist.all_gather_object(gathered, mine)
-    things = [("a", 1), None, {2}] if me == 2 else [None] * 3
-    dist.broadcast_object_list(things, src=2)
+    things = [("a", 1), None, {2}] if me == world - 1 else [None] * 3
+    dist.broadcast_object_list(things, src=world - 1)
     collected = [None] * world if me == 0 else None
     dist.gather_object(mine, collected, dst=0)
     part = [None]
