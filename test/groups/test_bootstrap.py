@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import torchcomms
-from harness.ranks import Ranks, on_ranks
+from harness.ranks import Ranks, on_ranks, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
 LAUNCHER = re.compile("TORCHCOMM_|OMPI_|PMI_|PALS_|RANK$|WORLD_SIZE$|MASTER_")
@@ -26,9 +26,9 @@ def bare(monkeypatch):
     return monkeypatch
 
 
-def alone(**options):
+def alone(backend="shm", **options):
     options.setdefault("store", dist.HashStore())
-    return torchcomms().new_comm("shm", "cpu", **options)
+    return torchcomms().new_comm(backend, "cpu", **options)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,13 @@ def test_what_is_missing_is_named(bare):
     bare.setenv("MASTER_ADDR", "localhost")
     with pytest.raises(ValueError, match="and MASTER_PORT is not set"):
         alone(rank=0, size=2, store=None)
-    late = datetime.timedelta(seconds=0.3)
-    with pytest.raises(torchcomms().CommError, match="rank 1 did not come"):
-        alone(rank=0, size=2, timeout=late)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(bare, backend):
+    with time_limit(0.5, 10, "new_comm"):
+        with pytest.raises(torchcomms().CommError, match="rank 1 did not come"):
+            alone(backend, rank=0, size=2, timeout=datetime.timedelta(seconds=1))
 
 
 def test_a_rank_alone_needs_no_store(bare):

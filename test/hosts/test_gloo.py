@@ -141,21 +141,6 @@ def test_whoever_aborts_is_in_the_error_of_all_others(world):
     comm.finalize()
 
 
-def _come_alone(port, prefix):
-    if int(os.environ["RANK"]) == 1:
-        return
-    with time_limit(0.5, 10, "new_comm"):
-        with pytest.raises(torchcomms().CommError, match="rank 1 did not come"):
-            torchcomms().new_comm(
-                "gloo", "cpu", store=connect_store(port, prefix), rank=0, size=2, timeout=SECOND
-            )
-
-
-def test_a_rank_that_does_not_come_is_named():
-    with Ranks(2, init=False) as ranks:
-        ranks.run(_come_alone, *ranks.store_args())
-
-
 @on_ranks(2)
 def test_threads_and_sockets_end_with_the_communicator(world):
     def held():
