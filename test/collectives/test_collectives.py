@@ -13,45 +13,13 @@ moves = pytest.mark.parametrize("dtype", MOVABLE, ids=lambda d: str(d).removepre
 beyond_gloo = pytest.mark.beyond_gloo
 
 
-@on_ranks()
-@pytest.mark.parametrize("dtype", (torch.float32, torch.int64))
-def test_all_reduce_leaves_the_sum_on_every_rank(world, dtype):
-    for size in (*SIZES, HUGE):
-        inputs = all_data(world, size, dtype)
-        tensor = inputs[dist.get_rank()].clone()
-        assert dist.all_reduce(tensor) is None
-        assert_reduced(tensor, inputs, what=f"size {size}")
-
-
-@on_ranks()
-def test_broadcast_of_a_large_tensor(world):
-    tensor = data(dist.get_rank(), HUGE)
-    dist.broadcast(tensor, src=world - 1)
-    assert_same(tensor, data(world - 1, HUGE))
-
-
-@on_ranks()
-def test_reduce_leaves_the_sum_on_the_root_only(world):
-    for size in (*SIZES, HUGE):
-        for root in range(world):
-            inputs = all_data(world, size, salt=root)
-            tensor = inputs[dist.get_rank()].clone()
-            dist.reduce(tensor, dst=root)
-            if dist.get_rank() == root:
-                assert_reduced(tensor, inputs, what=f"size {size}, root {root}")
-
-
 @beyond_gloo
 @on_ranks()
-def test_all_gather_into_tensor_accepts_a_stacked_output_and_large_inputs(world):
+def test_all_gather_into_tensor_accepts_a_stacked_output(world):
     inputs = all_data(world, (3, 5))
     output = torch.empty(world, 3, 5)
     dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
     assert_same(output, torch.stack(inputs))
-    inputs = all_data(world, HUGE)
-    output = torch.empty(world * HUGE)
-    dist.all_gather_into_tensor(output, inputs[dist.get_rank()])
-    assert_same(output, torch.cat(inputs))
 
 
 @on_ranks()
@@ -76,17 +44,6 @@ def test_all_gather_of_uneven_sizes(world):
             assert_same(outputs[rank], inputs[rank], f"unit {unit}, output {rank}")
 
 
-@on_ranks()
-@pytest.mark.parametrize("dtype", (torch.float32, torch.int32))
-def test_reduce_scatter_tensor_leaves_one_part_of_the_sum_on_each_rank(world, dtype):
-    for size in (*SIZES, HUGE // 4):
-        inputs = all_data(world, world * size, dtype)
-        output = torch.empty(size, dtype=dtype)
-        dist.reduce_scatter_tensor(output, inputs[dist.get_rank()].clone())
-        parts = [x.chunk(world)[dist.get_rank()] if size else x for x in inputs]
-        assert_reduced(output, parts, what=f"size {size}")
-
-
 @beyond_gloo
 @on_ranks()
 def test_reduce_scatter_tensor_may_scatter_in_place(world):
@@ -95,15 +52,6 @@ def test_reduce_scatter_tensor_may_scatter_in_place(world):
         tensor = inputs[dist.get_rank()].clone()
         dist.reduce_scatter_tensor(tensor[dist.get_rank()], tensor)
         assert_reduced(tensor[dist.get_rank()], [x[dist.get_rank()] for x in inputs])
-
-
-@on_ranks()
-def test_reduce_scatter_of_a_list(world):
-    for size in SIZES:
-        inputs = [all_data(world, size, salt=rank) for rank in range(world)]
-        output = torch.empty(size)
-        dist.reduce_scatter(output, [x.clone() for x in inputs[dist.get_rank()]])
-        assert_reduced(output, [x[dist.get_rank()] for x in inputs], what=f"size {size}")
 
 
 @beyond_gloo
@@ -160,30 +108,6 @@ def test_all_to_all_of_lists_of_any_sizes(world, dtype):
         dist.all_to_all(received, sent[me])
         for rank in range(world):
             assert_same(received[rank], sent[rank][me], f"unit {unit}, from {rank}")
-
-
-@on_ranks()
-@pytest.mark.parametrize("dtype", (torch.float32, torch.uint8))
-def test_gather_collects_on_the_root_only(world, dtype):
-    for size in (*SIZES, HUGE // 4):
-        for root in range(world):
-            inputs = all_data(world, size, dtype, salt=root)
-            mine = dist.get_rank() == root
-            outputs = [torch.empty_like(x) for x in inputs] if mine else None
-            dist.gather(inputs[dist.get_rank()], outputs, dst=root)
-            for rank in range(world if mine else 0):
-                assert_same(outputs[rank], inputs[rank], f"size {size}, root {root}")
-
-
-@on_ranks()
-@pytest.mark.parametrize("dtype", (torch.float32, torch.uint8))
-def test_scatter_hands_one_part_to_each_rank(world, dtype):
-    for size in (*SIZES, HUGE // 4):
-        for root in range(world):
-            parts = all_data(world, size, dtype, salt=root)
-            output = torch.empty(size, dtype=dtype)
-            dist.scatter(output, parts if dist.get_rank() == root else None, src=root)
-            assert_same(output, parts[dist.get_rank()], f"size {size}, root {root}")
 
 
 @pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch 2.14 and later")
@@ -308,6 +232,26 @@ class Moved(catalogue.Case):
 )
 def test_every_dtype_moves_bit_by_bit(world, operation, dtype):
     catalogue.run(catalogue.OPERATIONS[operation], (Moved(world, size, dtype) for size in SIZES))
+
+
+# Of each operation: sizes, of which test_reduce_ops.py has the smaller ones, and dtypes.
+LARGE = {
+    "all_reduce": ((HUGE,), (torch.float32, torch.int64)),
+    "broadcast": ((HUGE,), (torch.float32,)),
+    "reduce": ((HUGE,), (torch.float32,)),
+    "all_gather_single": ((HUGE,), (torch.float32,)),
+    "reduce_scatter_single": ((HUGE // 4,), (torch.float32, torch.int32)),
+    "gather": ((*SIZES, HUGE // 4), (torch.float32, torch.uint8)),
+    "scatter": ((*SIZES, HUGE // 4), (torch.float32, torch.uint8)),
+}
+
+
+@on_ranks()
+@pytest.mark.parametrize("operation", LARGE)
+def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
+    sizes, dtypes = LARGE[operation]
+    cases = (Moved(world, size, dtype) for dtype in dtypes for size in sizes)
+    catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
 @beyond_gloo

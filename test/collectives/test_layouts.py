@@ -1,4 +1,4 @@
-"""Collectives of tensors that are not contiguous."""
+"""Collectives and messages of tensors that are not contiguous."""
 
 import pytest
 import torch
@@ -106,3 +106,12 @@ def test_flat_collectives_handle_tensors_with_gaps_or_refuse_them(world):
         want = torch.cat([x.chunk(world)[me] for x in columns])
         assert_same(output[:, 0].contiguous(), want)
     assert not output[:, 1].any()
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_send_and_recv_of_every_layout(world):
+    operation, peer = (dist.send, 1) if dist.get_rank() == 0 else (dist.recv, 0)
+    for name, tensor in layouts(dist.get_rank()).items():
+        if done(name, operation, tensor, peer):
+            assert_same(tensor, data(0, (6, 5, 4)), name)
