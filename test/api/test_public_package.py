@@ -238,20 +238,3 @@ def test_a_wrong_split_is_told_to_all_that_it_concerns(world, backend):
     comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, False)  # as before
     assert_same(tensor, torch.full((1,), 3.0))
     comm.finalize()
-
-
-# ---------------------------------------------------------------- windows
-
-
-@on_ranks(2)
-def test_windows_take_the_documents_keywords(world):
-    comm, rank = make("keywords"), dist.get_rank()
-    window = comm.new_window()
-    window.tensor_register(buffer := torch.zeros(4))
-    peer = 1 - rank
-    window.put(torch.ones(2), dst_rank=peer, offset=2, async_op=False)
-    window.signal(dst_rank=peer, async_op=False)
-    window.wait_signal(peer_rank=peer, async_op=False)
-    assert_same(buffer, torch.tensor([0.0, 0.0, 1.0, 1.0]))
-    window.tensor_deregister()
-    comm.finalize()

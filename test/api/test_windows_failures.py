@@ -15,7 +15,6 @@ from harness.rank_process import report
 from harness.ranks import Ranks, check, on_ranks, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
-TORCH_2_14 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 # ---------------------------------------------------------------- mistakes

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import catalogue
 from harness.ranks import BACKEND, connect_store, on_ranks, pool, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
@@ -195,62 +196,42 @@ def test_result_and_future_hold_the_output_tensors(world):
     assert_same(work.get_future().wait()[0], torch.cat(all_data(world, 100)))
 
 
-EVERY_WORK = {
-    "all_reduce": lambda w: dist.all_reduce(torch.ones(8), async_op=True),
-    "broadcast": lambda w: dist.broadcast(torch.ones(8), 0, async_op=True),
-    "reduce": lambda w: dist.reduce(torch.ones(8), 0, async_op=True),
-    "all_gather": lambda w: dist.all_gather(
-        [torch.empty(8) for _ in range(w)], torch.ones(8), async_op=True
-    ),
-    "all_gather_into_tensor": lambda w: dist.all_gather_into_tensor(
-        torch.empty(8 * w), torch.ones(8), async_op=True
-    ),
-    "reduce_scatter": lambda w: dist.reduce_scatter(
-        torch.empty(8), [torch.ones(8)] * w, async_op=True
-    ),
-    "reduce_scatter_tensor": lambda w: dist.reduce_scatter_tensor(
-        torch.empty(8), torch.ones(8 * w), async_op=True
-    ),
-    "all_to_all": lambda w: dist.all_to_all(
-        [torch.empty(8) for _ in range(w)], [torch.ones(8) for _ in range(w)], async_op=True
-    ),
-    "all_to_all_single": lambda w: dist.all_to_all_single(
-        torch.empty(8 * w), torch.ones(8 * w), async_op=True
-    ),
-    "gather": lambda w: dist.gather(
-        torch.ones(8),
-        [torch.empty(8) for _ in range(w)] if dist.get_rank() == 0 else None,
-        async_op=True,
-    ),
-    "scatter": lambda w: dist.scatter(
-        torch.empty(8), [torch.ones(8)] * w if dist.get_rank() == 0 else None, async_op=True
-    ),
-    "barrier": lambda w: dist.barrier(async_op=True),
-}
+class Chained(catalogue.Case):
+    def finish(self, name, work):
+        work.get_future().then(lambda f: f.value()).wait()
+        assert work.is_completed() and exception_of(work) is None
+        assert work.get_future_result().wait() == 0  # WorkResult.SUCCESS
+        work.wait()
 
 
 @beyond_gloo
 @on_ranks(1, 3)
-@pytest.mark.parametrize("name", EVERY_WORK)
+@pytest.mark.parametrize("name", catalogue.OPERATIONS)
 def test_every_operations_work_has_a_future_that_completes(world, name):
-    work = EVERY_WORK[name](world)
-    work.get_future().then(lambda f: f.value()).wait()
-    assert work.is_completed() and exception_of(work) is None
-    assert work.get_future_result().wait() == 0  # WorkResult.SUCCESS
-    work.wait()
+    catalogue.run(catalogue.OPERATIONS[name], [Chained(world, 3, "async")])
+
+
+class Counted(catalogue.Case):
+    def issue(self, name, *args, **kwargs):
+        self.before = self.count()
+        return super().issue(name, *args, **kwargs)
+
+    def finish(self, name, work):
+        super().finish(name, work)
+        assert self.count() == self.before + 1
+
+    def count(self):
+        return dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
 
 
 @beyond_gloo
 @on_ranks(3)
-@pytest.mark.parametrize("name", EVERY_WORK)
+@pytest.mark.parametrize("name", catalogue.OPERATIONS)
 def test_sequence_numbers_grow_by_one_per_collective_alike_on_every_rank(world, name):
-    backend = dist.group.WORLD._get_backend(CPU)
-    before = backend._get_sequence_number_for_group()
-    EVERY_WORK[name](world).wait()
-    after = backend._get_sequence_number_for_group()
-    assert after == before + 1
+    case = Counted(world, 3, "async")
+    catalogue.run(catalogue.OPERATIONS[name], [case])
     everyone = [None] * world
-    dist.all_gather_object(everyone, after)
+    dist.all_gather_object(everyone, case.before)
     assert len(set(everyone)) == 1, everyone
 
 
