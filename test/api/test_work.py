@@ -199,8 +199,10 @@ def test_result_and_future_hold_the_output_tensors(world):
 class Chained(catalogue.Case):
     def finish(self, name, work):
         work.get_future().then(lambda f: f.value()).wait()
-        assert work.is_completed() and exception_of(work) is None
-        assert work.get_future_result().wait() == 0  # WorkResult.SUCCESS
+        assert work.is_completed(), f"{name} has not completed"
+        assert exception_of(work) is None, f"{name}: {exception_of(work)}"
+        result = work.get_future_result().wait()
+        assert result == 0, f"{name}: {result}"  # WorkResult.SUCCESS
         work.wait()
 
 
@@ -218,7 +220,8 @@ class Counted(catalogue.Case):
 
     def finish(self, name, work):
         super().finish(name, work)
-        assert self.count() == self.before + 1
+        after = self.count()
+        assert after == self.before + 1, f"{name}: {self.before}, then {after}"
 
     def count(self):
         return dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
