@@ -1,12 +1,12 @@
 """Ranks that die, fork, leak or run many threads: named, released, and nothing left behind."""
 
+import itertools
 import os
 import random
 import re
 import resource
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -27,7 +27,7 @@ from harness.ranks import (
     time_limit,
     wait_for,
 )
-from harness.values import all_data, assert_reduced, assert_same, data
+from harness.values import all_data, assert_reduced, assert_same
 
 beyond_gloo = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
@@ -128,12 +128,10 @@ def init_loop(ports, world):
             report("running")
 
 
-def exits(code):
+def exits():
     dist.barrier()
     if dist.get_rank() == 1:
-        if code is None:
-            os.abort()
-        os._exit(code)
+        os._exit(0)
     with pytest.raises(RuntimeError) as error:
         with time_limit(0, 20, "noticing"):  # the deadline is after 30 s
             dist.all_reduce(torch.ones(100_001))
@@ -141,11 +139,10 @@ def exits(code):
 
 
 @beyond_gloo
-@pytest.mark.parametrize("code", [0, 3, None], ids=["exit 0", "exit 3", "abort()"])
-def test_a_rank_that_exits_without_a_word_is_named(code):
+def test_a_rank_that_exits_without_a_word_is_named():
     before = shared_memory()
     with Ranks(3) as ranks:
-        ranks.start(exits, code)
+        ranks.start(exits)
         outcomes = ranks.wait()
         check([outcomes[0], outcomes[2]])
         for outcome in (outcomes[0], outcomes[2]):
@@ -355,23 +352,84 @@ def test_threads_may_use_groups_of_their_own(world):
         raise errors[0]
 
 
+# A program's last line, and the exit code it is to have.
 ENDINGS = {
-    "no destroy": "pass",
-    "destroy": "dist.destroy_process_group()",
-    "work in flight": "w = dist.all_reduce(torch.ones(2_000_000), async_op=True)",
-    "works in flight": "w = [dist.all_reduce(torch.ones(99), async_op=True) for _ in range(2000)]",
-    "work no peer joins": "w = sys.argv[1] == '0' and dist.barrier(async_op=True)",
-    "sys.exit": "sys.exit(5)",
-    "exception": "raise KeyError('the script fails')",
+    "no destroy": ("pass", 0),
+    "destroy": ("dist.destroy_process_group()", 0),
+    "work in flight": ("w = dist.all_reduce(torch.ones(2_000_000), async_op=True)", 0),
+    "works in flight": (
+        "w = [dist.all_reduce(torch.ones(99), async_op=True) for _ in range(2000)]",
+        0,
+    ),
+    "work no peer joins": ("w = rank == 0 and dist.barrier(async_op=True)", 0),
+    "sys.exit": ("sys.exit(5)", 5),
+    "exception": ("raise KeyError('the script fails')", 1),
 }
+SCRIPT = f"""
+if {BACKEND!r} == "torchcomms":
+    import torchcomms_pg
+dist.init_process_group({BACKEND!r}, init_method=store, rank=rank, world_size=2)
+dist.all_reduce(torch.ones(100_001))
+dist.all_reduce(torch.ones(11), async_op=True).wait()
+"""
+# Imports torch once for all scripts: for each that it reads it becomes two ranks, which run it and
+# end as any interpreter does, and prints their exit codes.
+SCRIPTS = """
+import os, signal, sys, torch, torch.distributed as dist
+
+def is_rank():
+    global rank, store, script
+    for line in iter(sys.stdin.readline, ""):
+        store, script = eval(line)
+        pids = []
+        for rank in range(2):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                signal.alarm(40)  # ends one that hangs
+                return True
+        print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids], flush=True)
+    return False
+
+if is_rank():
+    exec(script)
+"""
+
+
+def start_python(program, *arguments, **options):
+    env = dict(os.environ, OMP_NUM_THREADS="1")
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.Popen(command, env=env, text=True, **options)
+
+
+@pytest.fixture(scope="module")
+def end_a_script(tmp_path_factory):
+    """Runs a script on two ranks; (exit codes, what they print as errors)."""
+    folder = tmp_path_factory.mktemp("scripts")
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    stores = itertools.count()
+    with open(folder / "errors", "w+") as errors:
+        with start_python(SCRIPTS, stderr=errors, **pipes) as process:
+
+            def run(script):
+                store = f"file://{folder}/store{next(stores)}"
+                print((store, script), file=process.stdin, flush=True)
+                return process.stdout.readline().strip(), (folder / "errors").read_text()[-3000:]
+
+            yield run
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_script_that_ends_with_or_without_destroy_exits_in_time(ending, tmp_path):
+def test_a_script_that_ends_with_or_without_destroy_exits_in_time(ending, end_a_script):
     """With its own exit code: the backend neither hangs nor crashes at interpreter exit."""
     if BACKEND == "gloo" and ending != "destroy":
         pytest.skip("Gloo's threads may crash an interpreter that ends without destroy")
-    end_a_script(ENDINGS[ending], tmp_path, want={"exception": 1, "sys.exit": 5}.get(ending, 0))
+    before = shared_memory()
+    line, wanted = ENDINGS[ending]
+    codes, errors = end_a_script(SCRIPT + line)
+    assert codes == str([wanted] * 2), errors
+    if BACKEND == "torchcomms":
+        assert_nothing_left(before)
 
 
 @pytest.mark.skipif(BACKEND == "gloo", reason="Gloo's threads may crash such an interpreter")
@@ -381,42 +439,22 @@ def test_a_script_whose_libraries_end_slowly_is_not_disturbed_by_other_ranks(tmp
     What libtorch holds in static objects is gone by then. The C library calls last what was
     registered first, before libtorch was loaded.
     """
-    slow = "ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).usleep, 5_000_000, None)"
-    end_a_script(ENDINGS["work no peer joins"], tmp_path, first=f"import ctypes; {slow}")
-
-
-def end_a_script(ending, tmp_path, want=0, first=""):
     before = shared_memory()
-    script = tmp_path / "script.py"
-    lines = f"""
-        {first}
-        import sys, torch, torch.distributed as dist
-        if {BACKEND!r} == "torchcomms":
-            import torchcomms_pg
-        dist.init_process_group(
-            {BACKEND!r}, init_method="file://{tmp_path}/store", rank=int(sys.argv[1]), world_size=2)
-        dist.all_reduce(torch.ones(100_001))
-        dist.all_reduce(torch.ones(11), async_op=True).wait()
-        {ending}
-    """
-    script.write_text(textwrap.dedent(lines))
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank)], env=env, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    first = f"""
+import ctypes; ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).usleep, 5_000_000, None)
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), "file://{tmp_path}/store"
+"""
+    program = first + SCRIPT + ENDINGS["work no peer joins"][0]
+    ranks = [start_python(program, str(rank), stderr=subprocess.PIPE) for rank in range(2)]
     try:
-        for process in processes:
+        for process in ranks:
             _, errors = process.communicate(timeout=40)
-            assert process.returncode == want, (process.returncode, errors[-3000:])
+            assert process.returncode == 0, (process.returncode, errors[-3000:])
     finally:
-        for process in processes:
+        for process in ranks:
             process.kill()
-    if BACKEND == "torchcomms":
-        assert_nothing_left(before)
+    assert_nothing_left(before)
 
 
 def ten_errors():
@@ -448,26 +486,3 @@ def ten_errors():
 def test_groups_that_failed_leave_no_thread_descriptor_or_mapping():
     with Ranks(2) as ranks:
         ranks.run(ten_errors)
-
-
-@beyond_gloo
-def test_a_killed_rank_does_not_break_the_next_group_of_the_survivors():
-    with Ranks(3) as ranks:
-        args = ranks.store_args()
-        ranks.start(go_on_without, args)
-        outcomes = ranks.wait()
-        check([outcomes[0], outcomes[1]])
-
-
-def go_on_without(args):
-    rank = dist.get_rank()
-    dist.barrier()
-    if rank == 2:
-        os.kill(os.getpid(), 9)
-    with pytest.raises(RuntimeError):
-        dist.all_reduce(torch.ones(10))
-    dist.distributed_c10d._abort_process_group()
-    init_default_group(*args, rank, 2, 30)
-    tensor = data(rank, 1000)
-    dist.all_reduce(tensor)
-    assert_reduced(tensor, all_data(2, 1000))
