@@ -129,9 +129,9 @@ def test_mixed_backend_strings_on_a_machine_without_gpu(backend):
         ranks.run(mixed, ranks.store_args(), 2, backend)
 
 
-def with_nccl(args):
+def alone_with(args, backend):
     try:
-        init_default_group(*args, 0, 1, 20, "cpu:torchcomms,cuda:nccl")
+        init_default_group(*args, 0, 1, 20, backend)
     except Exception:
         return traceback.format_exc()
     dist.all_reduce(tensor := torch.ones(4))
@@ -144,7 +144,7 @@ def test_cpu_torchcomms_with_cuda_nccl_works_or_torch_itself_refuses():
     if torch.cuda.is_available():
         pytest.skip("test_mixed_backend_strings covers it")
     with Ranks(1, init=False) as ranks:
-        (refusal,) = ranks.run(with_nccl, ranks.store_args())
+        (refusal,) = ranks.run(alone_with, ranks.store_args(), "cpu:torchcomms,cuda:nccl")
     if refusal is not None:
         ours = os.path.dirname(torchcomms_pg.__file__) + os.sep
         assert "nccl" in refusal.lower() and ours not in refusal, refusal
