@@ -54,7 +54,8 @@ FAULTS = {
     "no thread to spare": r"rank 1 has not arrived at ",
     # It cannot always answer.
     "no descriptor to spare": r"rank 1 (has not arrived at|did not answer)",
-    "holds the GIL": r"rank 1: .*(\n.*)*holds the GIL(.*\n)*.*in native_code",
+    "holds the GIL": r"rank 1 has not arrived at .*(\n.*)*rank 1: .*(\n.*)*holds the GIL"
+    r"(.*\n)*.*in native_code",
     "compiles long": None,
     # NCCL does not carry the reason: on an accelerator the others know whose doing it was.
     "abort during an operation": r"aborted on rank 1|rank 1 .*revoked the communicator",

@@ -6,8 +6,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import TESTS
+from failures.faults import serve
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
 
@@ -136,19 +134,6 @@ def test_every_rank_prints_and_raises_one_verdict_that_says_where_the_missing_on
             assert wait_for(lambda: verdict in ranks.output(rank)), ranks.output(rank)
 
 
-def holds_the_gil(kind, args, world, pipe):
-    group = Group(kind, args, world)
-    if int(os.environ["RANK"]) == 1:
-        return computes_in_native_code(pipe)
-    with open(pipe, "rb") as holder:
-        holder.read(1)  # it is held
-        with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
-            with pytest.raises(torchcomms_pg.CommError) as caught:
-                group.all_reduce(torch.ones(1024))
-        holder.read()
-    return caught.value.verdict
-
-
 def computes_in_native_code(pipe):
     keep_the_gil(pipe)
 
@@ -159,17 +144,8 @@ def pipe(tmp_path):
     return str(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_a_rank_that_holds_the_gil_is_said_to_and_where(kind, pipe):
-    ranks, (verdict, _) = all_answered(holds_the_gil, kind, 2, pipe)
-    ranks.close()
-    assert "rank 1 has not arrived" in verdict
-    assert "holds the GIL" in verdict
-    assert "in computes_in_native_code" in verdict
-
-
-def is_stopped(kind, args, world):
-    group = Group(kind, args, world)
+def is_stopped(args, world):
+    group = Group("dist", args, world)
     report("ready")
     receive()  # never, on the rank that is stopped
     with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
@@ -184,10 +160,10 @@ def status(pid):
 
 
 @pytest.mark.stops_ranks
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_a_stopped_process_is_said_to_be_stopped(kind):
+def test_a_stopped_process_is_said_to_be_stopped():
+    """Over every library in the fault matrix."""
     with Ranks(2, init=False) as ranks:
-        ranks.start(is_stopped, kind, ranks.store_args(), 2)
+        ranks.start(is_stopped, ranks.store_args(), 2)
         ranks.wait_report(1)
         ranks.kill(1, signal.SIGSTOP)
         assert wait_for(lambda: " (stopped)" in status(ranks.pids[1]))
@@ -197,14 +173,6 @@ def test_a_stopped_process_is_said_to_be_stopped(kind):
         named, verdict = outcomes[0].value
     assert named == [1]
     assert f"rank 1: its process is stopped (pid {ranks.pids[1]})" in verdict
-
-
-SERVER = """
-import sys, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
 
 
 def loses_the_store(kind, args, world):
@@ -219,36 +187,29 @@ def loses_the_store(kind, args, world):
     return caught.value.ranks, caught.value.verdict
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.stops_ranks),
+    ],
+)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_store_that_is_gone_is_not_waited_for(kind, how):
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=TESTS,
-    )
-    try:
-        port = int(server.stdout.readline())
-        with Ranks(2, init=False) as ranks:
-            ranks.start(loses_the_store, kind, (port, "lost"), 2)
-            ranks.wait_report(0)
-            ranks.wait_report(1)
-            server.send_signal(how)
-            ranks.tell(0, "go")
-            (outcome,) = ranks.wait(ranks=[0])
-            check([outcome])
-            ranks.tell(1, "go")
-            check(ranks.wait(ranks=[1]))
-            named, verdict = outcome.value
-        assert named == [1], verdict
-        assert "it cannot be known what the other ranks do: the store" in verdict
-    finally:
-        server.kill()
-        server.wait()
-        server.stdin.close()
-        server.stdout.close()
+    with Ranks(1, init=False) as server, Ranks(2, init=False) as ranks:
+        server.start(serve)
+        ranks.start(loses_the_store, kind, (server.wait_report(0), "lost"), 2)
+        ranks.wait_report(0)
+        ranks.wait_report(1)
+        server.kill(0, how)
+        ranks.tell(0, "go")
+        (outcome,) = ranks.wait(ranks=[0])
+        check([outcome])
+        ranks.tell(1, "go")
+        check(ranks.wait(ranks=[1]))
+    named, verdict = outcome.value
+    assert named == [1], verdict
+    assert "it cannot be known what the other ranks do: the store" in verdict
 
 
 def calls_something_else(kind, args, world):
