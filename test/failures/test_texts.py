@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from expecttest import assert_expected_inline
 
-from harness.ranks import Ranks
+from harness.ranks import Ranks, pool
 
 pytestmark = pytest.mark.beyond_gloo
 
@@ -43,8 +43,7 @@ def mistakes():
 
 
 def test_of_a_callers_mistakes():
-    with Ranks(2) as ranks:
-        all_to_all, reduce_scatter, reduce_op, overlapping = ranks.run(mistakes)[0]
+    all_to_all, reduce_scatter, reduce_op, overlapping = pool(2).run(mistakes)[0]
     assert_expected_inline(
         all_to_all,
         """ValueError: all_to_all_single: input_split_sizes add up to 3, wanted the first dimension of input, 4""",

@@ -4,6 +4,7 @@ The rank that is absent from the group under test waits in the default group's b
 """
 
 import datetime
+import os
 import re
 import threading
 import time
@@ -31,7 +32,7 @@ SLACK = 10.0
 
 
 def short_group(limit=LIMIT, warm=True):
-    """A group with this deadline; warm: once all ranks have used it, however late they were."""
+    """A group with this deadline; warm: set once all ranks have used it, however late they were."""
     limit = datetime.timedelta(seconds=limit)
     warm = warm and BACKEND != "gloo"  # its messages keep the group's first deadline
     group = dist.new_group(timeout=datetime.timedelta(seconds=30) if warm else limit)
@@ -84,11 +85,10 @@ CALLS = {
 
 
 @on_ranks(2, 3)
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_all_reduce_names_the_rank_that_never_called(world, size):
+def test_a_large_all_reduce_names_the_rank_that_never_called(world):
     limit = LIMIT if world == 2 else TOGETHER
     group = short_group(limit)
-    tensor = torch.ones(5 if size == "small" else 600_001)
+    tensor = torch.ones(600_001)
     if dist.get_rank() != world - 1:
         fails("all_reduce", [world - 1], group, lambda: dist.all_reduce(tensor, group=group), limit)
     drop(group)
@@ -201,17 +201,6 @@ def test_a_late_rank_is_no_error(world):
 
 @beyond_gloo
 @on_ranks(2)
-def test_set_timeout_changes_the_deadline_of_later_calls(world):
-    group = dist.new_group()
-    dist.barrier(group)
-    group.set_timeout(datetime.timedelta(seconds=LIMIT))
-    if dist.get_rank() == 0:
-        fails("all_reduce", [1], group, lambda: dist.all_reduce(torch.ones(5), group=group))
-    drop(group)
-
-
-@beyond_gloo
-@on_ranks(2)
 def test_an_operations_own_timeout_overrides_the_groups(world):
     group = dist.new_group()
     dist.barrier(group)
@@ -239,22 +228,12 @@ def test_after_a_timeout_every_later_call_says_so_at_once(world):
 @beyond_gloo
 @on_ranks(2)
 def test_a_timeout_in_one_group_leaves_the_others_alone(world):
+    """Those that there are, and those that are made later: nothing ends the process."""
     group = short_group()
     if dist.get_rank() == 0:
         fails("all_reduce", [1], group, lambda: dist.all_reduce(torch.ones(5), group=group))
-    tensor = torch.ones(1000)
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor := torch.ones(1000))
     assert tensor[0] == 2
-    drop(group)
-
-
-@beyond_gloo
-@on_ranks(2)
-def test_a_timeout_can_be_caught_and_the_process_goes_on(world):
-    """A new group works after the old one has failed: nothing ends the process."""
-    group = short_group()
-    if dist.get_rank() == 0:
-        fails("all_reduce", [1], group, lambda: dist.all_reduce(torch.ones(5), group=group))
     drop(group)
     again = dist.new_group()
     dist.all_reduce(tensor := torch.ones(10), group=again)
@@ -262,20 +241,7 @@ def test_a_timeout_can_be_caught_and_the_process_goes_on(world):
     dist.destroy_process_group(again)
 
 
-@beyond_gloo
-@on_ranks(2)
-def test_mismatched_sizes_are_an_error_not_garbage(world):
-    group = short_group()
-    tensor = torch.ones(1000 + dist.get_rank())
-    with time_limit(0, LIMIT + SLACK, "mismatched all_reduce"):
-        with pytest.raises(RuntimeError, match="(?i)all_?reduce"):
-            dist.all_reduce(tensor, group=group)
-    drop(group)
-
-
 def join_short(port, prefix, world):
-    import os
-
     rank = int(os.environ["RANK"])
     with time_limit(0, LIMIT + 2 * SLACK, "init and the first all_reduce"):
         with pytest.raises(RuntimeError) as caught:
