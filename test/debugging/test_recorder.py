@@ -431,6 +431,7 @@ def test_variables_of_torch_and_of_the_document(monkeypatch):
     assert not env.recorder_cpp_stacks() and not env.dump_only_active()
     assert env.dump_patience() == datetime.timedelta(seconds=15)
     assert env.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
+    assert env.dump_pipe() == ""
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert env.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
     settings = [
@@ -439,6 +440,13 @@ def test_variables_of_torch_and_of_the_document(monkeypatch):
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT", env.dump_on_failure, "0", "1"),
         ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", env.dump_prefix, "a", "b"),
         ("TORCH_FR_DUMP_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE", env.dump_prefix, "b", "c"),
+        (
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+            "TORCH_FR_DEBUG_INFO_PIPE_FILE",
+            env.dump_pipe,
+            "a",
+            "b",
+        ),
     ]
     for older, newer, read, first, second in settings:
         monkeypatch.setenv(older, first)

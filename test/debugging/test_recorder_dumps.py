@@ -129,7 +129,10 @@ def absent_rank(args):
 
 
 def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path):
-    """Also by the rank that is late, which waits for nothing and raises nothing."""
+    """Also by the rank that is late, which waits for nothing and raises nothing.
+
+    The analyser says so from the command line, too.
+    """
     ranks = recording(3)
     ranks.start(absent_rank, ranks.store_args())
     ranks.wait_report(1)
@@ -137,8 +140,12 @@ def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path)
     check(outcomes)
     name = outcomes[0].value
     traces = dumped(tmp_path, 3)
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     ranks.tell(1, "go on")
     check(ranks.wait())
+    assert done.returncode == 0, done.stderr
+    assert "missing ranks: {1}" in done.stderr
     text, collectives = analyse(tmp_path, 3)
     assert "Not all ranks joining collective, sequence number: 2" in text
     assert "missing ranks: {1}" in text and "collective: nccl:all_reduce" in text
@@ -148,18 +155,6 @@ def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path)
         last = [e for e in trace["entries"] if e["process_group"][0] == name][-1]
         state = ("completed", "all_reduce_barrier") if rank == 1 else ("started", "all_reduce")
         assert (last["state"], last["profiling_name"]) == (state[0], f"nccl:{state[1]}")
-
-
-def test_the_analyser_runs_from_the_command_line(recording, tmp_path):
-    ranks = recording(3)
-    ranks.start(absent_rank, ranks.store_args())
-    dumped(tmp_path, 3)
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    ranks.tell(1, "go on")
-    check(ranks.wait())
-    assert done.returncode == 0, done.stderr
-    assert "missing ranks: {1}" in done.stderr
 
 
 def disagreement(kind):

@@ -16,7 +16,7 @@ from harness.ranks import check, thread_names, wait_for
 from harness.recorders import SOON, dumped_without_the_gil
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
-PIPES = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+VARIABLE = "TORCH_FR_DEBUG_INFO_PIPE_FILE"
 
 
 def write_into(pipe):
@@ -36,11 +36,10 @@ def operate_then_destroy():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("variable", PIPES)
-def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path, variable):
+def test_writing_into_the_pipe_of_a_rank_has_it_dump(recording, tmp_path):
     prefix = str(tmp_path / "pipe_")
     os.mkfifo(f"{prefix}1.pipe")  # left of a process that was killed
-    ranks = recording(2, **{variable: prefix, "TEST_PIPE": prefix})
+    ranks = recording(2, **{VARIABLE: prefix, "TEST_PIPE": prefix})
     ranks.start(operate_then_destroy)
     for rank in range(2):
         ranks.wait_report(rank)
@@ -64,7 +63,7 @@ def keep_the_gil_until_dumped(pipe):
 
 
 def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path, pipe):
-    env = {PIPES[0]: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
+    env = {VARIABLE: str(tmp_path / "pipe_"), "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
     ranks = recording(1, **env)
     ranks.start(keep_the_gil_until_dumped, pipe)
     with open(pipe, "rb") as holder:
@@ -80,7 +79,7 @@ def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
         assert os.listdir(sys.argv[1]) == ["0.pipe"]
     """
-    env = dict(os.environ, **{PIPES[0]: f"{tmp_path}/"})
+    env = dict(os.environ, **{VARIABLE: f"{tmp_path}/"})
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=50)
     assert os.listdir(tmp_path) == []
 
@@ -110,7 +109,7 @@ def test_a_pipe_in_a_folder_that_does_not_exist_is_a_warning(recording, tmp_path
 
 
 def use_a_group_without_a_pipe(folder, user=None):
-    os.environ[PIPES[0]] = f"{folder}/"
+    os.environ[VARIABLE] = f"{folder}/"
     if user is not None:
         os.seteuid(user)
     try:
@@ -118,7 +117,7 @@ def use_a_group_without_a_pipe(folder, user=None):
     finally:
         if user is not None:
             os.seteuid(0)
-        del os.environ[PIPES[0]]
+        del os.environ[VARIABLE]
     dist.all_reduce(torch.ones(1), group=group)
 
 
