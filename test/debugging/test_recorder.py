@@ -8,6 +8,7 @@ import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -350,6 +351,10 @@ def test_a_thread_may_be_called_anything(world):
     comm.finalize()
 
 
+def dumps_at(prefix):
+    return mock.patch.dict(os.environ, TORCHCOMM_FR_DUMP_TEMP_FILE=str(prefix))
+
+
 def this_function_is_in_the_stack(comm):
     comm.barrier(False)
 
@@ -359,11 +364,8 @@ def test_the_pickle_has_the_stacks_of_python(world, tmp_path):
     comm = make("stacks")
     hook = recorder(comm)
     this_function_is_in_the_stack(comm)
-    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "new" / "trace_")
-    try:
+    with dumps_at(tmp_path / "new" / "trace_"):
         path = hook.dump_file(rank=comm.get_rank())
-    finally:
-        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
     assert path == str(tmp_path / "new" / "trace_0")
     assert os.listdir(tmp_path / "new") == ["trace_0"]
     with open(path, "rb") as file:
@@ -383,11 +385,8 @@ def test_what_another_process_of_this_pid_has_left_is_no_hindrance(world, tmp_pa
     hook = recorder(comm)
     for count in range(300):  # more than this process has written
         (tmp_path / f".flight-{os.getpid()}-{count}").write_text("left")
-    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
-    try:
+    with dumps_at(tmp_path / "trace_"):
         path = hook.dump_file(0)
-    finally:
-        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
     assert path in map(str, tmp_path.iterdir()) and len(os.listdir(tmp_path)) == 301
     comm.finalize()
 
@@ -400,11 +399,8 @@ def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
     assert ring.is_enabled() and len(ring) > 0
     mine = [e for e in entries(ring) if e["process_group"][0] == group.group_name]
     assert [e["profiling_name"] for e in mine] == ["nccl:all_reduce"]
-    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "trace_")
-    try:
+    with dumps_at(tmp_path / "trace_"):
         path = ring.dump_file()
-    finally:
-        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
     assert path == str(tmp_path / f"trace_{dist.get_rank()}")
     with open(path, "rb") as file:
         trace = pickle.load(file)
@@ -415,12 +411,9 @@ def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
 @on_ranks(1)
 def test_a_file_that_cannot_be_written_is_an_error(world, tmp_path):
     (tmp_path / "file").write_text("")
-    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = str(tmp_path / "file" / "trace_")
-    try:
-        with pytest.raises(RuntimeError, match="cannot write .*trace_3: Not a directory"):
-            recorder().dump_file(3)
-    finally:
-        del os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"]
+    wanted = pytest.raises(RuntimeError, match="cannot write .*trace_3: Not a directory")
+    with dumps_at(tmp_path / "file" / "trace_"), wanted:
+        recorder().dump_file(3)
 
 
 def test_variables_of_torch_and_of_the_document(monkeypatch):
@@ -434,19 +427,14 @@ def test_variables_of_torch_and_of_the_document(monkeypatch):
     assert env.dump_pipe() == ""
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert env.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
+    pipe = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DEBUG_INFO_PIPE_FILE"
     settings = [
         ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", env.recorder_size, "7", "0"),
         ("TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_CPP_STACK", env.recorder_cpp_stacks, "1", "0"),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT", env.dump_on_failure, "0", "1"),
         ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", env.dump_prefix, "a", "b"),
         ("TORCH_FR_DUMP_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE", env.dump_prefix, "b", "c"),
-        (
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
-            "TORCH_FR_DEBUG_INFO_PIPE_FILE",
-            env.dump_pipe,
-            "a",
-            "b",
-        ),
+        (*pipe, env.dump_pipe, "a", "b"),
     ]
     for older, newer, read, first, second in settings:
         monkeypatch.setenv(older, first)
