@@ -13,37 +13,14 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from failures.joined import join, meet
 from harness import ROOT
 from harness.rank_process import receive
-from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
+from harness.ranks import Ranks, check, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0
 LATE = 2.6  # more than two deadlines
-
-
-def join(args, world, kind="dist"):
-    """The deadline holds once all ranks have done an operation, however late they were."""
-    rank, store = int(os.environ["RANK"]), connect_store(*args)
-    joining = datetime.timedelta(seconds=30)
-    if kind == "dist":
-        options = {"store": store, "rank": rank, "world_size": world}
-        dist.init_process_group("torchcomms", timeout=joining, **options)
-        comm = torchcomms_pg.get_comm()
-    else:
-        options = {"store": store, "rank": rank, "size": world}
-        options |= {"timeout": joining, "abort_process_on_timeout_or_error": False}
-        comm = torchcomms_pg.new_comm(kind, "cpu", "tested", **options)
-    reduce(comm)
-    comm.set_timeout(datetime.timedelta(seconds=LIMIT))
-    return comm, store
-
-
-def meet(store, where, ranks):
-    """Returns when so many have come there."""
-    if store.add(where, 1) == ranks:
-        store.set(f"all {where}", "")
-    store.wait([f"all {where}"])
 
 
 def reduce(comm):
@@ -55,7 +32,7 @@ def reduce(comm):
 def compiles_for_long(args, world, kind, given_up=False):
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-    comm, store = join(args, world, kind)
+    comm, store = join(kind, args, world, LIMIT)
     if comm.get_rank() == 1:
         with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
             meet(store, "rank 1 compiles", world)
@@ -108,7 +85,7 @@ def compiles_really(args, world, reset):
         time.sleep(LATE)
         return graph.forward
 
-    comm, store = join(args, world)
+    comm, store = join("dist", args, world, LIMIT)
     if reset:
         torch._dynamo.reset()  # clears torch's list of whom to call
     if comm.get_rank() == 1:
@@ -140,7 +117,7 @@ def test_a_real_compilation_is_waited_for_and_recorded(reset):
 def waits_after_a_compilation(args, world, compiling):
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-    comm, store = join(args, world)
+    comm, store = join("dist", args, world, LIMIT)
     comm.set_timeout(datetime.timedelta(seconds=60))
     if comm.get_rank() == 1:
         with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
@@ -174,7 +151,7 @@ def test_a_wait_has_its_own_timeout_where_a_rank_compiles(compiling):
 
 
 def works_alone(args, world, kind, how):
-    comm, store = join(args, world, kind)
+    comm, store = join(kind, args, world, LIMIT)
     if comm.get_rank() == 1:
         with comm.relaxed_timeout(**how):
             meet(store, "rank 1 is alone", world)
@@ -208,7 +185,7 @@ def test_relaxed_timeout_has_the_peers_wait_until_it_ends(kind, how):
 
 
 def waits_relaxed(args, world):
-    comm, store = join(args, world)
+    comm, store = join("dist", args, world, LIMIT)
     if comm.get_rank() == 1:
         store.wait(["rank 0 may wait"])
         time.sleep(LATE)  # being late is what is tested

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from failures.faults import serve
+from failures.joined import join, meet
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
 
@@ -26,30 +27,11 @@ KEPT = []  # for as long as the process lives
 
 
 class Group:
-    """Either front end over either library, for a test that is about neither.
-
-    All ranks have done an operation, however late they were, before the deadline holds.
-    """
+    """Either front end over either library, for a test that is about neither."""
 
     def __init__(self, kind, args, world, limit=LIMIT):
-        rank, self.store = int(os.environ["RANK"]), connect_store(*args)
-        joining = datetime.timedelta(seconds=30)
         self.kind = kind
-        if kind == "dist":
-            options = {"store": self.store, "rank": rank, "world_size": world}
-            dist.init_process_group("torchcomms", timeout=joining, **options)
-        else:
-            self.comm = torchcomms_pg.new_comm(
-                *(kind, "cpu", "tested"),
-                store=self.store,
-                rank=rank,
-                size=world,
-                timeout=joining,
-                abort_process_on_timeout_or_error=False,
-            )
-        self.all_reduce(torch.ones(7))
-        comm = torchcomms_pg.get_comm() if kind == "dist" else self.comm
-        comm.set_timeout(datetime.timedelta(seconds=limit))
+        self.comm, self.store = join(kind, args, world, limit)
 
     def all_reduce(self, tensor):
         if self.kind == "dist":
@@ -74,12 +56,6 @@ class Group:
         else:
             self.comm.recv(tensor, source, async_op=False)
 
-    def meet(self, where, ranks):
-        """Returns when so many have come there."""
-        if self.store.add(where, 1) == ranks:
-            self.store.set(f"all {where}", "")
-        self.store.wait([f"all {where}"])
-
 
 def all_answered(body, kind, world, *args):
     """Ranks, still there, and what `body` has returned on them, with a verdict of all of them.
@@ -101,18 +77,18 @@ def one_stays_away(kind, args, world, absent):
     if int(os.environ["RANK"]) == absent:
         KEPT.append(group)  # it prints the verdict, maybe after this has returned
         return saves_a_checkpoint(group, world)
-    group.meet("away or about to call", world)
+    meet(group.store, "away or about to call", world)
     try:
         with time_limit(TOGETHER * 0.9, TOGETHER + SLACK, "the verdict"):
             with pytest.raises(torchcomms_pg.CommError) as caught:
                 group.all_reduce(torch.ones(1024))
         return caught.value.ranks, caught.value.verdict, str(caught.value)
     finally:
-        group.meet("done", world - 1)
+        meet(group.store, "done", world - 1)
 
 
 def saves_a_checkpoint(group, world):
-    group.meet("away or about to call", world)
+    meet(group.store, "away or about to call", world)
     group.store.wait(["all done"])
 
 
@@ -215,7 +191,7 @@ def test_a_store_that_is_gone_is_not_waited_for(kind, how):
 def calls_something_else(kind, args, world):
     group = Group(kind, args, world, TOGETHER)
     rank = int(os.environ["RANK"])
-    group.meet("about to call", world)
+    meet(group.store, "about to call", world)
     with time_limit(0, TOGETHER + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.broadcast(torch.ones(5)) if rank == 1 else group.all_reduce(torch.ones(1024))
@@ -240,12 +216,12 @@ def uses_two_groups(args, world, waits):
     for comm in comms:
         comm.all_reduce(torch.ones(1), torchcomms_pg.ReduceOp.SUM, async_op=False)
         comm.set_timeout(datetime.timedelta(seconds=TOGETHER))
-    group.meet("about to call", world)
+    meet(group.store, "about to call", world)
     with time_limit(0, TOGETHER + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             work = comms[rank].all_reduce(torch.ones(5), torchcomms_pg.ReduceOp.SUM, async_op=waits)
             work.wait()
-    group.meet("done", world)
+    meet(group.store, "done", world)
     return caught.value.verdict
 
 
@@ -265,11 +241,11 @@ def waits_for_a_message(kind, args, world):
     group = Group(kind, args, world)
     if int(os.environ["RANK"]) == 1:
         return saves_a_checkpoint(group, world)
-    group.meet("away or about to call", world)
+    meet(group.store, "away or about to call", world)
     with time_limit(LIMIT * 0.9, LIMIT + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
             group.receive(torch.ones(3), 1)
-    group.meet("done", world - 1)
+    meet(group.store, "done", world - 1)
     return caught.value.ranks, caught.value.verdict
 
 
@@ -287,13 +263,13 @@ def gives_up_soon(kind, args, world):
     group = Group(kind, args, world, limit=600)
     if int(os.environ["RANK"]) == 1:
         return saves_a_checkpoint(group, world)
-    group.meet("away or about to call", world)
+    meet(group.store, "away or about to call", world)
     began = time.monotonic()
     work = group.all_reduce_async(torch.ones(1024))
     with pytest.raises(torchcomms_pg.CommError) as caught:
         work.wait(datetime.timedelta(milliseconds=1))
     took = time.monotonic() - began
-    group.meet("done", world - 1)
+    meet(group.store, "done", world - 1)
     return caught.value.verdict, took
 
 
@@ -346,11 +322,11 @@ def test_the_verdict_survives_pickling():
 def idle(kind, args, world):
     """Returns the CPU time that the process spends in two seconds without operations."""
     group = Group(kind, args, world)
-    group.meet("ready", world)
+    meet(group.store, "ready", world)
     before = time.process_time()
     time.sleep(2)  # the time that is measured
     spent = time.process_time() - before
-    group.meet("measured", world)
+    meet(group.store, "measured", world)
     return spent
 
 
@@ -363,10 +339,10 @@ def test_being_ready_for_questions_costs_next_to_nothing(kind):
 
 def keeps_the_gil(args, world, pipe):
     group = Group("shm", args, world)
-    group.meet("ready", world)
+    meet(group.store, "ready", world)
     if int(os.environ["RANK"]) == 1:
         computes_in_native_code(pipe)
-    group.meet("done", world)
+    meet(group.store, "done", world)
 
 
 def test_the_heartbeat_says_that_the_gil_is_held(pipe):
