@@ -17,6 +17,7 @@ import torch
 
 from harness import ROOT, TESTS
 
+pytestmark = pytest.mark.timeout(240)  # each run of a tool may take 110 s
 VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
 
 
@@ -80,7 +81,6 @@ def last_line(done):
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.timeout(240)
 def test_without_a_wish_the_newest_torch_of_the_range_is_taken_and_kept(checkout):
     assert last_line(run(checkout)) == "torch 2.15.0 in .venv"
     # What came later, or may no longer be had, changes nothing for an environment that there is.
