@@ -54,7 +54,8 @@ class Direct:
 
     sum = dist.ReduceOp.SUM
 
-    # The method, its options, and its tensors from the arguments.
+    # The method, its options, and its tensors from the arguments. Roots and reductions are what
+    # options have at first: rank 0 and SUM.
     METHODS: dict[str, tuple[str, Any, Callable[..., tuple[Any, ...]]]] = {  # noqa: RUF012
         "all_reduce": ("allreduce", dist.AllreduceOptions, lambda data, op: ([data],)),
         "broadcast": ("broadcast", dist.BroadcastOptions, lambda data, root: ([data],)),

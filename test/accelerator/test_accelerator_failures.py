@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.rank_process import report
-from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
+from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_for
 
 try:
     import simulated
@@ -76,9 +76,7 @@ def abort_what_is_queued():
     store = dist.distributed_c10d._get_default_store()
     with hold():
         work = dist.all_reduce(tensor, async_op=True)
-        if store.add("queued", 1) == 2:
-            store.set("both queued", "")
-        store.wait(["both queued"])
+        meet(store, "queued", 2)
         with time_limit(0, 25, "aborting"):  # torch's flight recorder takes its time
             dist.group.WORLD._get_backend(torch.device(DEVICE)).abort()
     # Whoever is first tells the other, who may have aborted too.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.rank_process import receive, report
-from harness.ranks import connect_store, thread_names, wait_for
+from harness.ranks import connect_store, meet, thread_names, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
 
 WORLD = 3
@@ -291,9 +291,7 @@ def run(fault, api, mode, args, server, dumps):
     before = descriptors()
     group = Group(api, meeting, mode, "tested")
     # None does what it is to do before all have done what goes before.
-    if store.add("made", 1) == WORLD:
-        store.set("all made", "")
-    store.wait(["all made"], datetime.timedelta(seconds=30))
+    meet(store, "made", WORLD)
     if server:
         store.add("ready", 1)
         store.wait(["server gone"], datetime.timedelta(seconds=30))

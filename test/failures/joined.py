@@ -1,4 +1,4 @@
-"""A group of either front end over either library, and a place where its ranks meet."""
+"""A group of either front end over either library."""
 
 import datetime
 import os
@@ -29,10 +29,3 @@ def join(kind, args, world, limit):
         comm.all_reduce(torch.ones(7), torchcomms_pg.ReduceOp.SUM, async_op=False)
     comm.set_timeout(datetime.timedelta(seconds=limit))
     return comm, store
-
-
-def meet(store, where, ranks):
-    """Returns when so many have come there."""
-    if store.add(where, 1) == ranks:
-        store.set(f"all {where}", "")
-    store.wait([f"all {where}"])

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from failures.joined import join, meet
+from failures.joined import join
 from harness import ROOT
 from harness.rank_process import receive
-from harness.ranks import Ranks, check, time_limit, wait_for
+from harness.ranks import Ranks, check, meet, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

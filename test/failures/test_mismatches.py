@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import Ranks, connect_store, init_default_group, on_ranks
+from harness.ranks import Ranks, connect_store, init_default_group, meet, on_ranks
 
 pytestmark = pytest.mark.beyond_gloo
 TIMEOUT = 20.0
@@ -66,9 +66,7 @@ def destroy_after(call, port, prefix, world):
     except torchcomms().CommError as error:
         told = str(error)
     # Who has gone before the others have called cannot be told.
-    if store.add("called", 1) == world:
-        store.set("all called", "")
-    store.wait(["all called"])
+    meet(store, "called", world)
     if told is None:
         with pytest.raises(torchcomms().CommError) as caught:
             dist.destroy_process_group()

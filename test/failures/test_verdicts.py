@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from failures.faults import serve
-from failures.joined import join, meet
+from failures.joined import join
 from harness.rank_process import keep_the_gil, receive, report
-from harness.ranks import Ranks, check, connect_store, time_limit, wait_for
+from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

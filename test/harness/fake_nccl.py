@@ -12,7 +12,7 @@ import tempfile
 from harness import ROOT, TESTS
 from torchcomms_pg import nccl
 
-# Where conftest.py takes it away again: a rank may be killed.
+# A folder that conftest.py removes: a rank may be killed before it could.
 FOLDER = os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
 
 

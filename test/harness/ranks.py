@@ -128,6 +128,13 @@ def connect_store(port, prefix, timeout=GROUP_TIMEOUT):
     return dist.PrefixStore(prefix, store)
 
 
+def meet(store, where, ranks):
+    """Called in a rank: returns when so many have come there."""
+    if store.add(where, 1) == ranks:
+        store.set(f"all {where}", "")
+    store.wait([f"all {where}"])
+
+
 def init_default_group(port, prefix, rank, world, timeout, backend=BACKEND, **kwargs):
     """Called in a rank."""
     import torch.distributed as dist
@@ -165,7 +172,7 @@ class Ranks:
         self.pids, self.connections, self.outputs = [], [], []
         self.reports = [[] for _ in range(world)]
         self._done = {}
-        self._exit_codes = {}  # of those that are reaped: their pids may be other processes' by now
+        self._exit_codes = {}  # of reaped ranks, whose pids may be other processes' by now
         self.make_processes(env or {}, tuple(delete_env), started_with)
         if init:
             self.run(_init if init is True else init, *self.store_args(), world, timeout)
