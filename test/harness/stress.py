@@ -3,6 +3,7 @@
 ``tools/test --stress N`` loads it. A test of several ranks has to hold when any rank stops for
 three seconds anywhere. Tests that stop ranks themselves, and so would be continued at the wrong
 moment, carry the marker ``stops_ranks``: their ranks are left alone and have only the load.
+With ``-n 4 --dist loadfile`` four processes test side by side, each stopping ranks of its own.
 """
 
 import contextlib
@@ -12,6 +13,8 @@ import random
 import signal
 import threading
 import time
+
+import pytest
 
 LONGEST_STOP = 3.0  # seconds
 LONGEST_PAUSE = 2.0  # seconds between two stops
@@ -81,11 +84,13 @@ def _load():
 
 def pytest_configure(config):
     seed = int(os.environ.get("STRESS_SEED", time.time_ns() % 1_000_000))
+    config.stops, config.load = 0, []
     config.stopper = Stopper(seed)
-    config.stopper.seed = seed
     config.stopper.start()
-    context = multiprocessing.get_context("spawn")
-    config.load = [context.Process(target=_load, daemon=True) for _ in os.sched_getaffinity(0)]
+    # Test processes of pytest-xdist load the cores themselves.
+    if not hasattr(config, "workerinput") and not config.getoption("numprocesses", None):
+        context = multiprocessing.get_context("spawn")
+        config.load = [context.Process(target=_load, daemon=True) for _ in os.sched_getaffinity(0)]
     for process in config.load:
         process.start()
 
@@ -104,8 +109,19 @@ def pytest_runtest_teardown(item):
     item.config.stopper.idle.wait(LONGEST_STOP + 1)
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["stops"] = session.config.stopper.stops
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stops += getattr(node, "workeroutput", {}).get("stops", 0)
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    terminalreporter.write_line(f"stress: ranks were stopped {config.stopper.stops} times")
+    stops = config.stops + config.stopper.stops
+    terminalreporter.write_line(f"stress: ranks were stopped {stops} times")
 
 
 def pytest_unconfigure(config):
