@@ -62,11 +62,9 @@ void Execution::combine(
     size_t count,
     bool whole) const {
   const bool adds = c.op.scaled || (!whole && c.op.reduction == ncclAvg);
-  // ncclRedOp_t and Reduction list the same operations in the same order.
-  const auto reduction = adds ? host::Reduction::sum : static_cast<host::Reduction>(c.op.reduction);
   host::reduce(
       c.type,
-      reduction,
+      adds ? ncclSum : c.op.reduction,
       output,
       inputs.data(),
       static_cast<int>(inputs.size()),

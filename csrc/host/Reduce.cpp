@@ -26,7 +26,7 @@ const ReduceKernels& kernels() {
 
 void reduce(
     ncclDataType_t type,
-    Reduction reduction,
+    ncclRedOp_t op,
     void* out,
     const void* const* in,
     int n,
@@ -35,7 +35,7 @@ void reduce(
   if (n == 1) {
     copy(out, in[0], count * elementSize(type));
   } else if (n > 1) {
-    kernels().reduce(type, reduction, out, in, n, count, divisor == 0 ? n : divisor);
+    kernels().reduce(type, op, out, in, n, count, divisor == 0 ? n : divisor);
   }
 }
 

@@ -5,15 +5,12 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <cstdint>
 
 #include "nccl/ElementSize.hpp"
 
 namespace torchcomms_pg::host {
 
-enum class Reduction : uint8_t { sum, prod, max, min, avg };
-
-// Computes out[i] = reduction over r = 0 .. n-1, in that order, of in[r][i].
+// Computes out[i] = op over r = 0 .. n-1, in that order, of in[r][i].
 //
 // `out` may be exactly in[r] for some r, but may not overlap one otherwise. 16- and 8-bit floats
 // accumulate in float32 and are rounded once, to nearest even; e4m3 has no infinity and saturates,
@@ -22,7 +19,7 @@ enum class Reduction : uint8_t { sum, prod, max, min, avg };
 // integers a whole number); 0: n. Max and min propagate NaN.
 void reduce(
     ncclDataType_t type,
-    Reduction reduction,
+    ncclRedOp_t op,
     void* out,
     const void* const* in,
     int n,

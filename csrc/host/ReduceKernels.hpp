@@ -7,7 +7,7 @@ namespace torchcomms_pg::host {
 
 // Functions with the contracts of Reduce.hpp, reduce for n >= 2.
 struct ReduceKernels {
-  void (*reduce)(ncclDataType_t, Reduction, void*, const void* const*, int, size_t, double) =
+  void (*reduce)(ncclDataType_t, ncclRedOp_t, void*, const void* const*, int, size_t, double) =
       nullptr;
   void (*scale)(ncclDataType_t, void*, const void*, const void*, size_t) = nullptr;
 };

@@ -148,13 +148,14 @@ void reduceWith(double divisor, T* out, const void* const* in, int n, size_t cou
 
 template <class T>
 void reduceTyped(
-    Reduction reduction, T* out, const void* const* in, int n, size_t count, double divisor) {
-  switch (reduction) {
-    case Reduction::sum: return reduceWith<Sum>(1, out, in, n, count);
-    case Reduction::avg: return reduceWith<Sum>(divisor, out, in, n, count);
-    case Reduction::prod: return reduceWith<Product>(1, out, in, n, count);
-    case Reduction::max: return reduceWith<Maximum>(1, out, in, n, count);
-    case Reduction::min: return reduceWith<Minimum>(1, out, in, n, count);
+    ncclRedOp_t op, T* out, const void* const* in, int n, size_t count, double divisor) {
+  switch (op) {
+    case ncclSum: return reduceWith<Sum>(1, out, in, n, count);
+    case ncclAvg: return reduceWith<Sum>(divisor, out, in, n, count);
+    case ncclProd: return reduceWith<Product>(1, out, in, n, count);
+    case ncclMax: return reduceWith<Maximum>(1, out, in, n, count);
+    case ncclMin: return reduceWith<Minimum>(1, out, in, n, count);
+    default: return;
   }
 }
 
@@ -203,14 +204,14 @@ void withType(ncclDataType_t type, Use use) {
 
 void reduceAny(
     ncclDataType_t type,
-    Reduction reduction,
+    ncclRedOp_t op,
     void* out,
     const void* const* in,
     int n,
     size_t count,
     double divisor) {
   withType(type, [&]<class T>(T*) {
-    reduceTyped(reduction, static_cast<T*>(out), in, n, count, divisor);
+    reduceTyped(op, static_cast<T*>(out), in, n, count, divisor);
   });
 }
 

@@ -17,7 +17,6 @@ using host::CollectiveKind;
 using host::HostStream;
 using host::NcclError;
 using host::Operator;
-using host::Reduction;
 using host::Signature;
 
 using host::bootHash;

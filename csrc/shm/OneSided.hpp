@@ -11,12 +11,12 @@
 
 namespace torchcomms_pg::shm {
 
-struct Window;
+struct MappedWindow;
 
 // Content, a signal, or content followed by a signal.
 struct Put {
   int peer = 0;
-  std::shared_ptr<const Window> window;  // null: no content
+  std::shared_ptr<const MappedWindow> window;  // null: no content
   size_t offset = 0;                     // in bytes
   const void* data = nullptr;
   size_t bytes = 0;

@@ -34,7 +34,7 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
 // The windows of all communicators of the process, whose handles are of one series.
 struct Registry {
   std::mutex mutex;
-  std::map<uintptr_t, std::weak_ptr<const Window>> windows;
+  std::map<uintptr_t, std::weak_ptr<const MappedWindow>> windows;
   uintptr_t next = 1;
 };
 
@@ -43,7 +43,7 @@ Registry& registry() {
   return all;
 }
 
-uintptr_t enroll(const std::shared_ptr<const Window>& window) {
+uintptr_t enroll(const std::shared_ptr<const MappedWindow>& window) {
   auto& all = registry();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.windows, [](const auto& entry) { return entry.second.expired(); });
@@ -77,7 +77,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
   const MemoryAddress mine = memory ? memory->address(buffer, bytes) : MemoryAddress{};
   std::memcpy(exchange.open(), &mine, sizeof mine);
   exchange.publish();
-  auto window = std::make_shared<Window>();
+  auto window = std::make_shared<MappedWindow>();
   window->userPointer = buffer;
   for (int rank = 0; rank < comm_.size(); ++rank) {
     if (rank == comm_.rank()) {
@@ -104,7 +104,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
 }
 
 void Windows::remove(ncclWindow_t handle) {
-  std::shared_ptr<const Window> window;  // declared first: unmapped after the lock is released
+  std::shared_ptr<const MappedWindow> window;  // declared first: unmapped after the lock is released
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -117,7 +117,7 @@ void Windows::remove(ncclWindow_t handle) {
   windows_.erase(found);
 }
 
-std::shared_ptr<const Window> Windows::find(ncclWindow_t handle, const char* operation) const {
+std::shared_ptr<const MappedWindow> Windows::find(ncclWindow_t handle, const char* operation) const {
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -126,7 +126,7 @@ std::shared_ptr<const Window> Windows::find(ncclWindow_t handle, const char* ope
   return found->second;
 }
 
-std::shared_ptr<const Window> Windows::findAnywhere(ncclWindow_t handle, const char* operation) {
+std::shared_ptr<const MappedWindow> Windows::findAnywhere(ncclWindow_t handle, const char* operation) {
   auto& all = registry();
   std::lock_guard lock(all.mutex);
   const auto found = all.windows.find(reinterpret_cast<uintptr_t>(handle));

@@ -19,7 +19,7 @@ namespace torchcomms_pg::shm {
 class Comm;
 
 // One window as one rank sees it. Immutable once made.
-struct Window {
+struct MappedWindow {
   std::vector<WindowView> views;  // by rank
   void* userPointer = nullptr;    // registered by this rank
 };
@@ -35,7 +35,7 @@ class Windows {
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
   // Removes the window on this rank: what peers have mapped stays with them. Throws NcclError.
   void remove(ncclWindow_t handle);
-  std::shared_ptr<const Window> find(ncclWindow_t handle, const char* operation) const;
+  std::shared_ptr<const MappedWindow> find(ncclWindow_t handle, const char* operation) const;
 
   // Takes the next signals of a peer for a wait: waits are satisfied in the order of these calls.
   SignalWait::Signals expect(const ncclWaitSignalDesc_t& description);
@@ -45,7 +45,7 @@ class Windows {
   void run(const SignalWait& wait);  // blocks
 
   // Returns a window of any communicator of this process.
-  static std::shared_ptr<const Window> findAnywhere(ncclWindow_t handle, const char* operation);
+  static std::shared_ptr<const MappedWindow> findAnywhere(ncclWindow_t handle, const char* operation);
 
   // Returns the peers that threads are waiting for.
   std::vector<int> absentRanks() const;
@@ -53,7 +53,7 @@ class Windows {
  private:
   Comm& comm_;
   mutable std::mutex mutex_;  // guards the members below
-  std::map<uintptr_t, std::shared_ptr<const Window>> windows_;
+  std::map<uintptr_t, std::shared_ptr<const MappedWindow>> windows_;
   std::map<std::pair<int, int>, uint64_t> taken_;  // number expected so far, by peer and signal
   std::multiset<int> awaited_;                     // peers that threads wait for
 };

@@ -73,13 +73,13 @@ Format formatOf(ncclDataType_t type) {
 }
 
 template <class T>
-T combined(Reduction reduction, T a, T b) {
+T combined(ncclRedOp_t reduction, T a, T b) {
   switch (reduction) {
-    case Reduction::prod:
+    case ncclProd:
       if constexpr (std::is_integral_v<T>) return static_cast<T>(uint64_t(a) * uint64_t(b));
       return a * b;
-    case Reduction::max: return a > b || a != a ? a : b;
-    case Reduction::min: return a < b || a != a ? a : b;
+    case ncclMax: return a > b || a != a ? a : b;
+    case ncclMin: return a < b || a != a ? a : b;
     default:
       if constexpr (std::is_integral_v<T>) return static_cast<T>(uint64_t(a) + uint64_t(b));
       return a + b;
@@ -99,13 +99,13 @@ void putElement(void* memory, size_t i, T value) {
 }
 
 template <class T>
-void expectWide(Reduction reduction, const std::vector<Bytes>& in, double divisor, Bytes& out) {
+void expectWide(ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor, Bytes& out) {
   for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
     T value = element<T>(in[0].data(), i);
     for (size_t r = 1; r < in.size(); ++r) {
       value = combined(reduction, value, element<T>(in[r].data(), i));
     }
-    if (reduction == Reduction::avg) {
+    if (reduction == ncclAvg) {
       if constexpr (std::is_floating_point_v<T>) {
         value /= static_cast<T>(divisor);
       } else if constexpr (std::is_signed_v<T>) {
@@ -121,7 +121,7 @@ void expectWide(Reduction reduction, const std::vector<Bytes>& in, double diviso
 template <class Bits>
 void expectSmall(
     const Format& format,
-    Reduction reduction,
+    ncclRedOp_t reduction,
     const std::vector<Bytes>& in,
     double divisor,
     Bytes& out) {
@@ -131,14 +131,14 @@ void expectSmall(
   for (size_t i = 0; i < out.size() / sizeof(Bits); ++i) {
     float value = decoded(0, i);
     for (size_t r = 1; r < in.size(); ++r) value = combined(reduction, value, decoded(r, i));
-    if (reduction == Reduction::avg) value /= static_cast<float>(divisor);
+    if (reduction == ncclAvg) value /= static_cast<float>(divisor);
     putElement(out.data(), i, static_cast<Bits>(format.encode(value)));
   }
 }
 
 void expect(
     ncclDataType_t type,
-    Reduction reduction,
+    ncclRedOp_t reduction,
     const std::vector<Bytes>& in,
     double divisor,
     Bytes& out) {
@@ -199,8 +199,8 @@ std::vector<const ReduceKernels*> variants() {
   return all;
 }
 
-constexpr Reduction kReductions[] = {
-    Reduction::sum, Reduction::prod, Reduction::max, Reduction::min, Reduction::avg};
+constexpr ncclRedOp_t kReductions[] = {
+    ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
 
 std::vector<const void*> addresses(const std::vector<Bytes>& in) {
   std::vector<const void*> pointers;
@@ -210,7 +210,7 @@ std::vector<const void*> addresses(const std::vector<Bytes>& in) {
 
 // Checks a reduction. `divisor`: that of the average; 0: n.
 void checkReduce(
-    ncclDataType_t type, Reduction reduction, int n, size_t count, double divisor = 0) {
+    ncclDataType_t type, ncclRedOp_t reduction, int n, size_t count, double divisor = 0) {
   std::vector<Bytes> in;
   for (int r = 0; r < n; ++r) {
     in.push_back(randomBytes(count * elementSize(type), 100 * type + r));
@@ -245,7 +245,7 @@ constexpr size_t kLarge = 70001;
 
 TEST_WITHIN(everyTypeAndReductionMatchesTheReference, 120) {
   for (int type = 0; type < ncclNumTypes; ++type) {
-    for (const Reduction reduction : kReductions) {
+    for (const ncclRedOp_t reduction : kReductions) {
       for (int n = 1; n <= 4; ++n) {
         for (const size_t count : {0, 1, 7, 1000}) {
           checkReduce(static_cast<ncclDataType_t>(type), reduction, n, count);
@@ -259,8 +259,8 @@ TEST_WITHIN(everyTypeAndReductionMatchesTheReference, 120) {
 
 TEST(anAverageOfSumsIsDividedByTheNumberOfTheirRanks) {
   for (int type = 0; type < ncclNumTypes; ++type) {
-    checkReduce(static_cast<ncclDataType_t>(type), Reduction::avg, 2, 1000, 7);
-    checkReduce(static_cast<ncclDataType_t>(type), Reduction::avg, 3, 1000, 1);
+    checkReduce(static_cast<ncclDataType_t>(type), ncclAvg, 2, 1000, 7);
+    checkReduce(static_cast<ncclDataType_t>(type), ncclAvg, 3, 1000, 1);
   }
 }
 
@@ -272,7 +272,7 @@ TEST_WITHIN(smallFloatsRoundOnceToNearestEven, 60) {
       in[0][i] = static_cast<unsigned char>(i);
       in[1][i] = static_cast<unsigned char>(i >> 8);
     }
-    for (const Reduction reduction : {Reduction::sum, Reduction::prod, Reduction::avg}) {
+    for (const ncclRedOp_t reduction : {ncclSum, ncclProd, ncclAvg}) {
       Bytes wanted(65536), got(65536);
       expect(type, reduction, in, 2, wanted);
       for (const ReduceKernels* variant : variants()) {
@@ -296,7 +296,7 @@ TEST(scaleMultipliesByOneElement) {
         repeated.insert(repeated.end(), scalar.begin(), scalar.end());
       }
       Bytes wanted(in.size());
-      expect(type, Reduction::prod, {in, repeated}, 2, wanted);
+      expect(type, ncclProd, {in, repeated}, 2, wanted);
       for (const ReduceKernels* variant : variants()) {
         Bytes out(in.size()), inPlace = in;
         variant->scale(type, out.data(), in.data(), scalar.data(), kCount);

@@ -15,21 +15,21 @@ struct GroupState {
   int depth = 0;
   ncclResult_t error = ncclSuccess;
   std::string errorText;
-  std::vector<Operation> operations;
+  std::vector<IssuedOp> operations;
   std::vector<Job> jobs;
 };
 
 thread_local GroupState group;
 thread_local std::string lastError;
 
-void addTo(Plan& plan, Operation& operation) {
+void addTo(Plan& plan, IssuedOp& operation) {
   plan.addStream(operation.stream);
   std::visit([&](auto& what) { plan.add(std::move(what)); }, operation.what);
 }
 
-ncclResult_t launchAll(std::vector<Operation> operations) {
+ncclResult_t launchAll(std::vector<IssuedOp> operations) {
   std::vector<Plan> plans;
-  for (Operation& operation : operations) {
+  for (IssuedOp& operation : operations) {
     auto plan = std::ranges::find_if(
         plans, [&](const Plan& plan) { return &plan.comm() == operation.comm.get(); });
     if (plan == plans.end()) plan = plans.insert(plans.end(), Plan(operation.comm));
@@ -53,7 +53,7 @@ ncclResult_t launchAll(std::vector<Operation> operations) {
     const ncclResult_t one = launch->start();
     if (result == ncclSuccess) result = one;
   }
-  for (const Operation& operation : operations) {
+  for (const IssuedOp& operation : operations) {
     if (result != ncclSuccess && operation.comm->segment().failed()) {
       throw operation.comm->segment().failure();
     }
@@ -105,7 +105,7 @@ ncclResult_t runJobs(const std::vector<Job>& jobs) {
 
 }  // namespace
 
-void issue(Operation operation) {
+void issue(IssuedOp operation) {
   if (const auto* transfer = std::get_if<std::shared_ptr<Transfer>>(&operation.what)) {
     if ((*transfer)->done != nullptr) {
       return operation.comm->pointToPoint().runIndependently(*transfer);

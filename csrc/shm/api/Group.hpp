@@ -12,7 +12,7 @@
 namespace torchcomms_pg::shm {
 
 // One operation of one communicator.
-struct Operation {
+struct IssuedOp {
   std::shared_ptr<Comm> comm;
   cudaStream_t stream;
   std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
@@ -21,7 +21,7 @@ struct Operation {
 // Launches an operation or, in a group, keeps it for the group's end. Throws NcclError; on the null
 // stream outside a group the operation has been executed on return. A transfer with `done` is
 // launched at once, see PointToPoint::runIndependently.
-void issue(Operation operation);
+void issue(IssuedOp operation);
 
 // A collective part of setting communicators up. Jobs of one group run concurrently, before the
 // group's operations.

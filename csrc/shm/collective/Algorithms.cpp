@@ -92,8 +92,7 @@ class Execution {
     }
   }
   void combine(void* out, const void* const* in, size_t count) const {
-    const auto reduction = c_.op.scaled ? Reduction::sum : static_cast<Reduction>(c_.op.reduction);
-    host::reduce(c_.type, reduction, out, in, ranks_, count);
+    host::reduce(c_.type, c_.op.scaled ? ncclSum : c_.op.reduction, out, in, ranks_, count);
   }
   // Returns the peer to deal with in turn `i` of ranks_ - 1; every rank starts with another peer.
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
