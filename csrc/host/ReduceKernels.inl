@@ -210,9 +210,8 @@ void reduceAny(
     int n,
     size_t count,
     double divisor) {
-  withType(type, [&]<class T>(T*) {
-    reduceTyped(op, static_cast<T*>(out), in, n, count, divisor);
-  });
+  withType(
+      type, [&]<class T>(T*) { reduceTyped(op, static_cast<T*>(out), in, n, count, divisor); });
 }
 
 void scaleAny(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {

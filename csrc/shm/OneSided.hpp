@@ -17,7 +17,7 @@ struct MappedWindow;
 struct Put {
   int peer = 0;
   std::shared_ptr<const MappedWindow> window;  // null: no content
-  size_t offset = 0;                     // in bytes
+  size_t offset = 0;                           // in bytes
   const void* data = nullptr;
   size_t bytes = 0;
   int signal = kNoSignal;

@@ -104,7 +104,8 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
 }
 
 void Windows::remove(ncclWindow_t handle) {
-  std::shared_ptr<const MappedWindow> window;  // declared first: unmapped after the lock is released
+  std::shared_ptr<const MappedWindow>
+      window;  // declared first: unmapped after the lock is released
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -117,7 +118,8 @@ void Windows::remove(ncclWindow_t handle) {
   windows_.erase(found);
 }
 
-std::shared_ptr<const MappedWindow> Windows::find(ncclWindow_t handle, const char* operation) const {
+std::shared_ptr<const MappedWindow> Windows::find(
+    ncclWindow_t handle, const char* operation) const {
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -126,7 +128,8 @@ std::shared_ptr<const MappedWindow> Windows::find(ncclWindow_t handle, const cha
   return found->second;
 }
 
-std::shared_ptr<const MappedWindow> Windows::findAnywhere(ncclWindow_t handle, const char* operation) {
+std::shared_ptr<const MappedWindow> Windows::findAnywhere(
+    ncclWindow_t handle, const char* operation) {
   auto& all = registry();
   std::lock_guard lock(all.mutex);
   const auto found = all.windows.find(reinterpret_cast<uintptr_t>(handle));

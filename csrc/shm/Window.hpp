@@ -45,7 +45,8 @@ class Windows {
   void run(const SignalWait& wait);  // blocks
 
   // Returns a window of any communicator of this process.
-  static std::shared_ptr<const MappedWindow> findAnywhere(ncclWindow_t handle, const char* operation);
+  static std::shared_ptr<const MappedWindow> findAnywhere(
+      ncclWindow_t handle, const char* operation);
 
   // Returns the peers that threads are waiting for.
   std::vector<int> absentRanks() const;

@@ -199,8 +199,7 @@ std::vector<const ReduceKernels*> variants() {
   return all;
 }
 
-constexpr ncclRedOp_t kReductions[] = {
-    ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
+constexpr ncclRedOp_t kReductions[] = {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
 
 std::vector<const void*> addresses(const std::vector<Bytes>& in) {
   std::vector<const void*> pointers;
