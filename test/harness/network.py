@@ -110,6 +110,12 @@ class Network:
         path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"
         return int(self._run("ip", "netns", "exec", self.name(host), "cat", path))
 
+    def sent_again(self, host):
+        """Bytes that a host's TCP has sent again, at most: it counts segments."""
+        text = self._run("ip", "netns", "exec", self.name(host), "cat", "/proc/net/snmp")
+        names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+        return int(values[names.index("RetransSegs")]) * int(self.mtu)
+
     def dropped(self, host):
         """Packets that a host's link has dropped."""
         text = self._run("tc", "-n", self.name(host), "-s", "qdisc", "show", "dev", DEVICE)
