@@ -2,12 +2,28 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
+#include <optional>
 #include <vector>
 
 #include "operation/Types.hpp"
 
 namespace torchcomms_pg {
+
+// Permission to write to `tensor` in this thread also where it was made in inference mode, which is
+// a mode of the caller's thread and may have ended there.
+class WritePermission {
+ public:
+  explicit WritePermission(const at::Tensor& tensor) {
+    if (tensor.is_inference()) {
+      guard_.emplace();
+    }
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
+};
 
 // A tensor that the library writes to: the caller's own memory where it is contiguous, else a
 // buffer that copyBack() copies to it.
@@ -27,6 +43,7 @@ class OutputBuffer {
   bool needsCopy() const { return !buffer_.is_same(tensor_); }
   void copyBack() const {
     if (needsCopy()) {
+      const WritePermission permission(tensor_);
       tensor_.copy_(buffer_);
     }
   }
@@ -75,6 +92,7 @@ class OutputBuffers {
   bool needsCopy() const { return buffer_.defined(); }
   void copyBack() const {
     for (size_t i = 0; needsCopy() && i < tensors_.size(); ++i) {
+      const WritePermission permission(tensors_[i]);
       tensors_[i].copy_(buffer_[static_cast<int64_t>(i)].view_as(tensors_[i]));
     }
   }

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/ScalarType.h>
 
+#include "operation/Buffers.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -199,6 +201,7 @@ ncclResult_t Reduction::with(
 }
 
 void Reduction::combine(const at::Tensor& out, const at::Tensor& inputs) const {
+  const WritePermission permission(out);
   const auto bits = isBitwise(op_) ? bitType(out.scalar_type()) : out.scalar_type();
   const auto target = bits == out.scalar_type() ? out : out.view(bits);
   const auto parts = bits == out.scalar_type() ? inputs : inputs.view(bits);

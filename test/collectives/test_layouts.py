@@ -1,5 +1,7 @@
 """Collectives and messages of tensors that are not contiguous."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -115,3 +117,28 @@ def test_send_and_recv_of_every_layout(world):
     for name, tensor in layouts(dist.get_rank()).items():
         if done(name, operation, tensor, peer):
             assert_same(tensor, data(0, (6, 5, 4)), name)
+
+
+@beyond_gloo
+@on_ranks(2, 3)
+@pytest.mark.parametrize("async_op", (False, True))
+def test_results_reach_tensors_of_inference_mode_inside_it_and_after(world, async_op):
+    me = dist.get_rank()
+    inputs = all_data(world, (6, 5, 4))
+    whole = all_data(world, 1025, torch.int32)
+    with torch.inference_mode():
+        strided = [inputs[me].clone().transpose(0, 2) for _ in range(2)]
+        bits = [whole[me].clone() for _ in range(2)]
+        parts = [[torch.empty(6, 5, 4) for _ in range(world)] for _ in range(2)]
+    for turn in range(2):
+        works = []
+        with torch.inference_mode(turn == 0):
+            works.append(dist.all_reduce(strided[turn], async_op=async_op))
+            works.append(dist.all_reduce(bits[turn], dist.ReduceOp.BXOR, async_op=async_op))
+            works.append(dist.all_gather(parts[turn], inputs[me], async_op=async_op))
+        for work in works if async_op else ():
+            work.wait()
+        assert_reduced(strided[turn].transpose(0, 2).contiguous(), inputs)
+        assert_same(bits[turn], functools.reduce(torch.bitwise_xor, whole))
+        for part, expected in zip(parts[turn], inputs):
+            assert_same(part, expected)
