@@ -30,6 +30,14 @@ void checkTensor(
       "; move it with tensor.to('",
       device,
       "')");
+  // Their memory holds something else than their elements.
+  TORCH_CHECK_VALUE(
+      !tensor.is_conj() && !tensor.is_neg(),
+      what,
+      ": ",
+      argument,
+      tensor.is_conj() ? " is a conjugate" : " is negative",
+      " by a flag alone, as conj() makes; pass tensor.resolve_conj().resolve_neg()");
   if (tensor.numel() == 0) {
     return;
   }

@@ -171,6 +171,16 @@ CASES = {
         "all_?reduce",
         ["(?i)dense|contiguous|overlap"],
     ),
+    "conjugate by a flag": (
+        lambda: backend().allreduce([ones(4, dtype=torch.complex64).conj()]),
+        "all_?reduce",
+        ["conj", "resolve_conj"],
+    ),
+    "negative by a flag": (
+        lambda: backend().allreduce([ones(4, dtype=torch.complex64).conj().imag]),
+        "all_?reduce",
+        ["negative", "resolve_neg"],
+    ),
     # list length
     "all_gather list too short": (
         lambda: dist.all_gather([ones(4)], ones(4)),
