@@ -138,6 +138,13 @@ void bindArgs(py::module_& module) {
 class Handle {
  public:
   Handle(std::shared_ptr<Hooks> hooks, Hooks::Id id) : hooks_(std::move(hooks)), id_(id) {}
+  Handle(Handle&&) = default;
+  ~Handle() {
+    if (hooks_) {
+      py::gil_scoped_release release;  // the last owner waits for hooks that run
+      hooks_ = nullptr;
+    }
+  }
 
   void remove() {
     if (const auto hooks = std::exchange(hooks_, nullptr)) {

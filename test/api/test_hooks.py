@@ -360,6 +360,29 @@ def test_end_hook_may_issue_operations(world):
 
 
 @on_ranks(2)
+def test_the_last_reference_to_a_communicator_goes_while_its_hook_runs(world):
+    comm, running, go_on, done = make("left"), *(threading.Event() for _ in range(3))
+
+    def hook(args):
+        running.set()
+        go_on.wait(WAIT)
+        done.set()
+
+    handle = comm.register_end_hook(hook)
+    work = comm.all_reduce(torch.ones(1), torchcomms().ReduceOp.SUM, True)
+    work.wait()
+    assert running.wait(WAIT)
+    timer = threading.Timer(0.2, go_on.set)  # the destructor of the handle waits for the hook
+    timer.start()
+    with time_limit(0, WAIT, "dropping"), pytest.warns(RuntimeWarning, match="not finalized"):
+        del work, comm
+        gc.collect()
+        del handle
+    assert done.wait(WAIT)
+    timer.join()
+
+
+@on_ranks(2)
 def test_hooks_see_what_goes_through_a_process_group(world):
     group = dist.new_group()
     comm = torchcomms().get_comm(group)
