@@ -429,20 +429,20 @@ Backend::WorkPtr Backend::endCoalescing() {
   WorkPtr work;
   try {
     work = copyToMyself();
+    for (const auto& comm : communicators()) {
+      if (!comm->batches().open() && comm->device() != at::kCPU) {
+        continue;  // an operation that raised has dropped it
+      }
+      if (auto launched = comm->batches().end()) {
+        if (work) {
+          work->wait();  // the host waits for CPU tensors in the same batch
+        }
+        work = std::move(launched);
+      }
+    }
   } catch (...) {
     dropBatches();
     throw;
-  }
-  for (const auto& comm : communicators()) {
-    if (!comm->batches().open() && comm->device() != at::kCPU) {
-      continue;  // an operation that raised has dropped it
-    }
-    if (auto launched = comm->batches().end()) {
-      if (work) {
-        work->wait();  // the host waits for CPU tensors in the same batch
-      }
-      work = std::move(launched);
-    }
   }
   return work;
 }

@@ -13,7 +13,7 @@ from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_fo
 
 try:
     import simulated
-    from harness.simulated_group import DEVICE, start
+    from harness.simulated_group import DEVICE, on_sim, start
     from simulated import hold
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
@@ -188,3 +188,17 @@ def test_the_ranks_that_are_left_shrink_the_group_of_a_dead_peer(how):
         outcomes = ranks.wait()
         check(outcomes[:2])
         assert "exit code 3" in outcomes[2].died
+
+
+@on_sim(2)
+def test_a_batch_that_is_refused_on_one_device_is_dropped_on_the_other(world):
+    tensors = [torch.ones(10, device=device) for device in ("cpu", DEVICE)]
+    [dist.all_reduce(tensor) for tensor in tensors]
+    hook = torchcomms_pg.get_comm().register_pre_hook(lambda args: 1 / 0)
+    with pytest.raises(ZeroDivisionError), dist._coalescing_manager(device=tensors[1].device):
+        [dist.broadcast(tensor, 0) for tensor in tensors]
+    dist.distributed_c10d._world.pg_coalesce_state.clear()  # torch itself leaves this behind
+    hook.remove()
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        assert tensor.cpu().tolist() == [world**2] * 10
