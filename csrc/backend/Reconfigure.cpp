@@ -143,6 +143,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   try {
     Group group;  // its ranks are unrelated to the default group's
     group.name = options_->group_name;
+    group.backend = options_->backend;
     fresh = connectHosts(
         {store_, rank, size, std::move(group), rendezvous, timeout}, options_->connectGloo);
     fresh->setTimeout(options_->timeout);
@@ -158,6 +159,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   if (const auto old = cpu()) {
     fresh->inheritFrom(*old);
   }
+  fresh->failureState().setEndsProcess(options_->ends(fresh->device()));
   std::lock_guard creating(creationMutex_);
   forgetPeers();
   const auto retired = communicators();

@@ -349,6 +349,28 @@ def options(uuid, handles):
     return made
 
 
+def policy(args, chosen):
+    options = torchcomms().Backend.Options()
+    options.abort_process_on_timeout_or_error = chosen
+    rank, more = int(os.environ["RANK"]), dict(enable_reconfigure=True, pg_options=options)
+    init_default_group(*args, rank, 2, 30, **more)
+    seen = []
+    for uuid in range(2):
+        reconfigure(uuid, handles_of(range(2), uuid)).wait()
+        seen.append(torchcomms().get_comm().get_options().abort_process_on_timeout_or_error)
+    dist.barrier()
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.mark.parametrize("chosen", (False, True))
+def test_whether_a_failure_ends_the_process_stays(chosen):
+    with Ranks(2, init=False) as ranks:
+        ranks.start(policy, ranks.store_args(), chosen)
+        for outcome in ranks.wait():
+            assert outcome.value == [chosen] * 2, outcome
+
+
 @on_ranks(1)
 def test_the_group_of_a_torchcomm_refuses(world):
     comm = make("apart")
