@@ -21,7 +21,7 @@ struct GroupOptions : latest::Backend::Options {
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
-  gloo::Connect connectGloo;  // Gloo between hosts, for CPU tensors; null: an error
+  ConnectGloo connectGloo;    // Gloo between hosts, for CPU tensors; null: an error
   bool blockingWait = false;  // on an accelerator, see Executor::setBlockingWait
   bool nanCheck = false;      // see Backend::enableNanCheck
   // Sets whether a failure ends the process, see FailureState::setEndsProcess. None: not on CPU

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "gloo/Comm.hpp"
+#include "connect/Connect.hpp"
 
 namespace py = pybind11;
 
@@ -44,7 +44,7 @@ using Comm = Held<Communicator>;
 py::object pythonError(const std::exception_ptr& error);
 
 // Makes torch's ProcessGroupGloo, in Python, callable without the GIL: torch has no header of it.
-gloo::Connect glooConnector(const std::string& name, Milliseconds timeout);
+ConnectGloo glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);
 void bindWork(py::module_& module);

@@ -84,12 +84,12 @@ std::unique_ptr<Comm> newAccelerator(
 
 }  // namespace
 
-gloo::Connect glooConnector(const std::string& name, Milliseconds timeout) {
-  return [name, timeout](StorePtr store, int rank, int size) {
+ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
+  return [name, timeout](StorePtr store, int rank, int size, bool acrossHosts) {
     py::gil_scoped_acquire gil;
     try {
-      return py::module_::import("torch.distributed")
-          .attr("ProcessGroupGloo")(std::move(store), rank, size, timeout)
+      return py::module_::import("torchcomms_pg.gloo_connections")
+          .attr("connect")(std::move(store), rank, size, timeout, acrossHosts)
           .cast<gloo::Connections>();
     } catch (const py::error_already_set& error) {
       if (!error.matches(PyExc_RuntimeError)) {

@@ -126,7 +126,7 @@ ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology
 // none are.
 std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info,
-    const gloo::Connect& connectGloo,
+    const ConnectGloo& connectGloo,
     gloo::Connected connected,
     std::string (*placeOf)(const Peer& peer)) {
   auto overGloo = info;
@@ -134,6 +134,9 @@ std::shared_ptr<Communicator> connectThroughGloo(
   return rendezvous(overGloo, [&](const Rendezvoused& met) {
     std::vector<std::string> places;
     places.reserve(info.size);
+    const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
+      return peer.host != met.peers[info.rank].host;
+    });
     for (int rank = 0; rank < info.size; ++rank) {
       places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
       if (placeOf != nullptr) {
@@ -145,7 +148,10 @@ std::shared_ptr<Communicator> connectThroughGloo(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
          .topology = topology,
          .inside = joinInside(overGloo, *topology),
-         .connect = connectGloo,
+         .connect =
+             [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
+               return connectGloo(std::move(store), rank, size, acrossHosts);
+             },
          .timeout = info.timeout},
         connected,
         met.look);
@@ -173,7 +179,7 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 }
 
 std::shared_ptr<Communicator> connectHosts(
-    const RendezvousInfo& info, const gloo::Connect& connectGloo, std::vector<Peer>* peers) {
+    const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
   auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const std::string& prefix) {
     return own(info, shm::api(), {comm}, prefix, {});
   });
@@ -198,7 +204,7 @@ std::shared_ptr<Communicator> connectHosts(
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(
-    const RendezvousInfo& info, const gloo::Connect& connectGloo) {
+    const RendezvousInfo& info, const ConnectGloo& connectGloo) {
   return connectThroughGloo(info, connectGloo, gloo::Connected::now, nullptr);
 }
 

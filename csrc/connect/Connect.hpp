@@ -1,6 +1,7 @@
 // Choice of the library that serves a device, and the ways to join its ranks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,11 @@ struct AcceleratorOptions {
   int ranksPerRoot = 128;  // see rendezvousOverNccl()
 };
 
+// Makes Gloo's connections between the ranks that meet in the store; collective over them.
+// `acrossHosts`: the ranks are not all on one host.
+using ConnectGloo = std::function<gloo::Connections(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool acrossHosts)>;
+
 // Joins the ranks for CPU tensors: through shared memory, or, where they are on several hosts or in
 // several containers, through memory inside each and Gloo between them, whose connections
 // `connectGloo` makes (null: that is an error). Where there are accelerators, Gloo's connections
@@ -28,13 +34,11 @@ struct AcceleratorOptions {
 // `connectGloo` does. `peers`: receives the ranks' processes, by rank; empty where this rank is
 // alone.
 std::shared_ptr<Communicator> connectHosts(
-    const RendezvousInfo& info,
-    const gloo::Connect& connectGloo,
-    std::vector<Peer>* peers = nullptr);
+    const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers = nullptr);
 
 // Does the same through Gloo wherever the ranks are, as if each had a host of its own.
 std::shared_ptr<Communicator> connectThroughGloo(
-    const RendezvousInfo& info, const gloo::Connect& connectGloo);
+    const RendezvousInfo& info, const ConnectGloo& connectGloo);
 
 // Joins the ranks through the library for tensors of `device`: libnccl for CUDA, else the one that
 // useHostStreams() has named. Collective; returns when every rank has come. Raises CommError,

@@ -105,6 +105,10 @@ class Network:
         _libc.sethostname(name, len(name))
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
+    def route(self, host):
+        """Has what goes from a host to unknown addresses go out of its device."""
+        self._run("ip", "-n", self.name(host), "route", "add", "default", "dev", DEVICE)
+
     def sent(self, host):
         """Bytes that a host has sent."""
         path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"

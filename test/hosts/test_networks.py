@@ -26,14 +26,15 @@ def possible():
         pytest.skip(why)
 
 
-def move(network, hosts):
-    """Moves this rank to its host; the store, which rank 0 serves there."""
+def move(network, hosts, own=None):
+    """Moves this rank to its host; the store, which rank 0 serves there and itself calls `own`."""
     rank = int(os.environ["RANK"])
     network.enter(hosts[rank])
     timeout = datetime.timedelta(seconds=60)
     if rank == 0:
         address = network.address(hosts[0])
-        store = dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        here = own or address
+        store = dist.TCPStore(here, 0, is_master=True, timeout=timeout, wait_for_workers=False)
         report((address, store.port))
     else:
         address, port = receive()
@@ -286,9 +287,27 @@ def test_an_interface_that_only_messages_need_is_told_to_all(possible):
         assert_interface_is_named(rank, 1, 0, text, named)
 
 
-@pytest.mark.parametrize("interface", ["lo", None], ids=["loopback", "none"])
-def test_hosts_that_offer_each_other_their_own_loopback_are_told_so(possible, interface):
-    for text, _ in what_is_told([0, 0, 1, 1], [interface] * 4):
+def reduce_without_an_interface(network, hosts, own):
+    store = move(network, hosts, own)
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    rank, world = make_group(store, len(hosts), WITHOUT_END)
+    inputs = all_data(world, 100_001)
+    dist.all_reduce(inputs[rank])
+    assert_reduced(inputs[rank], all_data(world, 100_001))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("own", [None, "localhost"], ids=["store", "default route"])
+def test_hosts_whose_names_lead_nowhere_find_the_address_that_others_reach(possible, own):
+    with Network(2) as network, Ranks(3, init=False) as ranks:
+        network.route(0)
+        start(ranks, reduce_without_an_interface, network, [0, 0, 1], own)
+        check(ranks.wait())
+
+
+def test_hosts_that_offer_each_other_their_own_loopback_are_told_so(possible):
+    for text, _ in what_is_told([0, 0, 1, 1], ["lo"] * 4):
         assert re.search(r"rank \d on host\d", text), text
         assert "127.0.0.1" in text and "GLOO_SOCKET_IFNAME" in text, text
 

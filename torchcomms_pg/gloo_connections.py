@@ -1,0 +1,82 @@
+"""Makes the ``ProcessGroupGloo`` of torch whose connections join the hosts of a group."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+# Addresses for documentation (RFC 5737, RFC 3849), to which there is no route but the default one.
+ELSEWHERE = ("203.0.113.1", "2001:db8::1")
+
+
+def connect(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, across_hosts: bool
+) -> dist.Backend:
+    """Returns the connections of the ranks that meet in the store; collective over them.
+
+    Gloo listens where ``GLOO_SOCKET_IFNAME`` says, else at the address to which the host's name
+    resolves. On many machines that is a loopback address, which other hosts cannot reach: ranks
+    `across_hosts` then listen where the store, or else the rest of the network, reaches them.
+
+    Raises:
+        RuntimeError: the ranks cannot be connected.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    address = _reachable_address(store) if across_hosts else None
+    how: Any = timeout
+    if address is not None:
+        how = gloo._Options()
+        how._devices, how._timeout = [gloo.create_device(hostname=address)], timeout
+    made: dist.Backend = gloo(store, rank, size, how)
+    return made
+
+
+def _reachable_address(store: dist.Store) -> str | None:
+    """Returns the address to listen at instead of the one that Gloo finds; None: keep that one."""
+    if os.environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(_address_of_name()):
+        return None
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    targets = [store.host] if isinstance(store, dist.TCPStore) else []
+    for target in (*targets, *ELSEWHERE):
+        found = _own_address_towards(target)
+        if not _is_loopback(found):
+            return found
+    return None
+
+
+def _address_of_name() -> str | None:
+    """Returns the first address of this host's name that is one of its own, as Gloo looks it up."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return None
+
+
+def _own_address_towards(host: str) -> str | None:
+    """Returns the address from which packets to `host` would go; sends none."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _is_loopback(address: str | None) -> bool:
+    """None, the address of a name that does not resolve, for which Gloo takes loopback, is, too."""
+    return address is None or ipaddress.ip_address(address.partition("%")[0]).is_loopback
