@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings/Bindings.hpp"
+#include "comm/DiagnosisClient.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
 #include "recorder/Stack.hpp"
@@ -117,7 +118,18 @@ void bindPythonStackDump(py::module_& module) {
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 
   py::class_<Comm> comm(module.attr("Communicator"));
-  comm.def("relax", [](Comm& self, Milliseconds time) { self->relax(time); }, py::arg("time"));
+  comm.def(
+      "relax",
+      [](Comm& self, Milliseconds time) {
+        return self->diagnosis().relax(time).time_since_epoch().count();
+      },
+      py::arg("time"));
+  comm.def(
+      "end_relaxation",
+      [](Comm& self, Clock::rep end) {
+        self->diagnosis().endRelaxation(Clock::time_point(Clock::duration(end)));
+      },
+      py::arg("end"));
 }
 
 }  // namespace torchcomms_pg

@@ -73,10 +73,6 @@ bool Communicator::ofThisProcess() const {
   return pid_ == static_cast<pid_t>(host::processId());  // getpid() is a system call
 }
 
-void Communicator::relax(Milliseconds time) {
-  diagnosis_->relax(time);
-}
-
 ncclComm_t Communicator::usable() const {
   TORCH_CHECK(
       ofThisProcess(),

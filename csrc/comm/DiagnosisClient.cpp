@@ -367,9 +367,18 @@ std::optional<Verdict> DiagnosisClient::onFailure(
   return diagnosis->await(disagreement);
 }
 
-void DiagnosisClient::relax(Milliseconds time) {
+Clock::time_point DiagnosisClient::relax(Milliseconds time) {
+  std::lock_guard lock(relaxationsMutex_);
+  const auto end = *relaxations_.insert(Clock::now() + time);
+  relaxedUntil_.store(relaxations_.rbegin()->time_since_epoch().count(), std::memory_order_relaxed);
+  return end;
+}
+
+void DiagnosisClient::endRelaxation(Clock::time_point end) {
+  std::lock_guard lock(relaxationsMutex_);
+  relaxations_.extract(end);  // one of those that end then
   relaxedUntil_.store(
-      time.count() > 0 ? (Clock::now() + time).time_since_epoch().count() : 0,
+      relaxations_.empty() ? 0 : relaxations_.rbegin()->time_since_epoch().count(),
       std::memory_order_relaxed);
 }
 

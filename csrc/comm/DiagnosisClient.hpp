@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "comm/Communicator.hpp"
@@ -44,8 +46,11 @@ class DiagnosisClient {
   // their records: torch's analyser wants those of all ranks. Blocks for at most a second.
   void askForDumps();
 
-  void relax(Milliseconds time);
-  // Returns how much of the time of relax() is left.
+  // Makes peers wait for this rank past their deadlines for the next `time`, and lets operations
+  // issued here take that long. Returns when that ends, for endRelaxation(), which ends it before.
+  Clock::time_point relax(Milliseconds time);
+  void endRelaxation(Clock::time_point end);
+  // Returns how much time is left until all of relax() have ended.
   Milliseconds relaxed() const;
 
  private:
@@ -79,7 +84,9 @@ class DiagnosisClient {
   std::shared_ptr<HangDiagnosis>
       diagnosis_;  // accessed by std::atomic_load; null: a rank alone, or no store
   c10::intrusive_ptr<c10d::Store> store_;
-  std::atomic<Clock::rep> relaxedUntil_{0};
+  std::mutex relaxationsMutex_;
+  std::multiset<Clock::time_point> relaxations_;  // ends of those that have not been ended
+  std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them; 0: there are none
   std::atomic<bool> explaining_{false};
   std::atomic<uint64_t> extended_{0};  // seq of the operation that tellExtension() told of
 
