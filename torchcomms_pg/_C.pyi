@@ -389,6 +389,10 @@ class Communicator:
     def timeout(self) -> timedelta: ...
     @timeout.setter
     def timeout(self, arg1: timedelta) -> None: ...
+    @property
+    def splits(self) -> int:
+        """Number of splits so far, the same on every rank."""
+
     def enable_timing(self) -> None: ...
     def split(
         self,
@@ -403,14 +407,24 @@ class Communicator:
 
     def new_window(self) -> Window: ...
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
-    def start_batch(self) -> None: ...
+    def enter_batch(self) -> _Work | None:
+        """Starts a batch; or returns that of the block of code around this, which goes on."""
+
     def end_batch(self) -> _Work | None: ...
     def drop_batch(self) -> None: ...
+    @property
+    def in_batch(self) -> bool:
+        """Whether the calling thread has a batch open."""
+
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
-    def relax(self, time: timedelta) -> None:
-        """Makes peers wait for this rank that much longer from now; 0: no more."""
+    def relax(self, time: timedelta) -> int:
+        """Makes peers wait for this rank that much longer from now.
 
+        Returns what `end_relaxation` takes, which ends it before.
+        """
+
+    def end_relaxation(self, end: int) -> None: ...
     def send(
         self,
         tensor: torch.Tensor,

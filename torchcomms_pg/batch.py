@@ -67,20 +67,26 @@ class BatchSendRecv:
 class GroupLaunch:
     """The operations inside ``with comm.group():``, launched together at its end.
 
+    A block inside another one belongs to it: its operations are launched at the end of the outer
+    block, as in NCCL, and the exception that ends it drops those of both.
+
     Attributes:
         work: of all of them; there when the block has been left.
     """
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm._native("group")
+        self._outer = False
         self.work = TorchWork(None)
 
     def __enter__(self) -> GroupLaunch:
-        self._comm.start_batch()
+        around = self._comm.enter_batch()
+        self._outer = around is None
+        self.work = TorchWork(around)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._comm.drop_batch()
-        else:
+        elif self._outer:
             self.work = TorchWork(self._comm.end_batch())

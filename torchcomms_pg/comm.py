@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -63,8 +62,6 @@ class TorchComm(Operations):
         self._store = store  # of its own ranks
         self._world_size = world_size or comm.size  # of the communicator that all splits began with
         self._group = group  # over it, if there is one
-        self._splits = 0
-        self._relaxed: list[float] = []  # ends of the `relaxed_timeout`s that are open
         self._forgotten = weakref.finalize(self, _warn_forgotten, comm.name) if owned else None
 
     def __copy__(self) -> TorchComm:
@@ -164,18 +161,11 @@ class TorchComm(Operations):
         given = timedelta(seconds=seconds, minutes=minutes)
         check_timeout("relaxed_timeout", given)
         comm = self._native("relaxed_timeout")
-        until = time.monotonic() + given.total_seconds()
-        self._relaxed.append(until)
+        end = comm.relax(given)
         try:
-            comm.relax(self._relaxation())
             yield
         finally:
-            self._relaxed.remove(until)
-            comm.relax(self._relaxation())
-
-    def _relaxation(self) -> timedelta:
-        left = max(self._relaxed, default=0.0) - time.monotonic()
-        return timedelta(seconds=max(left, 0.0))
+            comm.end_relaxation(end)
 
     def abort(self) -> None:
         """Fails all operations, here and on the other ranks, now and later.
@@ -244,8 +234,8 @@ class TorchComm(Operations):
             config = config_of("split", hints)
         ranks = list(ranks)
         named = bool(name) and (config is None or config.comm_name is None)
-        self._splits += 1
-        name = name or f"{self.get_name()}/{self._splits}"
+        number = comm.splits + 1
+        name = name or f"{self.get_name()}/{number}"
         child = comm.split(ranks, name, timeout, config, named)
         if child is None:
             return None
@@ -255,7 +245,7 @@ class TorchComm(Operations):
         options.timeout = child.timeout
         store = None
         if self._store is not None:
-            store = dist.PrefixStore(f"split/{self._splits}/{ranks[0]}", self._store)
+            store = dist.PrefixStore(f"split/{number}/{ranks[0]}", self._store)
         return wrap(child, self._backend, options, store, self._world_size)
 
     # Python objects (objcol.py)

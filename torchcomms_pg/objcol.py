@@ -51,6 +51,14 @@ def _check_length(what: str, argument: str, got: object, wanted: int) -> None:
         raise ValueError(f"{what}: {argument} {length}, wanted a list of {wanted}, one per rank")
 
 
+def _check_alone(what: str, comm: TorchComm) -> None:
+    if comm._comm.in_batch:
+        raise RuntimeError(
+            f"{what}: called inside `with comm.group():`, which launches nothing before its end, "
+            "while objects are sent after their sizes; call it before or after the block"
+        )
+
+
 def _check_nonempty(what: str, argument: str, got: Sequence[object]) -> None:
     if not got:
         raise ValueError(f"{what}: {argument} is empty; its length says how many objects move")
@@ -64,6 +72,7 @@ def all_gather_object(
     weights_only: bool = True,
 ) -> None:
     """Fills `object_list`, which has one entry per rank, with the ranks' `obj`."""
+    _check_alone("all_gather_object", comm)
     _check_length("all_gather_object", "object_list", object_list, comm.get_size())
     mine = _pack(obj)
     sizes = torch.empty(comm.get_size(), dtype=torch.int64)
@@ -84,6 +93,7 @@ def gather_object(
     weights_only: bool = True,
 ) -> None:
     """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
+    _check_alone("gather_object", comm)
     rank, size = comm.get_rank(), comm.get_size()
     comm._check_rank("gather_object", "root", root)
     if rank == root:
@@ -114,6 +124,7 @@ def broadcast_object_list(
     weights_only: bool = True,
 ) -> None:
     """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`."""
+    _check_alone("broadcast_object_list", comm)
     comm._check_rank("broadcast_object_list", "root", root)
     _check_nonempty("broadcast_object_list", "object_list", object_list)
     is_root = comm.get_rank() == root
@@ -138,6 +149,7 @@ def scatter_object_list(
     weights_only: bool = True,
 ) -> None:
     """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list."""
+    _check_alone("scatter_object_list", comm)
     rank, size = comm.get_rank(), comm.get_size()
     comm._check_rank("scatter_object_list", "root", root)
     _check_nonempty("scatter_object_list", "scatter_object_output_list", scatter_object_output_list)
@@ -166,6 +178,7 @@ def send_object_list(
     comm: TorchComm, object_list: Sequence[object], dst: int, timeout: timedelta | None = None
 ) -> None:
     """Sends the entries of `object_list` to rank `dst`."""
+    _check_alone("send_object_list", comm)
     _check_nonempty("send_object_list", "object_list", object_list)
     packed = [_pack(obj) for obj in object_list]
     comm.send(torch.tensor([part.numel() for part in packed]), dst, False, timeout=timeout)
@@ -180,6 +193,7 @@ def recv_object_list(
     weights_only: bool = True,
 ) -> None:
     """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`."""
+    _check_alone("recv_object_list", comm)
     _check_nonempty("recv_object_list", "object_list", object_list)
     sizes = torch.empty(len(object_list), dtype=torch.int64)
     comm.recv(sizes, src, False, timeout=timeout)

@@ -58,6 +58,7 @@ void bindLife(py::class_<Comm>& comm) {
           "failed", [](Comm& self) { return self->failureState().get() != nullptr; })
       .def_property_readonly(
           "ends_process", [](Comm& self) { return self->failureState().endsProcess(); })
+      .def_property_readonly("splits", [](Comm& self) { return self->splits(); })
       .def("enable_timing", [](Comm& self) { self->enableTiming(); })
       .def(
           "split",
@@ -71,11 +72,12 @@ void bindLife(py::class_<Comm>& comm) {
       .def(
           "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())
       .def(
-          "start_batch", [](Comm& self) { self->batches().start(); }, NoGil())
+          "enter_batch", [](Comm& self) -> Result { return self->batches().enter(); }, NoGil())
       .def(
           "end_batch", [](Comm& self) -> Result { return self->batches().end(); }, NoGil())
       .def(
           "drop_batch", [](Comm& self) { self->batches().drop(); }, NoGil())
+      .def_property_readonly("in_batch", [](Comm& self) { return self->batches().open(); })
       .def(
           "abort",
           [](Comm& self, const std::string& why) { self->failureState().abort(why); },

@@ -24,6 +24,9 @@ class Batches {
   // Makes add() take the calling thread's operations from now on. `parts`, `inputs`: the kind and
   // the tensors that a profile shows, where they are known.
   void start(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
+  // Does the same for a block of code, inside which another may start: returns the Work of the
+  // batch that a block around it has started, which goes on then. Null: this has started one.
+  WorkPtr enter();
   // Launches the collected operations, those that streams order inside one group of the library.
   // Null: there are none.
   WorkPtr end();
@@ -44,6 +47,7 @@ class Batches {
   struct Batch {
     std::vector<PreparedOp> calls;
     WorkPtr work;
+    bool block = false;  // enter() has started it, and drop() or end() follows for certain
   };
 
   Batch* find();

@@ -83,9 +83,6 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     timeoutMs_.store(timeout.count(), std::memory_order_relaxed);
   }
   Milliseconds timeout() const { return Milliseconds(timeoutMs_.load(std::memory_order_relaxed)); }
-  // Makes peers wait for this rank past their deadlines for the next `time`, and lets operations
-  // issued here take that long; 0: no more.
-  void relax(Milliseconds time);
 
   // Joining.
   //
@@ -143,6 +140,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       Milliseconds timeout,
       const std::optional<NcclConfig>& config = std::nullopt,
       bool named = false);
+  // Number of splits so far, the same on every rank: those that a hook has cancelled do not count.
+  uint64_t splits() const { return splits_; }
   // Makes a communicator without the excluded ranks, which do not call this and may be dead, with
   // this one's configuration. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
@@ -196,6 +195,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> collectives_{0};
   std::atomic<uint64_t> messages_{0};
+  std::atomic<uint64_t> splits_{0};
   CommHandle library_;
   const std::unique_ptr<Executor> executor_;
   InFlightOps inFlight_;

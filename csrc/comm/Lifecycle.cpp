@@ -88,6 +88,7 @@ std::shared_ptr<Communicator> Communicator::split(
   call.ranks.assign(ranks.begin(), ranks.end());
   call.newName = group.name;
   call.launch = [&](ncclComm_t comm, cudaStream_t) {
+    ++splits_;
     auto raw = chosen.raw(/*blocking=*/library_.blocks());
     return api().commSplit(comm, color, key, &child, &raw);
   };

@@ -135,6 +135,54 @@ def test_group_launches_together(world, backend):
 
 @each_backend
 @on_ranks(1, 2, 3)
+def test_a_group_inside_a_group_is_launched_or_dropped_with_it(world, backend):
+    comm, rank, op = make("nested", backend), dist.get_rank(), torchcomms().ReduceOp
+    right, left = (rank + 1) % world, (rank - 1) % world
+    first, second, got = data(rank, 7), data(rank, 9), torch.empty(6)
+    with comm.group() as outer:
+        comm.all_reduce(first, op.MAX, False)
+        with comm.group() as inner:
+            comm.broadcast(second, 0, False)
+        assert inner.work.status().name == "NOT_STARTED"
+        batch = comm.batch_op_create()
+        batch.send(data(rank, 6), right)
+        batch.recv(got, left)
+        batch.issue(False)
+    for work in (outer.work, inner.work):
+        work.wait()
+    assert_same(first, torch.stack(all_data(world, 7)).amax(0))
+    assert_same(second, data(0, 9))
+    assert_same(got, data(left, 6))
+    kept = first.clone()
+    with pytest.raises(KeyError), comm.group():
+        comm.all_reduce(first, op.SUM, False)
+        with comm.group():
+            raise KeyError("dropped")
+    comm.barrier(False)
+    assert_same(first, kept)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+def test_object_collectives_refuse_to_be_collected(world, backend):
+    comm, rank = make("objects in a group", backend), dist.get_rank()
+    for call in (
+        lambda: comm.all_gather_object([None] * world, rank),
+        lambda: comm.gather_object(rank, 0, [None] * world),
+        lambda: comm.broadcast_object_list([rank], 0),
+        lambda: comm.scatter_object_list(0, [None], [0] * world),
+        lambda: comm.send_object_list([rank], 1 - rank),
+        lambda: comm.recv_object_list([rank], 1 - rank),
+    ):
+        with pytest.raises(RuntimeError, match=r"inside `with comm.group\(\):`"), comm.group():
+            call()
+    comm.barrier(False)
+    comm.finalize()
+
+
+@each_backend
+@on_ranks(1, 2, 3)
 def test_object_collectives(world, backend):
     comm, rank = make("objects", backend), dist.get_rank()
     values = [{"rank": r, "text": "x" * (r * 1000), "size": torch.Size([r])} for r in range(world)]
@@ -190,6 +238,23 @@ def test_split_inherits_options(world, backend):
         comm.split([(rank + 1) % world])
     child.finalize()
     comm.finalize()
+
+
+@on_ranks(2)
+def test_names_of_splits_differ_however_the_parent_is_reached_and_agree_on_all_ranks(world):
+    comms = [torchcomms().get_comm() for _ in range(2)]
+    if dist.get_rank() == 0:
+        cancel = comms[0].register_pre_hook(lambda args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            comms[0].split([0, 1])
+        cancel.remove()
+    children = [comm.split([0, 1]) for comm in comms]
+    names = [child.get_name() for child in children]
+    assert len(set(names)) == 2
+    told = [None] * world
+    dist.all_gather_object(told, names)
+    assert told == [names] * world
+    [child.finalize() for child in children]
 
 
 @each_backend
