@@ -54,6 +54,11 @@ Backend::WorkPtr Backend::allreduce_sparse(
       " is not supported, wanted SUM");
   const auto held = route(kWhat, tensor);
   auto& comm = *held;
+  TORCH_CHECK(
+      !comm.batches().open(),
+      kWhat,
+      ": it takes several operations, each of which needs the one before, and a batch launches "
+      "nothing before its end; call it outside of the coalescing context");
   Communicator::Options options;
   options.async = false;
   if (opts.timeout != c10d::kUnsetTimeout) {

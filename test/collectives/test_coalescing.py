@@ -164,6 +164,18 @@ def test_an_exception_inside_a_group_leaves_the_next_calls_working(world):
 
 
 @on_ranks(2)
+def test_a_sparse_all_reduce_inside_a_group_is_refused(world):
+    tensor = torch.eye(3).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse.*several operations"):
+        with _coalescing_manager(device=CPU):
+            the_backend().allreduce([tensor], dist.AllreduceOptions())
+    dist.distributed_c10d._world.pg_coalesce_state.clear()  # torch itself leaves this behind
+    the_backend()._end_coalescing()
+    dist.all_reduce(tensor)
+    assert_same(tensor.to_dense(), 2 * torch.eye(3))
+
+
+@on_ranks(2)
 def test_a_bad_call_inside_a_group_is_refused_at_once_and_breaks_nothing(world):
     """The rest of the group runs, or the group is dropped whole and its end says so."""
     backend = the_backend()
