@@ -47,7 +47,10 @@ class Backend final : public latest::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
 
   bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
+  bool supportsCoalescing() const override {
+    // c10d returns one work for each message of a batch over Gloo, for which it does not ask.
+    return options_->backend != "gloo";
+  }
   bool supportsShrinking() const override { return true; }
 
   // Collectives (Collectives.cpp).

@@ -198,6 +198,21 @@ def test_groups_of_every_way_of_saying_gloo_are_ours():
         ranks.run(every_group, 3)
 
 
+def exchange():
+    peer = 1 - dist.get_rank()
+    got = [torch.empty(3), torch.empty(3)]
+    ops = [dist.P2POp(dist.isend, torch.full((3,), i + peer), peer) for i in (0.0, 1.0)]
+    works = dist.batch_isend_irecv(ops + [dist.P2POp(dist.irecv, t, peer) for t in got])
+    [work.wait() for work in works]
+    assert [tensor.tolist() for tensor in got] == [[i + 1 - peer] * 3 for i in (0, 1)]
+    return len(works)
+
+
+def test_a_batch_of_messages_gives_a_work_for_each():
+    with Ranks(2, init=init) as ranks:
+        assert ranks.run(exchange) == [4, 4]
+
+
 @pytest.mark.torch_version
 def test_with_debug_detail_calls_are_compared_and_run_over_ours():
     with Ranks(2, init=init, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")) as ranks:
