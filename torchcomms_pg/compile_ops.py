@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchcomms_pg.reduce_op import ReduceOp, op_name
-from torchcomms_pg.work import TorchWork
+from torchcomms_pg.work import TorchWork, WorkStatus
 
 if TYPE_CHECKING:
     from torchcomms_pg.operations import Operations
@@ -183,6 +183,20 @@ class TracedWork(TorchWork):
         """Same as `wait`, in a stream where that does."""
         self.wait(timeout)
 
+    def status(self) -> WorkStatus:
+        """Returns COMPLETED once it has been waited for."""
+        return WorkStatus.COMPLETED if self._waited else WorkStatus.INPROGRESS
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Waits, and returns a future that is complete."""
+        self.wait()
+        return super().get_future()
+
+    def result(self) -> list[Tensor]:
+        """Waits, and returns the output tensors (none for send and barrier)."""
+        self.wait()
+        return super().result()
+
 
 def _data(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors]
@@ -192,6 +206,23 @@ def _write_back(targets: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     with torch.no_grad():  # as data
         for target, result in zip(targets, results, strict=True):
             target.copy_(result)
+
+
+def copied_to(output: Tensor, tensor: Tensor) -> Tensor:
+    """Gives `output` the elements of `tensor`, as data, for an operation that is in place there."""
+    if output.dtype != tensor.dtype:
+        raise TypeError(
+            f"all_reduce: output has dtype {output.dtype}, tensor has {tensor.dtype}; they must "
+            "share a dtype"
+        )
+    if output.numel() != tensor.numel():
+        raise ValueError(
+            f"all_reduce: output has {output.numel()} elements, wanted {tensor.numel()}, those of "
+            "tensor"
+        )
+    with torch.no_grad():
+        output.copy_(tensor.detach().reshape(output.shape))
+    return output
 
 
 def trace(

@@ -126,7 +126,7 @@ class Operations:
         """
         if is_dynamo_compiling():
             if output is not None:
-                tensor = output.copy_(tensor)
+                tensor = compile_ops.copied_to(output, tensor)
             args = (tensor, op)
             return compile_ops.trace(self, "all_reduce", args, async_op, hints, timeout)
         comm = self._native("all_reduce", timeout, hints)
@@ -300,16 +300,16 @@ class Operations:
 
         Split sizes count rows of the first dimension, one for each rank; they add up to all rows.
         """
-        if is_dynamo_compiling():
-            args = (output, input, output_split_sizes, input_split_sizes)
-            return compile_ops.trace(self, "all_to_all_v_single", args, async_op, hints, timeout)
-        comm = self._native("all_to_all_v_single", timeout, hints)
         for argument, splits in (("output", output_split_sizes), ("input", input_split_sizes)):
             if len(splits) != self._size:
                 raise ValueError(
                     f"all_to_all_v_single: {argument}_split_sizes has {len(splits)} entries, "
                     f"wanted {self._size} (one for each rank)"
                 )
+        if is_dynamo_compiling():
+            args = (output, input, output_split_sizes, input_split_sizes)
+            return compile_ops.trace(self, "all_to_all_v_single", args, async_op, hints, timeout)
+        comm = self._native("all_to_all_v_single", timeout, hints)
         work = comm.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, async_op, timeout
         )

@@ -172,6 +172,62 @@ def test_gradients_flow_past_operations_as_in_eager_mode(world):
 
 
 @on_ranks(2)
+def test_what_a_work_of_a_graph_gives_it_gives_after_the_operation(world):
+    comm, op = make("asked"), torchcomms().ReduceOp
+
+    def reduced(t):
+        work = comm.all_reduce(t, op.SUM, True)
+        before = work.status().name
+        work.result()
+        return t * 1, before, work.status().name
+
+    value, before, after = compiled(reduced)(torch.full((3,), dist.get_rank() + 1.0))
+    assert_same(value, torch.full((3,), 3.0))
+    assert (before, after) == ("INPROGRESS", "COMPLETED")
+    x = torch.full((3,), dist.get_rank() + 1.0)
+    (value,) = compiled(lambda t: comm.all_reduce(t, op.SUM, True))(x).get_future().wait()
+    assert_same(value, torch.full((3,), 3.0))
+    assert_same(x, value)
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_an_output_is_checked_and_written_as_in_eager_mode(world):
+    comm, op = make("output"), torchcomms().ReduceOp
+    w = data(dist.get_rank(), (2, 3)).requires_grad_()
+
+    def into(output):
+        return lambda t: (comm.all_reduce(t * 2, op.SUM, False, output=output), output * 1)[1]
+
+    for output, error in (
+        (torch.zeros(6), None),
+        (torch.zeros(5), "elements"),
+        (torch.zeros(6, dtype=torch.float64), "dtype"),
+    ):
+        results = []
+        for wrap in (lambda function: function, compiled):
+            if error is not None:
+                with pytest.raises(Exception, match=error):
+                    wrap(into(output))(w)
+                continue
+            results.append(wrap(into(output.clone()))(w))
+            assert not results[-1].requires_grad
+        if error is None:
+            assert_same(*results)
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_split_sizes_of_the_wrong_length_are_refused_in_a_graph_too(world):
+    comm = make("lengths")
+    exchange = lambda t, out, into: comm.all_to_all_v_single(out, t, [4], into, False)  # noqa: E731
+    for call in (exchange, compiled(exchange)):
+        with pytest.raises(Exception, match="output_split_sizes has 1 entries"):
+            call(torch.ones(4), torch.zeros(4), [1, 1, 2])
+    comm.finalize()
+
+
+@on_ranks(2)
 def test_a_work_may_leave_the_graph_and_a_failure_comes_out_of_it(world):
     comm, op, rank = make("leaves"), torchcomms().ReduceOp, dist.get_rank()
     x = torch.full((3,), float(rank + 1))
