@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +63,9 @@ class TorchComm(Operations):
         self._store = store  # of its own ranks
         self._world_size = world_size or comm.size  # of the communicator that all splits began with
         self._group = group  # over it, if there is one
-        self._forgotten = weakref.finalize(self, _warn_forgotten, comm.name) if owned else None
+        self._forgotten = (
+            weakref.finalize(self, _warn_forgotten, comm.name, os.getpid()) if owned else None
+        )
 
     def __copy__(self) -> TorchComm:
         return self
@@ -400,7 +403,9 @@ def wrap(
     return TorchComm(comm, backend, options, store=store, world_size=world_size)
 
 
-def _warn_forgotten(name: str) -> None:
+def _warn_forgotten(name: str, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a child that was forked has no part in it
     warnings.warn(
         f"communicator {name!r} was not finalized; call finalize() when all ranks are done with it",
         RuntimeWarning,

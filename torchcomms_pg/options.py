@@ -17,6 +17,7 @@ Hints = Mapping[str, str]
 # Hints that the shm backend acts on.
 TIMING = "torchcomm::shm::timing"
 TAG = "torchcomm::shm::tag"
+_LARGEST_TAG = 2**31 - 1
 # A hint that the nccl backend acts on when a communicator is created. Elsewhere the values are
 # checked and have no effect, so that one program can hint to whichever backend it runs on.
 HIGH_PRIORITY = ("torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream")
@@ -125,8 +126,10 @@ def check_hints(what: str, hints: Hints, known: set[str]) -> None:
         elif name in _CONFIG_FIELDS:
             _set(what, _C.NcclConfig(), name, value)
         elif name == TAG:
-            if not str(value).isdecimal():
-                raise ValueError(f"{what}: hint {name} is {value!r}, wanted a number, 0 or more")
+            if not str(value).isdecimal() or int(value) > _LARGEST_TAG:
+                raise ValueError(
+                    f"{what}: hint {name} is {value!r}, wanted a number from 0 to {_LARGEST_TAG}"
+                )
         elif value not in ("true", "false"):
             raise ValueError(f"{what}: hint {name} is {value!r}, wanted 'true' or 'false'")
 

@@ -88,6 +88,9 @@ def test_messages_tags_and_batches(world, backend):
     [work.wait() for work in works]
     assert_same(one, data(left, 3, salt=1))
     assert_same(two, data(left, 3, salt=2))
+    for tag in ("-1", "two", str(2**31)):
+        with pytest.raises(ValueError, match="wanted a number from 0 to 2147483647"):
+            comm.recv(one, left, True, {TAG: tag})
     for async_op in (False, True):
         batch, got = comm.batch_op_create(), torch.empty(6)
         batch.send(data(rank, 6), right)
@@ -389,6 +392,23 @@ def test_forgetting_finalize_warns(world):
         del comm
         gc.collect()
     assert any("'forgotten' was not finalized" in str(w.message) for w in caught)
+
+
+FORKS = """
+import os, sys, torchcomms_pg
+import torch.distributed as dist
+comm = torchcomms_pg.new_comm("shm", "cpu", "parent's", store=dist.HashStore(), rank=0, size=1)
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+comm.finalize()
+"""
+
+
+def test_a_forked_child_that_exits_is_not_told_to_finalize():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "finalize" not in done.stderr, done.stderr
 
 
 def test_missing_backends_say_what_is_missing():
