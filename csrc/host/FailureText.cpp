@@ -18,12 +18,13 @@ std::string encode(const NcclError& failure, size_t room) {
   for (const int rank : failure.ranks) {
     ranks += std::to_string(rank) + " ";
   }
+  if (ranks.size() > room / 2) ranks.clear();
   return cut(ranks + "\n" + failure.what(), room);
 }
 
 std::optional<NcclError> decode(const std::string& text) {
   const auto end = text.find('\n');
-  if (end == std::string::npos) {
+  if (end == std::string::npos || text.find_first_not_of("0123456789 ") != end) {
     return std::nullopt;
   }
   std::vector<int> ranks;
