@@ -16,6 +16,13 @@ py::object& commErrorClass() {
   return type;
 }
 
+// Returns the text, which may come from libraries and other processes, with a mark in the place of
+// what is not UTF-8: an error about that would hide what has failed.
+py::str readable(const std::string& text) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 py::object commError(const CommError& error) {
   const auto& failure = error.failure();
   const auto& type = commErrorClass();
@@ -23,12 +30,12 @@ py::object commError(const CommError& error) {
     throw error;  // torch makes it a DistBackendError
   }
   return type(
-      failure.text(),
+      readable(failure.text()),
       py::arg("op") = failure.op,
       py::arg("seq") = failure.seq,
-      py::arg("group") = failure.group,
+      py::arg("group") = readable(failure.group),
       py::arg("ranks") = failure.ranks,
-      py::arg("verdict") = failure.verdict.empty() ? failure.message : failure.verdict);
+      py::arg("verdict") = readable(failure.verdict.empty() ? failure.message : failure.verdict));
 }
 
 }  // namespace
@@ -44,9 +51,10 @@ py::object pythonError(const std::exception_ptr& error) {
   } catch (const py::error_already_set& raised) {
     return raised.value();
   } catch (const c10::Error& failure) {
-    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure.what_without_backtrace());
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(
+        readable(failure.what_without_backtrace()));
   } catch (const std::exception& failure) {
-    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure.what());
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(readable(failure.what()));
   }
 }
 

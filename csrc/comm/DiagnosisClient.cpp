@@ -126,6 +126,15 @@ void DiagnosisClient::openLike(const DiagnosisClient& parent, const std::string&
   open(parent.store_, prefix + "/");
 }
 
+void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>& gone) {
+  int number = 0;
+  {
+    std::lock_guard lock(parent.shrunkMutex_);
+    number = ++parent.shrunk_[gone];
+  }
+  openLike(parent, "without/" + joinRanks(gone) + "/" + std::to_string(number));
+}
+
 void DiagnosisClient::close() {
   if (const auto diagnosis = this->diagnosis()) {
     diagnosis->close();

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "comm/Communicator.hpp"
 #include "monitor/HangDiagnosis.hpp"
@@ -21,6 +23,9 @@ class DiagnosisClient {
   void open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
   // Opens it in a part of the parent's store.
   void openLike(const DiagnosisClient& parent, const std::string& prefix);
+  // Does the same, in another part for each group of the parent without the ranks of `gone`, which
+  // the ranks that stay make in one order. A part that is used again holds the verdict of before.
+  void openShrunk(DiagnosisClient& parent, const std::vector<int>& gone);
   // Stops making requests and giving this rank's status. Does not block.
   void close();
 
@@ -87,6 +92,8 @@ class DiagnosisClient {
   std::mutex relaxationsMutex_;
   std::multiset<Clock::time_point> relaxations_;  // ends of those that have not been ended
   std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them; 0: there are none
+  std::mutex shrunkMutex_;
+  std::map<std::vector<int>, int> shrunk_;  // number of groups by the ranks that they lack
   std::atomic<bool> explaining_{false};
   std::atomic<uint64_t> extended_{0};  // seq of the operation that tellExtension() told of
 

@@ -219,7 +219,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       timeout,
       place_,
       config_);
-  made->diagnosis_->openLike(*diagnosis_, "without/" + joinRanks(gone));
+  made->diagnosis_->openShrunk(*diagnosis_, gone);
   return made;
 }
 

@@ -26,15 +26,23 @@ struct Task {
   Message message;
 };
 
-// The operations of one launch: messages, which are under way together, also while the collectives
-// run one after another; and the parts of an exchange.
-struct Batch {
-  std::vector<std::pair<host::Collective, Comm::Place>> collectives;
-  std::vector<Messages::Issued> messages;
+// An exchange, which comes as two messages for each rank.
+struct Exchange {
   std::vector<Part> sends;
   std::vector<Part> receives;
   ncclDataType_t type = ncclInt8;
-  Comm::Place exchange;
+  Comm::Place place;
+  size_t parts = 0;
+
+  bool complete() const { return parts == sends.size() + receives.size(); }
+};
+
+// The operations of one launch: messages, which are under way together, also while the collectives
+// and then the exchanges run one after another.
+struct Batch {
+  std::vector<std::pair<host::Collective, Comm::Place>> collectives;
+  std::vector<Messages::Issued> messages;
+  std::vector<Exchange> exchanges;
 };
 
 struct GroupState {
@@ -59,13 +67,13 @@ ncclComm_t handleOf(CommPtr comm) {
 }
 
 void run(Comm& comm, const Batch& batch) {
-  const bool together = batch.collectives.empty() && batch.sends.empty();
+  const bool together = batch.collectives.empty() && batch.exchanges.empty();
   const auto requests = comm.messages().post(batch.messages, together);
   for (const auto& [collective, place] : batch.collectives) {
     comm.run(collective, place);
   }
-  if (!batch.sends.empty()) {
-    comm.exchange(batch.sends, batch.receives, batch.type, batch.exchange);
+  for (const auto& exchange : batch.exchanges) {
+    comm.exchange(exchange.sends, exchange.receives, exchange.type, exchange.place);
   }
   if (!requests.empty()) {
     comm.messages().complete(requests);
@@ -91,16 +99,20 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (task.message.tag >= 0) {
       now.messages.push_back({task.sending, task.message});
     } else {
-      // Belongs to an exchange, which has one message for each rank.
-      auto& parts = task.sending ? now.sends : now.receives;
-      parts.resize(comm->topology().size);
+      // Belongs to an exchange, whose messages come one after another.
+      if (now.exchanges.empty() || now.exchanges.back().complete()) {
+        const std::vector<Part> none(comm->topology().size);
+        now.exchanges.push_back({none, none, task.message.type, {}});
+      }
+      auto& exchange = now.exchanges.back();
+      auto& parts = task.sending ? exchange.sends : exchange.receives;
       parts[task.message.peer] = {
           task.message.buffer, task.message.count * elementSize(task.message.type)};
-      now.type = task.message.type;
+      ++exchange.parts;
     }
   }
-  if (!now.sends.empty()) {
-    now.exchange = comm->nextPlace();
+  for (auto& exchange : now.exchanges) {
+    exchange.place = comm->nextPlace();
   }
   for (const auto& task : later) {
     const bool alone = comm->messages().isInside(task.message);
@@ -112,7 +124,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
       comm->completeLater(requests.front());
     }
   }
-  if (now.collectives.empty() && now.messages.empty() && now.sends.empty()) {
+  if (now.collectives.empty() && now.messages.empty() && now.exchanges.empty()) {
     return ncclSuccess;
   }
   if (stream == nullptr) {

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "host/FailureText.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Handles.hpp"
 
@@ -62,7 +63,7 @@ std::shared_ptr<Comm> Comm::make(
       {.release =
            [raw = comm.get()] {
              const auto failure = *raw->fault_->known();
-             raw->inside_->fail({failure.result, encode(failure), {}});
+             raw->inside_->fail({failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
            },
        .tell = {},
        .told = {}});

@@ -1,10 +1,10 @@
 #include "gloo/Fault.hpp"
 
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -19,27 +19,6 @@ constexpr const char* kReasonKey = "failed";
 constexpr std::chrono::milliseconds kReasonLook{50};
 
 }  // namespace
-
-std::string encode(const host::NcclError& failure) {
-  std::string text;
-  for (const int rank : failure.ranks) {
-    text += std::to_string(rank) + " ";
-  }
-  return text + "\n" + failure.what();
-}
-
-std::optional<host::NcclError> decode(const std::string& text) {
-  const auto end = text.find('\n');
-  if (end == std::string::npos) {
-    return std::nullopt;
-  }
-  std::vector<int> ranks;
-  std::istringstream in(text.substr(0, end));
-  for (int rank = 0; in >> rank;) {
-    ranks.push_back(rank);
-  }
-  return host::NcclError(ncclRemoteError, text.substr(end + 1), std::move(ranks));
-}
 
 std::optional<host::NcclError> Fault::known() const {
   std::lock_guard lock(mutex_);
@@ -77,7 +56,7 @@ void Fault::failInterrupted() {
 void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   // A failure inside a host after the group's has the group's failure as its text.
-  if (const auto told = decode(inside.what())) {
+  if (const auto told = host::decode(inside.what())) {
     fail(*told);
   } else {
     std::vector<int> ranks;
@@ -103,7 +82,7 @@ bool Fault::failAsTold(c10d::Store& store, std::chrono::milliseconds patience) {
   } catch (const std::exception&) {
     return false;  // the store went with the rank that served it
   }
-  const auto told = decode({text.begin(), text.end()});
+  const auto told = host::decode({text.begin(), text.end()});
   if (told) {
     fail(*told);
   }
@@ -113,7 +92,7 @@ bool Fault::failAsTold(c10d::Store& store, std::chrono::milliseconds patience) {
 void Fault::tellOthers() {
   call(&Actions::tell);
   try {
-    const std::string text = encode(*known());
+    const std::string text = host::encode(*known());
     if (!store_->check({kReasonKey})) {
       store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
       announce(*store_);

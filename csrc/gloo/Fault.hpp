@@ -17,10 +17,6 @@
 
 namespace torchcomms_pg::gloo {
 
-// Turn a failure into a text, "1 2 \nreason", and back. None: it is not such a text.
-std::string encode(const host::NcclError& failure);
-std::optional<host::NcclError> decode(const std::string& text);
-
 // Thread-safe. Set once: the first failure stands. Ranks are the group's own.
 class Fault : public std::enable_shared_from_this<Fault> {
  public:

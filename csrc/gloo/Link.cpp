@@ -9,6 +9,7 @@
 
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
+#include "host/FailureText.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -282,7 +283,7 @@ void Link::expectReasons() {
 }
 
 void Link::tellReason() {
-  auto text = encode(*setup_.fault->known());
+  auto text = host::encode(*setup_.fault->known(), kReasonBytes);
   text.resize(kReasonBytes);
   std::vector<at::Tensor> texts{at::empty({kReasonBytes}, at::kByte)};
   std::memcpy(texts.front().data_ptr(), text.data(), text.size());
@@ -332,7 +333,7 @@ bool Link::failAsHeard(int peer) {
     return false;
   }
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
-  const auto told = decode(std::string(text, strnlen(text, kReasonBytes)));
+  const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));
   if (told) {
     setup_.fault->fail(*told);
   }

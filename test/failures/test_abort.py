@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.comms import each_backend, make
 from harness.ranks import connect_store, on_ranks, pool, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
@@ -117,6 +118,23 @@ def peers_told(args):
 
 def test_abort_releases_the_peers_and_tells_them_who():
     pool(3).run(peers_told, pool(3).store_args())
+
+
+@each_backend
+@on_ranks(2)
+def test_a_long_reason_is_cut_between_two_letters(world, backend):
+    """Other ranks have little room for it. A letter of this name takes three bytes."""
+    for shift in range(3):
+        comm = make("x" * shift + "\N{EURO SIGN}" * 500, backend)
+        comm.barrier(False)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            comm.abort()
+        with pytest.raises(comm_error()) as error:
+            comm.barrier(False)
+        assert "\N{REPLACEMENT CHARACTER}" not in str(error.value)
+        assert error.value.ranks == [0]
+        comm.finalize()
 
 
 @on_ranks(1, 2)

@@ -312,6 +312,36 @@ def test_a_later_group_of_the_same_name_gets_a_verdict_of_its_own():
     assert "rank 1 has not arrived at all_reduce #2 (11 x" in second[0]
 
 
+def shrinks_twice(kind, args, world):
+    """Rank 2 is left out both times, and another of the two that stay is late in the new group."""
+    rank, store = int(os.environ["RANK"]), connect_store(*args)
+    joining, limit = datetime.timedelta(seconds=30), datetime.timedelta(seconds=TOGETHER)
+    options = {"store": store, "rank": rank, "world_size": world}
+    dist.init_process_group("torchcomms", timeout=joining, **options)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    verdicts = []
+    for turn in range(2 if rank < 2 else 0):
+        smaller = backend.shrink([2])
+        smaller.barrier().wait()
+        smaller.set_timeout(limit)
+        meet(store, f"shrunk {turn}", 2)
+        if rank != turn:
+            with pytest.raises(torchcomms_pg.CommError) as caught:
+                smaller.allreduce([torch.ones(10 + turn)]).wait()
+            verdicts.append(caught.value.verdict)
+        meet(store, f"judged {turn}", 2)
+        KEPT.append(smaller)
+    meet(store, "done", world)
+    return verdicts
+
+
+def test_a_group_shrunk_again_to_the_same_ranks_gets_a_verdict_of_its_own():
+    ranks, ((second,), (first,), _) = all_answered(shrinks_twice, "dist", 3)
+    ranks.close()
+    assert "rank 0 has not arrived at all_reduce #2 (10 x" in first
+    assert "rank 1 has not arrived at all_reduce #2 (11 x" in second
+
+
 def test_the_verdict_survives_pickling():
     error = torchcomms_pg.CommError("short", op="all_reduce", seq=3, ranks=[1], verdict="long")
     again = pickle.loads(pickle.dumps(error))

@@ -15,6 +15,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torchcomms_pg
 from harness.ranks import Ranks, init_default_group
@@ -391,9 +392,32 @@ def divide(rank, world):
         child.finalize()
 
 
+def coalesce(rank, world):
+    """Several exchanges in one batch, of their own sizes and types, with another collective."""
+    dtypes = (torch.float32, torch.int64, torch.float32)
+    got = [[torch.empty(5 + r, dtype=dtype) for r in range(world)] for dtype in dtypes]
+    rows = [rank + 1] * world
+    uneven = torch.empty(sum(r + 1 for r in range(world)))
+    total = torch.ones(3)
+    with _coalescing_manager(device=torch.device("cpu")):
+        for salt, (outputs, dtype) in enumerate(zip(got, dtypes)):
+            sent = [data(rank, 5 + rank, dtype, salt=salt * world + r) for r in range(world)]
+            dist.all_to_all(outputs, sent)
+        dist.all_reduce(total)
+        dist.all_to_all_single(
+            uneven, data(rank, sum(rows)), [r + 1 for r in range(world)], rows
+        )
+    for salt, (outputs, dtype) in enumerate(zip(got, dtypes)):
+        for r, tensor in enumerate(outputs):
+            assert_same(tensor, data(r, 5 + r, dtype, salt=salt * world + rank), f"{salt} of {r}")
+    assert total.tolist() == [world] * 3
+    parts = [data(r, world * (r + 1))[rank * (r + 1) :][: r + 1] for r in range(world)]
+    assert_same(uneven, torch.cat(parts))
+
+
 OPERATIONS = [
     *itertools.product(PLACES, (reduce_everything, move_everything)),
-    *itertools.product(FEW_PLACES, (overlap, converse, divide)),
+    *itertools.product(FEW_PLACES, (overlap, converse, divide, coalesce)),
 ]
 
 

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "Ranks.hpp"
+#include "host/FailureText.hpp"
 #include "host/Process.hpp"
 #include "shm/Comm.hpp"
 #include "shm/api/Handles.hpp"
@@ -405,4 +406,31 @@ TEST(forkedChildCannotUseOrDisturbTheCommunicator) {
     });
   }
   ranks.joinAll();
+}
+
+TEST(aLongListOfRanksDoesNotHideTheReason) {
+  using namespace torchcomms_pg::host;
+  const std::string reason(200, 'r');
+  std::vector<int> ranks;
+  for (int rank = 0; rank < 200; ++rank) ranks.push_back(rank);
+  const auto told = decode(encode(NcclError(ncclRemoteError, reason, ranks), 479));
+  CHECK(told);
+  CHECK_EQUAL(told->what(), reason);
+  CHECK(told->ranks.empty());
+  const auto all = decode(encode(NcclError(ncclRemoteError, reason, ranks)));
+  CHECK(all && all->ranks == ranks);
+  ranks.resize(50);
+  const auto few = decode(encode(NcclError(ncclRemoteError, reason, ranks), 479));
+  CHECK(few && few->ranks == ranks);
+  CHECK_EQUAL(few->what(), reason);
+  CHECK(!decode("two lines,\nnone of them of ranks"));
+}
+
+TEST(textsAreCutBetweenLetters) {
+  using torchcomms_pg::host::cut;
+  const std::string euro = "\u20ac";
+  CHECK_EQUAL(euro.size(), size_t{3});
+  for (size_t room = 3; room < 6; ++room) CHECK_EQUAL(cut(euro + euro, room), euro);
+  CHECK_EQUAL(cut(euro + euro, 6), euro + euro);
+  CHECK_EQUAL(cut(euro, 2), "");
 }

@@ -71,7 +71,8 @@ struct FaultRecord {
   std::atomic<uint32_t> state;
   int32_t result;
   uint64_t ranks[kMaxRanks / 64];  // at fault: one bit each
-  char text[480];
+  static constexpr size_t kRoom = 479;
+  char text[kRoom + 1];
 };
 
 struct alignas(kLine) Header {

@@ -17,6 +17,7 @@
 #include <map>
 #include <mutex>
 
+#include "host/FailureText.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -46,10 +47,8 @@ Mappings& mappings() {
 void record(FaultRecord& fault, const NcclError& failure) {
   fault.result = failure.result;
   for (const int rank : failure.ranks) fault.ranks[rank / 64] |= uint64_t{1} << (rank % 64);
-  const std::string text = failure.what();
-  const size_t length = std::min(text.size(), sizeof fault.text - 1);
-  std::memcpy(fault.text, text.data(), length);
-  fault.text[length] = '\0';
+  const std::string text = host::cut(failure.what(), FaultRecord::kRoom);
+  std::memcpy(fault.text, text.c_str(), text.size() + 1);
   fault.state.store(FaultRecord::kSet, std::memory_order_release);
 }
 
