@@ -172,12 +172,20 @@ ncclResult_t split(
   }
   const bool blocking = checkConfig(kName, config, parent->blocking());
   parent->checkUsable();
-  const auto ticket = std::make_shared<uint64_t>();
+  const auto ticket = std::make_shared<std::optional<uint64_t>>();
   return issue(
       Job{
           .prepare = [=] { *ticket = parent->ticketLock().take(); },
-          .run = [=] { return runSplit(*parent, *ticket, {color, key}, blocking, made); },
-          .cancel = [] {},
+          .run = [=] { return runSplit(*parent, **ticket, {color, key}, blocking, made); },
+          .cancel =
+              [=] {
+                if (!*ticket) return;
+                // The peers, and what is issued behind it, wait for this rank.
+                parent->fail(NcclError(
+                    ncclSystemError,
+                    parent->whoAmI() + " cannot start a thread for commSplit",
+                    {parent->rank()}));
+              },
       });
 }
 
