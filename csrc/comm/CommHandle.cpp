@@ -162,20 +162,23 @@ ncclComm_t CommHandle::shrink(
     Clock::time_point deadline,
     Report& report) const {
   auto* const comm = get();
-  const auto shrinkNow = [&api = api_, comm, excluded, flags](ncclComm_t* made, ncclConfig_t raw) {
-    auto gone = excluded;
-    return api.commShrink(comm, gone.data(), static_cast<int>(gone.size()), made, &raw, flags);
-  };
-  ncclComm_t made = nullptr;
+  const auto count = static_cast<int>(excluded.size());
   if (!blocks_) {
     // The child goes on initializing by itself.
-    report.state = shrinkNow(&made, config.raw(/*blocking=*/false));
+    ncclComm_t made = nullptr;
+    auto gone = excluded;
+    auto raw = config.raw(/*blocking=*/false);
+    report.state = api_.shrinkUntil(comm, gone.data(), count, &made, &raw, flags, deadline);
     report.text = api_.getLastError(comm);
     return made;
   }
-  BlockingCall call(api_, device_, [shrinkNow, config](ncclComm_t* place) {
-    return shrinkNow(place, config.raw(/*blocking=*/true));
-  });
+  BlockingCall call(
+      api_,
+      device_,
+      [comm, count, flags, config, &api = api_, gone = excluded](ncclComm_t* made) mutable {
+        auto raw = config.raw(/*blocking=*/true);
+        return api.commShrink(comm, gone.data(), count, made, &raw, flags);
+      });
   report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
   report.text = call.text();
   return call.take();

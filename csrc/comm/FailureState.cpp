@@ -62,10 +62,10 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   failure.endsProcess = ends && !end;
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
+  std::lock_guard lock(mutex_);  // who sees the failure sees its hooks in awaitHooks()
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
     return none;  // the first one, which stands
   }
-  std::lock_guard lock(mutex_);
   const auto unfinished = OutstandingTask::begin();
   if (!unfinished) {  // the interpreter ends, which hooks and dumps need
     if (end) {

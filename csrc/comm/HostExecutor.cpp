@@ -293,8 +293,13 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
   }
   const Work::Waiting waiting(work);
   if (timeout <= kNoTimeout) {
-    // Runs queued tasks only without a timeout, since they may take longer.
-    worker_.runQueued([&] { return work.done(); });
+    // Runs queued tasks only without a timeout, since they may take longer, and only where the work
+    // is behind them: other ranks may want what follows a message before they do their part.
+    if (work.operation().ordered) {
+      worker_.runQueued([&] { return work.done(); });
+    } else {
+      wake();
+    }
     awaitUninterrupted(work, std::nullopt);
     return;
   }

@@ -63,7 +63,8 @@ std::shared_ptr<Comm> Comm::make(
       {.release =
            [raw = comm.get()] {
              const auto failure = *raw->fault_->known();
-             raw->inside_->fail({failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
+             raw->inside_->fail(
+                 {failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
            },
        .tell = {},
        .told = {}});

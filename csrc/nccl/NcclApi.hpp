@@ -8,6 +8,7 @@
 
 #include <nccl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -193,6 +194,17 @@ struct NcclApi {
       ncclResult_t result,
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
+
+  // Does the same as ncclCommShrink, but returns ncclInProgress and makes none where this rank
+  // would wait past `deadline` for others that stay.
+  ncclResult_t (*shrinkUntil)(
+      ncclComm_t comm,
+      int* excluded,
+      int excludedCount,
+      ncclComm_t* made,
+      ncclConfig_t* config,
+      int flags,
+      std::chrono::steady_clock::time_point deadline) = nullptr;
 
   // Looks for what ranks of other hosts have to tell a rank that waits for nothing: a failure,
   // which commGetAsyncError tells then, or that it is needed to connect the ranks.

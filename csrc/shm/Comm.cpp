@@ -295,7 +295,8 @@ void Comm::offerShrink(uint64_t excluded, const ncclUniqueId& id) {
   segment_->wakeAll(rank_);
 }
 
-ncclUniqueId Comm::takeShrinkOffer(int leader, uint64_t excluded) {
+std::optional<ncclUniqueId> Comm::takeShrinkOffer(
+    int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline) {
   uint32_t taken;
   {
     std::lock_guard lock(mutex_);
@@ -304,14 +305,20 @@ ncclUniqueId Comm::takeShrinkOffer(int leader, uint64_t excluded) {
   const ShrinkOffer& offer = segment_->state(leader).offer;
   ncclUniqueId id;
   uint32_t generation = 0;
+  bool offered = false;
+  const auto look = [&] {
+    generation = offer.generation.load(std::memory_order_acquire);
+    if (generation % 2 != 0 || generation == taken || offer.excluded != excluded) return false;
+    id = offer.id;
+    return offer.generation.load() == generation;
+  };
   waiter_.waitDespiteFailure(
       [&] {
-        generation = offer.generation.load(std::memory_order_acquire);
-        if (generation % 2 != 0 || generation == taken || offer.excluded != excluded) return false;
-        id = offer.id;
-        return offer.generation.load() == generation;
+        offered = look();
+        return offered || std::chrono::steady_clock::now() >= deadline;
       },
       [leader](int rank) { return rank == leader; });
+  if (!offered) return std::nullopt;
   std::lock_guard lock(mutex_);
   takenOffers_[leader] = generation;
   return id;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -96,9 +98,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void* registerBuffer();
   void deregisterBuffer(void* handle);
 
-  // Publish the id of a shrink's communicator, as its leader; take it, as any other survivor.
+  // Publish the id of a shrink's communicator, as its leader; take it, as any other survivor, which
+  // blocks. None: `deadline` passed first.
   void offerShrink(uint64_t excluded, const ncclUniqueId& id);
-  ncclUniqueId takeShrinkOffer(int leader, uint64_t excluded);  // blocks
+  std::optional<ncclUniqueId> takeShrinkOffer(
+      int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline);
 
  private:
   Comm(std::shared_ptr<Segment> segment, int rank, bool blocking);

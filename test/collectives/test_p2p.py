@@ -240,3 +240,28 @@ def test_send_object_list_and_recv_object_list(world):
         received = [None] * 3
         assert dist.recv_object_list(received, 0) == 0
         assert received == things
+
+
+@on_ranks(2)
+def test_waiting_for_a_message_does_not_wait_for_collectives(world):
+    """Rank 1 calls the collective when it has had the answer to its message."""
+    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    dist.all_reduce(torch.ones(1), async_op=True).wait()  # the thread for collectives is there
+    for size in (5, 300_001):
+        tensor, message = torch.ones(size), torch.empty(3)
+        about_to_wait = f"about to wait for a message, {size}"
+        if me == 0:
+            first = dist.all_reduce(tensor, async_op=True)
+            second = dist.irecv(message, 1)
+            store.set(about_to_wait, "")
+            second.wait()
+            dist.send(message, 1)
+            first.wait()
+        else:
+            store.wait([about_to_wait])
+            sent = dist.isend(data(1, 3), 0)
+            dist.recv(message, 0)
+            sent.wait()
+            dist.all_reduce(tensor)
+        assert_same(message, data(1, 3))
+        assert_same(tensor, torch.full((size,), 2.0))

@@ -9,7 +9,16 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.ranks import BACKEND, Ranks, check, connect_store, init_default_group, on_ranks, pool
+from harness.ranks import (
+    BACKEND,
+    Ranks,
+    check,
+    connect_store,
+    init_default_group,
+    on_ranks,
+    pool,
+    time_limit,
+)
 from harness.values import HUGE, all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.torch_version
@@ -267,6 +276,35 @@ def test_shrink_after_a_rank_has_died():
         outcomes = ranks.wait()
         check(outcomes[:2])
         assert "exit code 3" in outcomes[2].died
+
+
+def waits_for_a_late_survivor(args):
+    """Rank 1 gives up, and tries again when rank 0 is about to come."""
+    rank, store = dist.get_rank(), connect_store(*args)
+    group = dist.new_group()
+    dist.barrier(group)
+    backend = group._get_backend(CPU)
+    if rank == 1:
+        backend.set_timeout(datetime.timedelta(seconds=1))
+        with time_limit(0.9, 20, "giving up"):
+            with pytest.raises(RuntimeError, match="timed out after 1 s: not all ranks that stay"):
+                backend.shrink([2])
+        backend.set_timeout(LIMIT)
+        store.set("given up", "")
+    if rank < 2:
+        store.wait(["given up"])
+        child = backend.shrink([2])
+        tensor = data(rank, 5001)
+        child.allreduce([tensor]).wait()
+        assert_reduced(tensor, [data(r, 5001) for r in range(2)])
+        child.shutdown()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+@beyond_gloo
+def test_shrink_has_a_deadline_and_can_be_tried_again():
+    pool(3).run(waits_for_a_late_survivor, pool(3).store_args())
 
 
 def merged(args):

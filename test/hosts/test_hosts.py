@@ -404,9 +404,7 @@ def coalesce(rank, world):
             sent = [data(rank, 5 + rank, dtype, salt=salt * world + r) for r in range(world)]
             dist.all_to_all(outputs, sent)
         dist.all_reduce(total)
-        dist.all_to_all_single(
-            uneven, data(rank, sum(rows)), [r + 1 for r in range(world)], rows
-        )
+        dist.all_to_all_single(uneven, data(rank, sum(rows)), [r + 1 for r in range(world)], rows)
     for salt, (outputs, dtype) in enumerate(zip(got, dtypes)):
         for r, tensor in enumerate(outputs):
             assert_same(tensor, data(r, 5 + r, dtype, salt=salt * world + rank), f"{salt} of {r}")

@@ -117,17 +117,19 @@ ncclResult_t runShrink(
     const std::vector<int>& survivors,
     uint64_t excludedHash,
     bool blocking,
+    std::chrono::steady_clock::time_point deadline,
     ncclComm_t* made) {
   const auto self = std::ranges::find(survivors, parent.rank());
   const int rank = static_cast<int>(self - survivors.begin());
-  ncclUniqueId id;
+  std::optional<ncclUniqueId> id;
   if (rank == 0) {
     id = makeUniqueId();
-    parent.offerShrink(excludedHash, id);
+    parent.offerShrink(excludedHash, *id);
   } else {
-    id = parent.takeShrinkOffer(survivors.front(), excludedHash);
+    id = parent.takeShrinkOffer(survivors.front(), excludedHash, deadline);
   }
-  return joinAndComplete(id, static_cast<int>(survivors.size()), rank, blocking, made);
+  if (!id) return ncclInProgress;
+  return joinAndComplete(*id, static_cast<int>(survivors.size()), rank, blocking, made);
 }
 
 }  // namespace
@@ -170,12 +172,20 @@ ncclResult_t split(
   }
   const bool blocking = checkConfig(kName, config, parent->blocking());
   parent->checkUsable();
-  const auto ticket = std::make_shared<uint64_t>();
+  const auto ticket = std::make_shared<std::optional<uint64_t>>();
   return issue(
       Job{
           .prepare = [=] { *ticket = parent->ticketLock().take(); },
-          .run = [=] { return runSplit(*parent, *ticket, {color, key}, blocking, made); },
-          .cancel = [] {},
+          .run = [=] { return runSplit(*parent, **ticket, {color, key}, blocking, made); },
+          .cancel =
+              [=] {
+                if (!*ticket) return;
+                // The peers, and what is issued behind it, wait for this rank.
+                parent->fail(NcclError(
+                    ncclSystemError,
+                    parent->whoAmI() + " cannot start a thread for commSplit",
+                    {parent->rank()}));
+              },
       });
 }
 
@@ -184,7 +194,8 @@ ncclResult_t shrink(
     const std::vector<int>& excluded,
     ncclComm_t* made,
     const ncclConfig_t* config,
-    int flags) {
+    int flags,
+    std::chrono::steady_clock::time_point deadline) {
   constexpr const char* kName = "commShrink";
   checkPointer(kName, "newcomm", made);
   publish(made, nullptr);
@@ -228,7 +239,7 @@ ncclResult_t shrink(
           .run =
               [=] {
                 parent->awaitPlans();
-                return runShrink(*parent, survivors, hash, blocking, made);
+                return runShrink(*parent, survivors, hash, blocking, deadline, made);
               },
           .cancel = [] {},
       });

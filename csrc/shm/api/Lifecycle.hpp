@@ -3,6 +3,7 @@
 
 #include <nccl.h>
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -27,6 +28,7 @@ ncclResult_t shrink(
     const std::vector<int>& excluded,
     ncclComm_t* made,
     const ncclConfig_t* config,
-    int flags);
+    int flags,
+    std::chrono::steady_clock::time_point deadline);
 
 }  // namespace torchcomms_pg::shm

@@ -117,13 +117,14 @@ ncclResult_t commSplit(
   });
 }
 
-ncclResult_t commShrink(
+ncclResult_t shrinkUntil(
     ncclComm_t handle,
     int* excluded,
     int excludedCount,
     ncclComm_t* made,
     ncclConfig_t* config,
-    int flags) {
+    int flags,
+    std::chrono::steady_clock::time_point deadline) {
   return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
     if (excludedCount < 1 || excludedCount >= comm->size()) {
       invalidArgument(
@@ -132,8 +133,20 @@ ncclResult_t commShrink(
               std::to_string(comm->size() - 1));
     }
     checkPointer("commShrink", "excludeRanksList", excluded);
-    return shrink(comm, std::vector<int>(excluded, excluded + excludedCount), made, config, flags);
+    const std::vector<int> gone(excluded, excluded + excludedCount);
+    return shrink(comm, gone, made, config, flags, deadline);
   });
+}
+
+ncclResult_t commShrink(
+    ncclComm_t handle,
+    int* excluded,
+    int excludedCount,
+    ncclComm_t* made,
+    ncclConfig_t* config,
+    int flags) {
+  constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+  return shrinkUntil(handle, excluded, excludedCount, made, config, flags, kNever);
 }
 
 ncclResult_t commGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
@@ -299,6 +312,7 @@ void addManagement(NcclApi& table) {
   table.commRegister = commRegister;
   table.commDeregister = commDeregister;
   table.commShrink = commShrink;
+  table.shrinkUntil = shrinkUntil;
   table.commRevoke = commRevoke;
   table.absentRanks = absentRanks;
   table.fail = fail;
