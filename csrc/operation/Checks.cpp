@@ -7,7 +7,7 @@
 
 namespace torchcomms_pg {
 
-void checkTensor(
+void checkDense(
     const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device) {
   TORCH_CHECK_VALUE(tensor.defined(), what, ": ", argument, " is an undefined tensor");
   TORCH_CHECK_VALUE(
@@ -30,14 +30,6 @@ void checkTensor(
       "; move it with tensor.to('",
       device,
       "')");
-  // Their memory holds something else than their elements.
-  TORCH_CHECK_VALUE(
-      !tensor.is_conj() && !tensor.is_neg(),
-      what,
-      ": ",
-      argument,
-      tensor.is_conj() ? " is a conjugate" : " is negative",
-      " by a flag alone, as conj() makes; pass tensor.resolve_conj().resolve_neg()");
   if (tensor.numel() == 0) {
     return;
   }
@@ -57,6 +49,18 @@ void checkTensor(
       " bytes of its storage, which has been resized to ",
       tensor.storage().nbytes(),
       "; give it its memory back with untyped_storage().resize_() first");
+}
+
+void checkTensor(
+    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device) {
+  checkDense(what, argument, tensor, device);
+  TORCH_CHECK_VALUE(
+      !tensor.is_conj() && !tensor.is_neg(),
+      what,
+      ": ",
+      argument,
+      tensor.is_conj() ? " is a conjugate" : " is negative",
+      " by a flag alone, as conj() makes; pass tensor.resolve_conj().resolve_neg()");
 }
 
 void checkWritable(const char* what, const char* argument, const at::Tensor& tensor) {

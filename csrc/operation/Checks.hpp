@@ -10,6 +10,11 @@ namespace torchcomms_pg {
 
 // Checks that `tensor` is defined, strided and on `device`, and that its storage holds its
 // elements.
+void checkDense(
+    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
+
+// Checks that `tensor` passes checkDense and that its memory holds its elements as they are, not
+// their conjugates or negatives.
 void checkTensor(
     const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
 

@@ -87,7 +87,7 @@ WorkPtr Window::put(
   refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "dst_rank", destination);
-  checkTensor(what, "tensor", tensor, comm_->device());
+  checkDense(what, "tensor", tensor, comm_->device());
   const auto& part = registration->parts[destination];
   TORCH_CHECK_TYPE(
       tensor.scalar_type() == part.dtype,
