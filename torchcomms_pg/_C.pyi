@@ -407,11 +407,15 @@ class Communicator:
 
     def new_window(self) -> Window: ...
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
-    def enter_batch(self) -> _Work | None:
-        """Starts a batch; or returns that of the block of code around this, which goes on."""
+    def enter_batch(self) -> int | None:
+        """Opens a batch in this thread, or returns how many operations the open one has."""
 
-    def end_batch(self) -> _Work | None: ...
-    def drop_batch(self) -> None: ...
+    def leave_batch(self, joined: int | None) -> _Work | None:
+        """Ends what `enter_batch` has begun, with its result; launches a batch that it opened."""
+
+    def cancel_batch(self, joined: int | None) -> None:
+        """Same as `leave_batch`, dropping the operations since `enter_batch`."""
+
     @property
     def in_batch(self) -> bool:
         """Whether the calling thread has a batch open."""

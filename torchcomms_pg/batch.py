@@ -67,8 +67,7 @@ class BatchSendRecv:
 class GroupLaunch:
     """The operations inside ``with comm.group():``, launched together at its end.
 
-    A block inside another one belongs to it: its operations are launched at the end of the outer
-    block, as in NCCL, and the exception that ends it drops those of both.
+    Inside another group of the communicator they become a part of it, and its end launches them.
 
     Attributes:
         work: of all of them; there when the block has been left.
@@ -76,17 +75,15 @@ class GroupLaunch:
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm._native("group")
-        self._outer = False
         self.work = TorchWork(None)
+        self._joined: list[int | None] = []  # by the blocks of this object that are open
 
     def __enter__(self) -> GroupLaunch:
-        around = self._comm.enter_batch()
-        self._outer = around is None
-        self.work = TorchWork(around)
+        self._joined.append(self._comm.enter_batch())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._comm.drop_batch()
-        elif self._outer:
-            self.work = TorchWork(self._comm.end_batch())
+            self._comm.cancel_batch(self._joined.pop())
+        else:
+            self.work = TorchWork(self._comm.leave_batch(self._joined.pop()))

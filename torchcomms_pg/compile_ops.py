@@ -152,8 +152,9 @@ def _issue(token: Tensor, *call: Any) -> list[Tensor]:
 
 @_operator(_WAIT, traced=lambda token, handle, writes: _like(token, writes))
 def _wait(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
-    _, work, results = _pending.pop(int(handle))
+    _, work, results = _pending[int(handle)]
     work.wait()
+    del _pending[int(handle)]  # not where that raised: the next wait raises, too
     return [token.clone(), *results]
 
 
@@ -175,9 +176,9 @@ class TracedWork(TorchWork):
     def wait(self, timeout: timedelta | None = None) -> None:
         """Same as `TorchWork.wait`; only the operation's own timeout holds."""
         if not self._waited:
-            self._waited = True
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
+            self._waited = True
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
         """Same as `wait`, in a stream where that does."""

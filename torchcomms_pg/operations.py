@@ -88,7 +88,8 @@ class Operations:
         """Returns a context; the operations inside it are launched as one when it is left.
 
         Their works stand for all of them and are not to be waited for inside. They run in the
-        calling thread if all of them are synchronous. An exception inside drops them all.
+        calling thread if all of them are synchronous. An exception inside drops them all. Groups
+        and batches of messages inside it join it.
         """
         return GroupLaunch(self)
 

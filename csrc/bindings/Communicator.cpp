@@ -72,11 +72,19 @@ void bindLife(py::class_<Comm>& comm) {
       .def(
           "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())
       .def(
-          "enter_batch", [](Comm& self) -> Result { return self->batches().enter(); }, NoGil())
+          "enter_batch", [](Comm& self) { return self->batches().enter(); }, NoGil())
       .def(
-          "end_batch", [](Comm& self) -> Result { return self->batches().end(); }, NoGil())
+          "leave_batch",
+          [](Comm& self, std::optional<size_t> joined) -> Result {
+            return self->batches().leave(joined);
+          },
+          py::arg("joined"),
+          NoGil())
       .def(
-          "drop_batch", [](Comm& self) { self->batches().drop(); }, NoGil())
+          "cancel_batch",
+          [](Comm& self, std::optional<size_t> joined) { self->batches().cancel(joined); },
+          py::arg("joined"),
+          NoGil())
       .def_property_readonly("in_batch", [](Comm& self) { return self->batches().open(); })
       .def(
           "abort",

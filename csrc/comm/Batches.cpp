@@ -23,7 +23,31 @@ WorkPtr Batches::add(PreparedOp& call) {
   return batch->work;
 }
 
+Batches::Batch& Batches::required() {
+  auto* const batch = find();
+  TORCH_CHECK(
+      batch != nullptr,
+      "end_coalescing: no batch is open in this thread; it was never started, or an operation in "
+      "it raised and it was dropped with nothing launched");
+  return *batch;
+}
+
 void Batches::start(OpKind parts, std::vector<at::Tensor> inputs) {
+  const auto* const around = find();
+  if (around == nullptr || !around->scoped) {
+    open(parts, std::move(inputs), /*scoped=*/false);
+  }
+}
+
+std::optional<size_t> Batches::enter() {
+  if (const auto* const around = find()) {
+    return around->calls.size();
+  }
+  open(OpKind::coalesced, {}, /*scoped=*/true);
+  return std::nullopt;
+}
+
+void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
   // Works on a failed communicator, too: torch wraps the abort of groups in batches.
   PreparedOp call;
   call.op.kind = OpKind::coalesced;
@@ -34,17 +58,9 @@ void Batches::start(OpKind parts, std::vector<at::Tensor> inputs) {
   // A batch that an exception between start and end left open was never launched, so it can be
   // dropped.
   const bool isNew =
-      batches_.insert_or_assign(std::this_thread::get_id(), Batch{{}, std::move(work)}).second;
+      batches_.insert_or_assign(std::this_thread::get_id(), Batch{{}, std::move(work), scoped})
+          .second;
   open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);
-}
-
-WorkPtr Batches::enter() {
-  if (const auto* const outer = find(); outer != nullptr && outer->block) {
-    return outer->work;
-  }
-  start();
-  find()->block = true;
-  return nullptr;
 }
 
 void Batches::drop() {
@@ -56,19 +72,25 @@ void Batches::drop() {
       static_cast<int>(batches_.erase(std::this_thread::get_id())), std::memory_order_relaxed);
 }
 
-WorkPtr Batches::end() {
-  Batch batch;
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = batches_.find(std::this_thread::get_id());
-    TORCH_CHECK(
-        found != batches_.end(),
-        "end_coalescing: no batch is open in this thread; it was never started, or an operation in "
-        "it raised and it was dropped with nothing launched");
-    batch = std::move(found->second);
-    batches_.erase(found);
-    open_.fetch_sub(1, std::memory_order_relaxed);
+void Batches::cancel(std::optional<size_t> joined) {
+  if (!joined) {
+    drop();
+  } else if (auto* const batch = find()) {
+    batch->calls.resize(std::min(*joined, batch->calls.size()));
   }
+}
+
+WorkPtr Batches::end() {
+  return required().scoped ? nullptr : launch();
+}
+
+WorkPtr Batches::leave(std::optional<size_t> joined) {
+  return joined ? required().work : (required(), launch());
+}
+
+WorkPtr Batches::launch() {
+  Batch batch = std::move(*find());
+  drop();
   if (batch.calls.empty()) {
     return nullptr;
   }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -16,7 +17,10 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// The batches of operations, at most one for each thread. Thread-safe.
+// The batches of operations, at most one for each thread. c10d's start and end of coalescing, which
+// an exception may leave open, are start() and end(); a scope, which always ends, is enter() and
+// leave() or cancel(). Scopes nest, inside each other and inside c10d's; so does c10d's in a scope.
+// The outermost launches all. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
@@ -24,12 +28,19 @@ class Batches {
   // Makes add() take the calling thread's operations from now on. `parts`, `inputs`: the kind and
   // the tensors that a profile shows, where they are known.
   void start(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
-  // Does the same for a block of code, inside which another may start: returns the Work of the
-  // batch that a block around it has started, which goes on then. Null: this has started one.
-  WorkPtr enter();
   // Launches the collected operations, those that streams order inside one group of the library.
-  // Null: there are none.
+  // Null: there are none, or the scope around them will launch them.
   WorkPtr end();
+
+  // Does the same as start(). Returns the number of operations in the batch that it joins; none:
+  // there was no batch.
+  std::optional<size_t> enter();
+  // Does the same as end(), in a scope that enter() has begun with the result `joined`. Returns the
+  // Work of the batch that it has joined.
+  WorkPtr leave(std::optional<size_t> joined);
+  // Ends such a scope without its operations.
+  void cancel(std::optional<size_t> joined);
+
   // Drops the calling thread's batch, without launching it.
   void drop();
 
@@ -47,10 +58,13 @@ class Batches {
   struct Batch {
     std::vector<PreparedOp> calls;
     WorkPtr work;
-    bool block = false;  // enter() has started it, and drop() or end() follows for certain
+    bool scoped = false;  // opened by enter()
   };
 
   Batch* find();
+  Batch& required();
+  void open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped);
+  WorkPtr launch();
   PreparedOp merge(std::vector<PreparedOp> calls) const;
 
   Communicator& comm_;

@@ -138,31 +138,50 @@ def test_group_launches_together(world, backend):
 
 @each_backend
 @on_ranks(1, 2, 3)
-def test_a_group_inside_a_group_is_launched_or_dropped_with_it(world, backend):
-    comm, rank, op = make("nested", backend), dist.get_rank(), torchcomms().ReduceOp
-    right, left = (rank + 1) % world, (rank - 1) % world
-    first, second, got = data(rank, 7), data(rank, 9), torch.empty(6)
-    with comm.group() as outer:
-        comm.all_reduce(first, op.MAX, False)
+def test_groups_and_batches_inside_a_group_join_it(world, backend):
+    comm, rank, op = make("joined", backend), dist.get_rank(), torchcomms().ReduceOp
+    first, second, third, got = data(rank, 7), data(rank, 9), data(rank, 5), torch.empty(6)
+    batch = comm.batch_op_create()
+    batch.send(data(rank, 6), (rank + 1) % world)
+    batch.recv(got, (rank - 1) % world)
+    with comm.group() as group:
+        before = comm.all_reduce(first, op.MAX, False)
         with comm.group() as inner:
             comm.broadcast(second, 0, False)
-        assert inner.work.status().name == "NOT_STARTED"
-        batch = comm.batch_op_create()
-        batch.send(data(rank, 6), right)
-        batch.recv(got, left)
-        batch.issue(False)
-    for work in (outer.work, inner.work):
+        messages = batch.issue(False)
+        comm.broadcast(third, 0, False)
+        works = (before, inner.work, messages)
+        assert {work.status().name for work in works} == {"NOT_STARTED"}
+    for work in (*works, group.work):
         work.wait()
     assert_same(first, torch.stack(all_data(world, 7)).amax(0))
     assert_same(second, data(0, 9))
-    assert_same(got, data(left, 6))
-    kept = first.clone()
-    with pytest.raises(KeyError), comm.group():
-        comm.all_reduce(first, op.SUM, False)
-        with comm.group():
-            raise KeyError("dropped")
-    comm.barrier(False)
-    assert_same(first, kept)
+    assert_same(got, data((rank - 1) % world, 6))
+    assert_same(third, data(0, 5))
+    again = comm.group()
+    with again, again:
+        comm.all_reduce(third, op.SUM, False)
+    assert_same(third, data(0, 5) * world)
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_an_exception_inside_an_inner_group_drops_that_group_alone(world):
+    comm, rank, op = make("inner"), dist.get_rank(), torchcomms().ReduceOp
+    first, second = data(rank, 7), data(rank, 9)
+    batch = comm.batch_op_create()
+    batch.send(data(rank, 6), rank)
+    batch.recv(torch.empty(6), world)  # no such rank
+    with comm.group():
+        comm.all_reduce(first, op.MAX, False)
+        with pytest.raises(KeyError), comm.group():
+            comm.broadcast(second, 0, False)
+            raise KeyError
+        with pytest.raises(ValueError, match=f"recv: src {world} is not a rank"):
+            batch.issue(False)
+        assert len(batch) == 2
+    assert_same(first, torch.stack(all_data(world, 7)).amax(0))
+    assert_same(second, data(rank, 9))
     comm.finalize()
 
 

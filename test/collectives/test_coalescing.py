@@ -67,6 +67,33 @@ def test_coalescing_manager_reduce_scatter_tensor(world, device):
         assert_reduced(output, [y[me : me + 1] for y in x])
 
 
+@on_ranks(2)
+def test_coalesced_calls_and_a_group_of_the_communicator_behind_them_are_one_batch(world):
+    import torchcomms_pg
+
+    comm, me = torchcomms_pg.get_comm(), dist.get_rank()
+    first, second, third = data(me, 7), data(me, 9), data(me, 5)
+    with comm.group():
+        comm.broadcast(first, 0, False)
+        with _coalescing_manager(device=CPU, async_ops=True):
+            dist.broadcast(second, 0)
+        comm.broadcast(third, 0, False)
+        assert_same(first, data(me, 7))
+    assert_same(first, data(0, 7))
+    assert_same(second, data(0, 9))
+    assert_same(third, data(0, 5))
+    first, second, third = data(me, 7), data(me, 9), data(me, 5)
+    with _coalescing_manager(device=CPU, async_ops=True) as manager:
+        dist.broadcast(first, 0)
+        with comm.group():
+            comm.broadcast(second, 0, False)
+        dist.broadcast(third, 0)
+    manager.wait()
+    assert_same(first, data(0, 7))
+    assert_same(second, data(0, 9))
+    assert_same(third, data(0, 5))
+
+
 def asynchronous(name):
     options = getattr(torch._C._distributed_c10d, name + "Options")()
     options.asyncOp = True

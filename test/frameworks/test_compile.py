@@ -192,6 +192,23 @@ def test_what_a_work_of_a_graph_gives_it_gives_after_the_operation(world):
 
 
 @on_ranks(2)
+def test_a_failure_shows_in_every_look_at_a_traced_work(world):
+    comm, op, rank = make("shows"), torchcomms().ReduceOp, dist.get_rank()
+    work = None
+    if rank == 0:
+        work = compiled(lambda t: comm.all_reduce(t, op.SUM, True))(torch.zeros(3))
+    dist.barrier()
+    if rank == 1:
+        comm.abort()
+    else:
+        for look in (work.wait, work.wait, work.result, work.get_future):
+            with pytest.raises(torchcomms().CommError, match="aborted"):
+                look()
+        assert not work.is_completed()
+    comm.finalize()
+
+
+@on_ranks(2)
 def test_an_output_is_checked_and_written_as_in_eager_mode(world):
     comm, op = make("output"), torchcomms().ReduceOp
     w = data(dist.get_rank(), (2, 3)).requires_grad_()
