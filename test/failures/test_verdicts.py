@@ -209,32 +209,38 @@ def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
     assert re.search(r"in broadcast", first) and re.search(r"in all_reduce", first), first
 
 
-def uses_two_groups(args, world, waits):
+def uses_two_groups(args, world, waits, judge):
+    """Each rank calls one of two groups; that of rank `judge` has a deadline. Its verdict."""
     group = Group("dist", args, world, limit=600)
     rank = int(os.environ["RANK"])
     comms = [torchcomms_pg.get_comm().split(list(range(world)), name) for name in ("one", "two")]
+    reduce = lambda comm, **how: comm.all_reduce(  # noqa: E731
+        torch.ones(5), torchcomms_pg.ReduceOp.SUM, **how
+    )
     for comm in comms:
-        comm.all_reduce(torch.ones(1), torchcomms_pg.ReduceOp.SUM, async_op=False)
-        comm.set_timeout(datetime.timedelta(seconds=TOGETHER))
+        reduce(comm, async_op=False)
+    limit = 2 * TOGETHER  # the other rank may be held up before its call
+    comms[judge].set_timeout(datetime.timedelta(seconds=limit))
     meet(group.store, "about to call", world)
-    with time_limit(0, TOGETHER + SLACK, "the verdict"):
+    if rank != judge:
+        reduce(comms[rank], async_op=waits).wait()
+        return None
+    with time_limit(0, limit + SLACK, "the verdict"):
         with pytest.raises(torchcomms_pg.CommError) as caught:
-            work = comms[rank].all_reduce(torch.ones(5), torchcomms_pg.ReduceOp.SUM, async_op=waits)
-            work.wait()
-    meet(group.store, "done", world)
+            reduce(comms[rank], async_op=waits).wait()
+    reduce(comms[1 - rank], async_op=False)  # lets the other rank go
     return caught.value.verdict
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["synchronous", "wait()"])
-def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits):
+@pytest.mark.parametrize("waits, judge", [(False, 0), (True, 1)], ids=["synchronous", "wait()"])
+def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits, judge):
     with Ranks(2, init=False) as ranks:
-        verdicts = ranks.run(uses_two_groups, ranks.store_args(), 2, waits)
-    for rank, (verdict, other) in enumerate(zip(verdicts, ("two", "one"), strict=True)):
-        deadlock = (
-            rf"deadlock: rank {1 - rank} waits in all_reduce #2 \(5 x Float, SUM\) "
-            rf"of group '\S*{other}' for rank {rank}, which waits here"
-        )
-        assert re.search(deadlock, verdict), verdict
+        verdicts = ranks.run(uses_two_groups, ranks.store_args(), 2, waits, judge)
+    deadlock = (
+        rf"deadlock: rank {1 - judge} waits in all_reduce #2 \(5 x Float, SUM\) "
+        rf"of group '\S*{('two', 'one')[judge]}' for rank {judge}, which waits here"
+    )
+    assert re.search(deadlock, verdicts[judge]), verdicts
 
 
 def waits_for_a_message(kind, args, world):
