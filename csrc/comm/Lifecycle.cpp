@@ -126,7 +126,13 @@ std::shared_ptr<Communicator> Communicator::split(
 std::shared_ptr<Communicator> Communicator::shrink(
     const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout) {
   TORCH_CHECK(
-      api().commShrink != nullptr, "shrink: the loaded NCCL lacks it; it came with NCCL 2.27.3");
+      api().commShrink != nullptr,
+      "shrink: ",
+      device().is_cpu()
+          ? "the ranks of group '" + group_.name +
+                "' are on several hosts, where groups of CPU tensors cannot shrink; have the ranks "
+                "that stay make a new group, with new_group or init_process_group"
+          : "the loaded NCCL lacks it; it came with NCCL 2.27.3");
   auto gone = excluded;
   std::sort(gone.begin(), gone.end());
   TORCH_CHECK_VALUE(

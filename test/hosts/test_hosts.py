@@ -95,6 +95,22 @@ def test_groups_of_several_hosts_go_over_gloo_and_those_of_one_through_memory(ba
             assert apart == (None if rank == 1 else "gloo")
 
 
+def shrink(args, places):
+    rank = int(os.environ["RANK"])
+    if not move(places):
+        return None
+    init_default_group(*args, rank, len(places), 30)
+    with pytest.raises(RuntimeError, match="on several hosts, where .* make a new group"):
+        dist.shrink_group([1 - rank])
+    dist.barrier()
+    dist.destroy_process_group()
+    return True
+
+
+def test_shrinking_says_that_groups_of_several_hosts_cannot():
+    on_hosts(shrink, "ab")
+
+
 def share_memory(args, places):
     rank = int(os.environ["RANK"])
     if not move(places):
