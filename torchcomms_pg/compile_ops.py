@@ -33,6 +33,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "recv": ("write", "peer"),
     "broadcast": ("write", "peer"),
     "all_reduce": ("write", "op"),
+    "all_reduce_to": ("write", "read", "op"),
     "reduce": ("write", "peer", "op"),
     "all_gather": ("writes", "read"),
     "all_gather_v": ("writes", "read"),
@@ -109,6 +110,9 @@ def _start(
         "op": [reduce_op],
     }
     arguments = [values[kind].pop(0) for kind in _ARGUMENTS[operation]]
+    if operation == "all_reduce_to":
+        output, *arguments = arguments
+        return owner.all_reduce(*arguments, output=output, **keywords), results
     return getattr(owner, operation)(*arguments, **keywords), results
 
 
@@ -209,23 +213,6 @@ def _write_back(targets: Sequence[Tensor], results: Sequence[Tensor]) -> None:
             target.copy_(result)
 
 
-def copied_to(output: Tensor, tensor: Tensor) -> Tensor:
-    """Gives `output` the elements of `tensor`, as data, for an operation that is in place there."""
-    if output.dtype != tensor.dtype:
-        raise TypeError(
-            f"all_reduce: output has dtype {output.dtype}, tensor has {tensor.dtype}; they must "
-            "share a dtype"
-        )
-    if output.numel() != tensor.numel():
-        raise ValueError(
-            f"all_reduce: output has {output.numel()} elements, wanted {tensor.numel()}, those of "
-            "tensor"
-        )
-    with torch.no_grad():
-        output.copy_(tensor.detach().reshape(output.shape))
-    return output
-
-
 def trace(
     comm: Operations,
     operation: str,
@@ -256,7 +243,7 @@ def trace(
         elif kind == "sizes":
             sizes.extend(value)
         else:
-            op, factor = op_name(operation, value)
+            op, factor = op_name(operation.removesuffix("_to"), value)
     return _emit(comm, operation, writes, reads, peers, sizes, op, factor, async_op, hints, timeout)
 
 

@@ -127,7 +127,8 @@ class Operations:
         """
         if is_dynamo_compiling():
             if output is not None:
-                tensor = compile_ops.copied_to(output, tensor)
+                into = (output, tensor, op)
+                return compile_ops.trace(self, "all_reduce_to", into, async_op, hints, timeout)
             args = (tensor, op)
             return compile_ops.trace(self, "all_reduce", args, async_op, hints, timeout)
         comm = self._native("all_reduce", timeout, hints)

@@ -85,11 +85,11 @@ WorkPtr Batches::end() {
 }
 
 WorkPtr Batches::leave(std::optional<size_t> joined) {
-  return joined ? required().work : (required(), launch());
+  return joined ? required().work : launch();
 }
 
 WorkPtr Batches::launch() {
-  Batch batch = std::move(*find());
+  Batch batch = std::move(required());
   drop();
   if (batch.calls.empty()) {
     return nullptr;
