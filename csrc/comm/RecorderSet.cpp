@@ -81,8 +81,8 @@ void RecorderSet::record(PreparedOp& call) {
   auto* const source = StackSource::get();
   auto recording = std::make_shared<RecordedOp>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
-  // The start of an operation in an accelerator's stream is not known.
-  const bool started = !op.async && comm_.device().is_cpu() && comm_.library().ready();
+  // The start of an operation that a queue holds is not known.
+  const bool started = !op.async && !comm_.executor().queues() && comm_.library().ready();
   const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
     recording->add(
