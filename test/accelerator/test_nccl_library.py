@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import ROOT
+from harness import PROGRAM_LIMIT, ROOT
 from harness.ranks import time_limit
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.nccl import __main__ as nccl_main
@@ -115,7 +115,7 @@ def test_torchs_own_copy_is_taken_where_torch_has_one():
         env={**os.environ, "TORCHCOMM_NCCL_LIBRARY": ""},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
         cwd=ROOT,
     )
     assert run.returncode == 0, run

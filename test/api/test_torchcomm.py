@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import PROGRAM_LIMIT
 from harness.comms import each_backend, make, torchcomms
 from harness.ranks import on_ranks, pool, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
@@ -295,7 +296,7 @@ import torch.distributed as dist
 comm = torchcomms_pg.new_comm("shm", "cpu", "parent's", store=dist.HashStore(), rank=0, size=1)
 child = os.fork()
 if child == 0:
-    faulthandler.dump_traceback_later(30, exit=True)  # says where a child is that does not end
+    faulthandler.dump_traceback_later(60, exit=True)  # says where a child is that does not end
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 comm.finalize()
@@ -306,7 +307,11 @@ def test_a_forked_child_that_exits_is_not_told_to_finalize():
     # Without the threads of numpy's OpenBLAS, which it joins when a process forks.
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
     done = subprocess.run(
-        [sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FORKS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_LIMIT,
     )
     assert done.returncode == 0 and "finalize" not in done.stderr, done.stderr
 
@@ -379,7 +384,7 @@ def test_timeout_ends_the_process_after_the_abort_hooks():
         for rank in range(2)
     ]  # fmt: skip
     try:
-        out, err = processes[0].communicate(timeout=50)
+        out, err = processes[0].communicate(timeout=PROGRAM_LIMIT)
         assert processes[0].returncode == 1, err
         assert out == "hook ran\n"
         assert "ends this process: barrier" in err and "rank 1 did not arrive" in err

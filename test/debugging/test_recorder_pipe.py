@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import PROGRAM_LIMIT
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, thread_names, wait_for
 from harness.recorders import SOON, dumped_without_the_gil
@@ -80,7 +81,9 @@ def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
         assert os.listdir(sys.argv[1]) == ["0.pipe"]
     """
     env = dict(os.environ, **{VARIABLE: f"{tmp_path}/"})
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=50)
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=PROGRAM_LIMIT
+    )
     assert os.listdir(tmp_path) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import PROGRAM_LIMIT
 from harness.comms import torchcomms
 from harness.ranks import Ranks, on_ranks, time_limit
 
@@ -131,7 +132,9 @@ def test_options_and_their_variables(bare):
 def test_every_variable_is_listed():
     env = dict(os.environ, TORCHCOMM_TIMEOUT_SECONDS="12")
     command = [sys.executable, "-m", "torchcomms_pg.env"]
-    out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50).stdout
+    out = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PROGRAM_LIMIT
+    ).stdout
     assert "TORCHCOMM_TIMEOUT_SECONDS = 12" in out
     for variable in torchcomms().env.VARIABLES:
         assert f"{variable.name} " in out and variable.meaning in out

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import ROOT
+from harness import PROGRAM_LIMIT, ROOT
 from harness.parity import like_gloo, raised
 from harness.ranks import Ranks, init_default_group, wait_for
 from harness.values import data
@@ -241,7 +241,7 @@ def test_a_process_may_end(how, tmp_path):
         for rank in range(2)
     ]
     for process in processes:
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=PROGRAM_LIMIT)
         assert process.returncode == 0, output
         assert "sum 4.0" in output and "Traceback" not in output, output
     assert not {name for name in os.listdir("/dev/shm") if "torchcomms" in name} - before
@@ -359,7 +359,7 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         os.kill(lost, 9)
         os.kill(worker, 9)
         (left,) = (agent for agent in agents if agent.pid != lost)
-        output, _ = left.communicate(timeout=50)
+        output, _ = left.communicate(timeout=PROGRAM_LIMIT)
         assert left.returncode == 0 and "the world of 1 is done" in output, output
         assert f"rank 1 (pid {worker}) died" in output and "CommError" in output, output
         assert "torchcomms_pg ends this process" not in output, output

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 import torchcomms_pg
-from harness import gpus
+from harness import PROGRAM_LIMIT, gpus
 from harness.ranks import Ranks, connect_store, init_default_group
 from harness.values import all_data, assert_reduced, assert_same
 from torchcomms_pg import as_gloo, run
@@ -112,7 +112,7 @@ def test_the_variable_says_whether_groups_of_gloo_are_ours(variable, printed, sa
         env={**os.environ, "TORCHCOMMS_PG_AS_GLOO": variable},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
     )
     assert done.stdout.startswith(printed) and said in done.stderr, done.stdout + done.stderr
     assert (MARK in done.stderr) == bool(said)

@@ -16,7 +16,7 @@ import emulated
 from benchmarks import bounds, budgets, compare, mpi, operations, plan, scale, table
 from benchmarks.results import OPERATIONS, Contender, Results, Row, summarise
 from benchmarks.team import Team
-from harness import ROOT, TESTS, network
+from harness import PROGRAM_LIMIT, ROOT, TESTS, network
 from harness.ranks import RankFailure
 
 
@@ -37,7 +37,7 @@ def started(*arguments):
             process.terminate()
 
 
-def bench(*arguments, timeout=50):
+def bench(*arguments, timeout=PROGRAM_LIMIT):
     with started(*arguments) as process:
         output = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, *output)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import torchcomms_pg
-from harness import ROOT
+from harness import PROGRAM_LIMIT, ROOT
 from torchcomms_pg import _C, _compat
 
 
@@ -27,7 +27,7 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_LIMIT,
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", **env},
     )
@@ -64,7 +64,7 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
         [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
         + ["--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, ROOT],
         check=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -187,7 +187,7 @@ def test_what_is_run_as_a_module_warns_of_nothing(module):
         [sys.executable, "-W", "error", "-m", f"torchcomms_pg.{module}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_LIMIT,
     )
     # Without any libnccl the second says so in its last line.
     assert "RuntimeWarning" not in run.stderr
@@ -247,7 +247,11 @@ def test_the_readme_is_short_and_lists_the_files_of_the_cpu_path_with_their_line
     said = int(re.search(r"about ([\d,]+) lines", text).group(1).replace(",", ""))
     command = re.search(r"^\$ cd csrc && (wc -l .*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
     run = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT / "csrc", capture_output=True, text=True, timeout=60
+        ["bash", "-c", command],
+        cwd=ROOT / "csrc",
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_LIMIT,
     )
     assert run.returncode == 0, run.stderr  # a name that no file has
     counted = int(run.stdout.split()[-2])

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import ROOT
+from harness import PROGRAM_LIMIT, ROOT
 from harness.ranks import Ranks, init_default_group, on_ranks
 from harness.values import assert_same
 
@@ -31,7 +31,7 @@ def run_python(code, **env):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -15,7 +15,7 @@ import pip
 import pytest
 import torch
 
-from harness import ROOT, TESTS
+from harness import PROGRAM_LIMIT, ROOT, TESTS
 
 pytestmark = pytest.mark.timeout(240)  # each run of a tool may take 110 s
 VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
@@ -149,7 +149,7 @@ def why(checkout, log):
         env=env,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
     )
     return done.stderr
 
@@ -237,7 +237,7 @@ def test_the_table_has_a_row_for_each_test_function(tmp_path):
         env=dict(os.environ, PYTHONPATH=str(TESTS)),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PROGRAM_LIMIT,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     rows = done.stdout[done.stdout.index("what GPUs have shown") :].splitlines()[2:5]
