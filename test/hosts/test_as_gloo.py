@@ -47,7 +47,7 @@ def children(how):
     started = [context.Process(target=child, args=(r, server.port, told)) for r in range(2)]
     for process in started:
         process.start()
-    answers = [told.get() for _ in started]
+    answers = [told.get(timeout=60) for _ in started]  # a child that has failed tells nothing
     for process in started:
         process.join()
     return answers
