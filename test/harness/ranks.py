@@ -1,8 +1,8 @@
 """Rank processes for the tests: start them, run a function on each, find out who failed.
 
-One helper process (the zygote) imports torch once and forks the ranks, so that starting four
-ranks takes milliseconds instead of ten seconds of imports. It has no threads and never touches a
-backend, so a rank that comes out of it is like any new process. Ranks that only run healthy
+One helper process (the zygote) imports torch and the package once and forks the ranks, so that
+starting four ranks takes milliseconds instead of ten seconds of imports. It has no threads and
+makes no group, so a rank that comes out of it is like any new process. Ranks that only run healthy
 collectives are kept and shared by all tests of a session (`pool`); tests that kill or break ranks
 make their own (`Ranks`).
 
