@@ -55,7 +55,7 @@ Backend::Backend(
   // Does first what can fail alone: after the rendezvous the others count on this rank.
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
-  cpu_ = connectHosts(
+  keep(connectHosts(
       {store,
        rank,
        size,
@@ -64,7 +64,7 @@ Backend::Backend(
        options_->timeout,
        peersOfOtherGroups()},
       options_->connectGloo,
-      &peers);
+      &peers));
   cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
   peers_ = std::move(peers);
   start();
@@ -98,12 +98,8 @@ Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
 
 void Backend::keep(CommPtr comm) {
   const auto device = comm->device();
-  if (device.is_cpu()) {
-    cpu_ = std::move(comm);
-    return;
-  }
-  std::lock_guard lock(acceleratorsMutex_);
-  accelerators_[device.index()] = std::move(comm);
+  std::lock_guard lock(communicatorsMutex_);
+  (device.is_cpu() ? cpu_ : accelerators_[device.index()]) = std::move(comm);
 }
 
 Backend::~Backend() {
@@ -121,7 +117,14 @@ void Backend::detach() {
     comm->groupHooks().setEnd(nullptr);
     comm->groupHooks().setFailed(nullptr);
   }
-  dumpPipe_.store(nullptr);
+  releaseDumpPipe();
+}
+
+// Lets go of the pipe outside of the lock: its last holder removes a file.
+void Backend::releaseDumpPipe() {
+  std::shared_ptr<DumpPipe> last;
+  std::lock_guard lock(dumpPipeMutex_);
+  last.swap(dumpPipe_);
 }
 
 // Returns the processes of this group's ranks, by rank, as far as other groups without a failure
@@ -199,6 +202,11 @@ void Backend::record(Communicator& comm) const {
   }
 }
 
+Backend::CommPtr Backend::cpu() const {
+  std::lock_guard lock(communicatorsMutex_);
+  return cpu_;
+}
+
 Backend::CommPtr Backend::cpuCommunicator(const char* what) const {
   prepare(what);
   auto comm = cpu();
@@ -222,7 +230,7 @@ std::vector<Backend::CommPtr> Backend::communicators() const {
   if (auto comm = cpu()) {
     all.push_back(std::move(comm));
   }
-  std::lock_guard lock(acceleratorsMutex_);
+  std::lock_guard lock(communicatorsMutex_);
   for (const auto& [index, comm] : accelerators_) {
     all.push_back(comm);
   }
@@ -238,7 +246,7 @@ Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
       device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
   prepare(what);
   const auto find = [&]() -> CommPtr {
-    std::lock_guard lock(acceleratorsMutex_);
+    std::lock_guard lock(communicatorsMutex_);
     const auto found = accelerators_.find(device.index());
     return found == accelerators_.end() ? nullptr : found->second;
   };
@@ -333,7 +341,7 @@ void Backend::eagerConnectSingleDevice(at::Device device) {
 }
 
 Backend::CommPtr Backend::accelerator() const {
-  std::lock_guard lock(acceleratorsMutex_);
+  std::lock_guard lock(communicatorsMutex_);
   if (accelerators_.empty()) {
     return nullptr;
   }
@@ -420,7 +428,7 @@ void Backend::shutdown() {
       first = first ? first : std::current_exception();
     }
   }
-  dumpPipe_.store(nullptr);
+  releaseDumpPipe();
   if (first) {
     std::rethrow_exception(first);
   }

@@ -195,13 +195,14 @@ class Backend final : public latest::Backend {
   void forgetPeers();
   // Returns null before the first reconfigure(), and in a group that was made of an accelerator's
   // communicator.
-  CommPtr cpu() const { return cpu_.load(std::memory_order_acquire); }
+  CommPtr cpu() const;
   // Checks that the group can be used, before each use. Recording starts with the first: torch
   // describes a group after it has made it.
   void prepare(const char* what) const;
   void record(Communicator& comm) const;
   // Makes the communicators call nothing of this group any more.
   void detach();
+  void releaseDumpPipe();
   void installAbortHooks(Communicator& comm) const;
   void installEndHook(Communicator& comm) const;
   void installNanCheck(Communicator& comm);
@@ -249,10 +250,10 @@ class Backend final : public latest::Backend {
   // and no more are made.
   const c10::intrusive_ptr<c10d::Store> store_;
   std::string members_;       // key of the ranks in the store; set by reconfigure(), too
-  std::atomic<CommPtr> cpu_;  // replaced by reconfigure()
   std::vector<Peer> peers_;   // ranks' processes; empty where cpu_ was made elsewhere
   std::mutex creationMutex_;  // held during a rendezvous for a device
-  mutable std::mutex acceleratorsMutex_;
+  mutable std::mutex communicatorsMutex_;  // guards the next two
+  CommPtr cpu_;                            // replaced by reconfigure()
   std::map<at::DeviceIndex, CommPtr> accelerators_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
@@ -265,7 +266,8 @@ class Backend final : public latest::Backend {
   std::map<std::thread::id, ToMyself> toMyself_;  // messages that the threads' batches have kept
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
-  std::atomic<std::shared_ptr<DumpPipe>> dumpPipe_;
+  std::mutex dumpPipeMutex_;
+  std::shared_ptr<DumpPipe> dumpPipe_;
   const bool borrowed_ = false;
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};

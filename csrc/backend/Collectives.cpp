@@ -342,7 +342,7 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   const auto thread = std::this_thread::get_id();
-  std::scoped_lock lock(batchMutex_, acceleratorsMutex_);
+  std::scoped_lock lock(batchMutex_, communicatorsMutex_);
   // Keeps all such messages of a batch once it has kept one: another message may make the
   // communicator meanwhile.
   const bool connected = accelerators_.count(tensor.device().index()) > 0;

@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
   std::vector<CommPtr> found;
   {
-    std::lock_guard lock(acceleratorsMutex_);
+    std::lock_guard lock(communicatorsMutex_);
     for (const auto& [index, comm] : accelerators_) {
       found.push_back(comm);
     }

@@ -165,14 +165,14 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const auto retired = communicators();
   {
     // The new members make accelerators' communicators anew when tensors come.
-    std::lock_guard lock(acceleratorsMutex_);
+    std::lock_guard lock(communicatorsMutex_);
     accelerators_.clear();
   }
   members_ = rendezvous;
   options_->global_ranks_in_group.clear();
   rank_ = rank;
   size_ = size;
-  cpu_ = fresh;
+  keep(fresh);
   adopt(*fresh);
   for (const auto& old : retired) {
     old->retire("reconfigure()");
