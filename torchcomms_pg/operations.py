@@ -213,9 +213,10 @@ class Operations:
             args = (output, input_list, op)
             return compile_ops.trace(self, "reduce_scatter", args, async_op, hints, timeout)
         self._check_equal("reduce_scatter", "input_list", input_list, "reduce_scatter_v")
-        return self._reduce_scatter(
-            "reduce_scatter", output, input_list, op, async_op, hints, timeout
-        )
+        comm = self._native("reduce_scatter", timeout, hints)
+        native = native_op("reduce_scatter", op)
+        work = comm.reduce_scatter(output, input_list, native, async_op, timeout)
+        return TorchWork(work, (output,))
 
     def reduce_scatter_v(
         self,
@@ -230,22 +231,9 @@ class Operations:
         if is_dynamo_compiling():
             args = (output, input_list, op)
             return compile_ops.trace(self, "reduce_scatter_v", args, async_op, hints, timeout)
-        return self._reduce_scatter(
-            "reduce_scatter_v", output, input_list, op, async_op, hints, timeout
-        )
-
-    def _reduce_scatter(
-        self,
-        what: str,
-        output: torch.Tensor,
-        input_list: Sequence[torch.Tensor],
-        op: Op,
-        async_op: bool,
-        hints: Hints | None,
-        timeout: timedelta | None,
-    ) -> TorchWork:
-        comm = self._native(what, timeout, hints)
-        work = comm.reduce_scatter(output, input_list, native_op(what, op), async_op, timeout)
+        comm = self._native("reduce_scatter_v", timeout, hints)
+        native = native_op("reduce_scatter_v", op)
+        work = comm.reduce_scatter(output, input_list, native, async_op, timeout)
         return TorchWork(work, (output,))
 
     def reduce_scatter_single(
