@@ -251,78 +251,14 @@ class TorchComm(Operations):
             store = dist.PrefixStore(f"split/{number}/{ranks[0]}", self._store)
         return wrap(child, self._backend, options, store, self._world_size)
 
-    # Python objects (objcol.py)
+    # Python objects
 
-    def all_gather_object(
-        self,
-        object_list: list[Any],
-        obj: object,
-        timeout: timedelta | None = None,
-        weights_only: bool = True,
-    ) -> None:
-        """Fills `object_list`, one entry per rank, with the ranks' `obj`.
-
-        Args:
-            object_list: keeps its length.
-            obj: what `torch.save` can save.
-            timeout: of each of the operations that this takes.
-            weights_only: whether objects of other classes than those of tensors, numbers, strings
-                and containers raise pickle.UnpicklingError; unpickling them runs what they say.
-        """
-        objcol.all_gather_object(self, object_list, obj, timeout, weights_only)
-
-    def gather_object(
-        self,
-        obj: object,
-        root: int,
-        object_gather_list: list[Any] | None = None,
-        timeout: timedelta | None = None,
-        weights_only: bool = True,
-    ) -> None:
-        """Same as `all_gather_object`, into `object_gather_list` on `root` only."""
-        objcol.gather_object(self, obj, root, object_gather_list, timeout, weights_only)
-
-    def broadcast_object_list(
-        self,
-        object_list: list[Any],
-        root: int,
-        timeout: timedelta | None = None,
-        weights_only: bool = True,
-    ) -> None:
-        """Replaces the entries of `object_list` by those of `root`. See `all_gather_object`."""
-        objcol.broadcast_object_list(self, object_list, root, timeout, weights_only)
-
-    def scatter_object_list(
-        self,
-        root: int,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        timeout: timedelta | None = None,
-        weights_only: bool = True,
-    ) -> None:
-        """Sets the first entry of the output list to this rank's of the root's input list.
-
-        See `all_gather_object`.
-        """
-        objcol.scatter_object_list(
-            self, root, scatter_object_output_list, scatter_object_input_list, timeout, weights_only
-        )
-
-    def send_object_list(
-        self, object_list: Sequence[object], dst: int, timeout: timedelta | None = None
-    ) -> None:
-        """Sends the entries of `object_list` to rank `dst`."""
-        objcol.send_object_list(self, object_list, dst, timeout)
-
-    def recv_object_list(
-        self,
-        object_list: list[Any],
-        src: int,
-        timeout: timedelta | None = None,
-        weights_only: bool = True,
-    ) -> None:
-        """Replaces the entries of `object_list` by those of rank `src`. See `all_gather_object`."""
-        objcol.recv_object_list(self, object_list, src, timeout, weights_only)
+    all_gather_object = objcol.all_gather_object
+    gather_object = objcol.gather_object
+    broadcast_object_list = objcol.broadcast_object_list
+    scatter_object_list = objcol.scatter_object_list
+    send_object_list = objcol.send_object_list
+    recv_object_list = objcol.recv_object_list
 
     # Windows
 

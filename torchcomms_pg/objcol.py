@@ -1,4 +1,4 @@
-"""Collectives of Python objects, in the form that `torch.save` gives them.
+"""Collectives of Python objects, in the form that `torch.save` gives them; methods of `TorchComm`.
 
 All of them return when they are done. Objects may differ in size from rank to rank.
 
@@ -71,7 +71,15 @@ def all_gather_object(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Fills `object_list`, which has one entry per rank, with the ranks' `obj`."""
+    """Fills `object_list`, which has one entry per rank, with the ranks' `obj`.
+
+    Args:
+        object_list: keeps its length.
+        obj: what `torch.save` can save.
+        timeout: of each of the operations that this takes.
+        weights_only: whether objects of other classes than those of tensors, numbers, strings
+            and containers raise pickle.UnpicklingError; unpickling them runs what they say.
+    """
     _check_alone("all_gather_object", comm)
     _check_length("all_gather_object", "object_list", object_list, comm.get_size())
     mine = _pack(obj)
@@ -92,7 +100,7 @@ def gather_object(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Fills `object_gather_list` on `root`, one entry per rank, with the ranks' `obj`."""
+    """Same as `all_gather_object`, into `object_gather_list` on `root` only."""
     _check_alone("gather_object", comm)
     rank, size = comm.get_rank(), comm.get_size()
     comm._check_rank("gather_object", "root", root)
@@ -123,7 +131,10 @@ def broadcast_object_list(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`."""
+    """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`.
+
+    See `all_gather_object`.
+    """
     _check_alone("broadcast_object_list", comm)
     comm._check_rank("broadcast_object_list", "root", root)
     _check_nonempty("broadcast_object_list", "object_list", object_list)
@@ -148,7 +159,10 @@ def scatter_object_list(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list."""
+    """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list.
+
+    See `all_gather_object`.
+    """
     _check_alone("scatter_object_list", comm)
     rank, size = comm.get_rank(), comm.get_size()
     comm._check_rank("scatter_object_list", "root", root)
@@ -192,7 +206,10 @@ def recv_object_list(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`."""
+    """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`.
+
+    See `all_gather_object`.
+    """
     _check_alone("recv_object_list", comm)
     _check_nonempty("recv_object_list", "object_list", object_list)
     sizes = torch.empty(len(object_list), dtype=torch.int64)
