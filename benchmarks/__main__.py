@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.gpus and (why := gpus.missing(args.gpus)):
         return wrong(f"--gpus {args.gpus}: {why}")
     if args.hosts and (why := hosts.missing()):
-        return wrong(f"--hosts {args.hosts}: {why}")
+        return wrong(f"--hosts: {why}")
     if args.scale is not None and (why := scale.missing()):
         return wrong(f"--scale: {why}")
     if "mpi" in args.backends and (command := mpi.missing()):
@@ -108,9 +108,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     kind.add_argument(
         "--hosts",
-        type=int,
-        choices=tuple(hosts.PLACEMENTS),
-        help="groups of ranks on so many network namespaces of this machine, and nothing else",
+        action="store_true",
+        help="groups of ranks on hosts, network namespaces of this machine, and nothing else",
     )
     kind.add_argument(
         "--scale",

@@ -56,17 +56,14 @@ def all_of(results: Results) -> list[Budget]:
 def of_hosts(results: Results) -> list[Budget]:
     """Judges those of groups on several hosts."""
     slow, fast = "2 x 2, 1 Gbit/s", "2 x 2, unshaped"
-    judged = [wire(results)]
-    if results.sections["hosts"]["count"] == 2:
-        judged += [
-            link(results, slow),
-            ahead(results, "gloo", 4, [4, KB], 2, slow),
-            ahead(results, "gloo", 4, [64 * KB], 1.5, slow),
-            ahead(results, "gloo", 4, [MB, 16 * MB], 1.3, slow),
-            ahead(results, "gloo", 4, [64 * MB], 1.4, slow),
-            ahead(results, "gloo", 4, hosts_sizes("all_reduce"), 1, fast),
-        ]
-    return judged
+    return [
+        link(results, slow),
+        ahead(results, "gloo", 4, [4, KB], 2, slow),
+        ahead(results, "gloo", 4, [64 * KB], 1.5, slow),
+        ahead(results, "gloo", 4, [MB, 16 * MB], 1.3, slow),
+        ahead(results, "gloo", 4, [64 * MB], 1.4, slow),
+        ahead(results, "gloo", 4, hosts_sizes("all_reduce"), 1, fast),
+    ]
 
 
 def at_most(what: str, limit: str, most: float, value: float | None, measured: str) -> Budget:
@@ -252,19 +249,6 @@ def copies_slow_down(results: Results) -> float:
     if not {IN_CACHE, max(LARGE)} <= speed.keys():
         return 1
     return max(1.0, float(speed[IN_CACHE]) / float(speed[max(LARGE)]))
-
-
-def wire(results: Results) -> Budget:
-    """The bytes that a host sends for an all-reduce."""
-    ratios = {
-        f"{record['placement']}, {table.size(record['bytes'])}": max(record["sent"])
-        / record["bound"]
-        for record in results.sections["hosts"]["sent"]
-        if record["backend"] == "torchcomms"
-    }
-    what = "all_reduce, bytes a host sends / what it has to"
-    value, most = max(((sent, where) for where, sent in ratios.items()), default=(None, ""))
-    return at_most(what, "<= 1.02 x", 1.02, value, f"{{:.3f}} x ({most})")
 
 
 def link(results: Results, network: str) -> Budget:

@@ -205,23 +205,17 @@ def measure_hosts(args: argparse.Namespace, results: Results) -> None:
     """Groups of ranks on several hosts, over links of several speeds."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # they would leave the namespaces behind
         signal.signal(number, signal.default_int_handler)
-    section: dict[str, Any] = {"count": args.hosts, "steps": [], "sent": []}
-    results.sections["hosts"] = section
     show(
         "Hosts are network namespaces of this machine. "
         "H x R: H hosts of R ranks; 3 + 1: a host of 3 ranks and one of 1."
     )
-    for site in hosts.sites(args.hosts, quick=args.quick):
+    for site in hosts.sites(quick=args.quick):
         try:
             measure_site(args, results, site)
         except (RankFailure, subprocess.SubprocessError) as error:
             results.failures.append(f"{site.name}: {error}")
             complain(f"failed: {site.name}: {error}")
         show(table.operations(row for row in results.rows if row.contender.network == site.name))
-    if section["steps"]:
-        show(table.steps(section["steps"]))
-    if section["sent"]:
-        show(table.sent(section["sent"]))
 
 
 def measure_scale(args: argparse.Namespace, results: Results) -> None:
@@ -233,9 +227,8 @@ def measure_scale(args: argparse.Namespace, results: Results) -> None:
 
 
 def measure_site(args: argparse.Namespace, results: Results, site: hosts.Site) -> None:
-    """Every operation, a training step, and what crosses the wire."""
+    """Every operation that is asked for."""
     backends = of_torch(args)
-    section = results.sections["hosts"]
     meetings: list[plan.Meeting] = []
     for op in args.op:
         sizes = args.sizes or plan.hosts_sizes(op)
@@ -245,18 +238,8 @@ def measure_site(args: argparse.Namespace, results: Results, site: hosts.Site) -
         arena = Arena(results, complain, args.seconds, lambda _: site.team(network, backends))
         try:
             hold(meetings, arena)
-            if not args.grid:
-                note(f"training steps: {site.name}")
-                job = steps.Job("ddp", 1, backends, 5 if args.quick else 15, network=site.name)
-                answers = arena.torch(site.ranks).call("train", job, timeout=120)
-                section["steps"].append(steps.summarise(job, answers))
         finally:
             arena.close()
-    if site.gigabits is None and "all_reduce" in args.op:  # the speed changes no byte
-        note(f"bytes on the wire: {site.placement}")
-        sizes = args.sizes or plan.hosts_sizes("all_reduce")
-        large = [bytes_ for bytes_ in sizes if bytes_ >= plan.MB]
-        section["sent"] += hosts.sent(site, large, backends) if large else []
 
 
 Part = Callable[[argparse.Namespace, Results], None]

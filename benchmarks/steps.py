@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTHS = {1: (512, 4), 10: (1024, 10), 100: (4096, 6)}
+WIDTHS = {10: (1024, 10), 100: (4096, 6)}
 """Width and number of square layers, by millions of parameters."""
 
 ALONE = "alone"
@@ -33,8 +33,6 @@ class Job:
     steps: int
     batch: int = 16
     """Rows per rank."""
-    network: str = ""
-    """What joins the hosts of the ranks; empty: all are on one host."""
 
 
 def train(
@@ -95,7 +93,6 @@ def summarise(job: Job, answers: list[dict[str, Any]]) -> dict[str, Any]:
         "kind": job.kind,
         "millions": job.millions,
         "ranks": len(answers),
-        "network": job.network,
         "batch": job.batch,
         "steps": job.steps,
         "milliseconds": medians,

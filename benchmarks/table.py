@@ -197,7 +197,7 @@ def deepspeed(records: Sequence[dict[str, Any]]) -> str:
 
 def steps(records: Sequence[dict[str, Any]]) -> str:
     """Writes the training steps."""
-    lines = [["training step", "where", "parameters"]]
+    lines = [["training step", "parameters"]]
     lines[0] += ["torchcomms", "Gloo", "ratio", "alone", "at most"]
     for r in records:
         ours, other = r["milliseconds"].get("torchcomms"), r["milliseconds"].get("gloo")
@@ -207,28 +207,9 @@ def steps(records: Sequence[dict[str, Any]]) -> str:
         alone = r["milliseconds"].get("alone")
         most = ratio(other / alone) if alone and other else "-"
         cells += [times, f"{alone:.1f}" if alone else "-", most]
-        where = r["network"] or f"{r['ranks']} ranks"
-        lines.append([r["kind"], where, f"{r['millions']} million", *cells])
-    heading = f"One training step, batch of {records[0]['batch']} per rank (milliseconds)"
-    return f"{heading}\n{align(lines, 2)}"
-
-
-def sent(records: Sequence[dict[str, Any]]) -> str:
-    """Writes what hosts send for an all-reduce."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for r in records:
-        found.setdefault((r["placement"], r["bytes"]), {})[r["backend"]] = r
-    backends = [name for name in NAMES if any(name in by for by in found.values())]
-    head = [cell for name in backends for cell in (NAMES[name], "ratio")]
-    lines = [["all_reduce", "size", "bound", *head]]
-    for (placement, bytes_), by_backend in found.items():
-        bound = next(iter(by_backend.values()))["bound"]
-        line = [placement, size(bytes_), f"{bound / (1 << 20):.2f}"]
-        for name in backends:
-            most = max(by_backend[name]["sent"], default=0) if name in by_backend else 0
-            line += [f"{most / (1 << 20):.2f}", ratio(most / bound)] if most else ["-", "-"]
-        lines.append(line)
-    heading = "What a host sends for one all_reduce, the one that sends most (MB)"
+        lines.append([r["kind"], f"{r['millions']} million", *cells])
+    ranks, batch = records[0]["ranks"], records[0]["batch"]
+    heading = f"One training step, {ranks} ranks, batch of {batch} per rank (milliseconds)"
     return f"{heading}\n{align(lines)}"
 
 

@@ -183,11 +183,7 @@ def test_budgets_of_several_hosts_are_judged_apart_from_those_of_one():
         row(9.0, bytes=4, ranks=4, network="2 x 2, unshaped"),
         row(10.0, bytes=4, ranks=4, network="2 x 2, unshaped", backend="gloo"),
     ]
-    sent = {"placement": "2 x 2", "backend": "torchcomms", "bytes": plan.MB, "bound": 100.0}
-    results.sections["hosts"] = {"count": 2, "steps": [], "sent": [{**sent, "sent": [101, 101.5]}]}
     judged = {budget.what: budget for budget in budgets.of_hosts(results)}
-    wire = judged["all_reduce, bytes a host sends / what it has to"]
-    assert (wire.reached, wire.measured) == (True, "1.015 x (2 x 2, 1 MB)")
     link = judged[f"all_reduce of 64 MB, {slow}"]
     assert (link.reached, link.measured) == (False, "1.30 x, 0.70 s")
     assert judged[f"all_reduce against Gloo, {slow}, 64 MB"].reached is False
@@ -256,7 +252,7 @@ def possible():
 
 
 def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
-    done = bench("--quick", "--hosts", "2", "--budgets", "--json", tmp_path / "now.json")
+    done = bench("--quick", "--hosts", "--budgets", "--json", tmp_path / "now.json")
     assert done.returncode == 0, done.stdout + done.stderr
     now = json.loads((tmp_path / "now.json").read_text())
     place = "2 x 2, unshaped"
@@ -266,14 +262,6 @@ def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
         for backend in ("torchcomms", "gloo")
     }
     assert f"all_reduce, {place}, float32, sync, dist" in done.stdout
-    (step,) = now["hosts"]["steps"]
-    assert (step["kind"], step["network"], step["ranks"]) == ("ddp", place, 4)
-    assert min(step["milliseconds"][side] for side in ("torchcomms", "gloo", "alone")) > 0
-    ours, other = now["hosts"]["sent"]
-    assert (ours["backend"], other["backend"]) == ("torchcomms", "gloo")
-    assert ours["bound"] == other["bound"] == plan.MB
-    for record in (ours, other):
-        assert len(record["sent"]) == 2 and min(record["sent"]) > plan.MB
     judged = {budget["what"] for budget in now["budgets"]}
     assert f"all_reduce against Gloo, {place}, 4 B to 1 MB" in judged
     assert "dist.all_reduce of 4 B, 2 ranks" not in judged
@@ -308,8 +296,8 @@ def test_without_network_namespaces_it_is_said_why(monkeypatch, capsys, tmp_path
     from benchmarks.__main__ import main
 
     monkeypatch.setenv("PATH", str(tmp_path))  # where iproute2 is not
-    assert main(["--hosts", "2"]) == 2
-    assert capsys.readouterr().err == f"error: --hosts 2: {network.missing()}\n"
+    assert main(["--hosts"]) == 2
+    assert capsys.readouterr().err == f"error: --hosts: {network.missing()}\n"
 
 
 def namespaces_of(process):
@@ -336,7 +324,7 @@ def alive(pid):
 def test_an_interrupt_leaves_no_host_and_no_rank_behind(possible):
     # More than there is time for.
     work = ("--op", "all_to_all", "--sizes", "64M", "--seconds", "30")
-    with started("--hosts", "2", *work) as bench:
+    with started("--hosts", *work) as bench:
         while len(ranks := ranks_of(bench)) < 4:
             assert bench.poll() is None, bench.communicate()
             time.sleep(0.01)
