@@ -30,6 +30,26 @@ def apply(minor: int) -> None:
             patch()
 
 
+def replace(
+    owners: list[Any],
+    name: str,
+    replacement: Callable[..., Any],
+    kind: Callable[[Any], Any] = lambda function: function,
+) -> None:
+    """Puts `replacement`, which gets what it replaces as its first argument, in its place."""
+    original = getattr(owners[0], name)
+    if getattr(original, "replaced_by", None) == __name__:
+        return
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    patched.replaced_by = __name__  # type: ignore[attr-defined]
+    for owner in owners:
+        setattr(owner, name, kind(patched))
+
+
 def unwrapped(backend: Any) -> Any:
     """Returns the backend itself, which torch wraps with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     return getattr(backend, "wrapped_pg", backend)
@@ -68,7 +88,7 @@ def all_gather_base_has_gradients() -> None:
         dist.reduce_scatter_tensor(gradient, grad_output.contiguous(), ReduceOp.SUM, ctx.group)
         return None, gradient, None
 
-    _replace([function], "backward", backward, staticmethod)
+    replace([function], "backward", backward, staticmethod)
 
 
 def monitored_barrier_takes_more_than_gloo() -> None:
@@ -90,7 +110,7 @@ def monitored_barrier_takes_more_than_gloo() -> None:
         chosen: Any = group or c10d._get_default_group()
         return chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
-    _replace([c10d, dist], "monitored_barrier", monitored_barrier)
+    replace([c10d, dist], "monitored_barrier", monitored_barrier)
 
 
 def timeouts_reach_the_backend() -> None:
@@ -107,7 +127,7 @@ def timeouts_reach_the_backend() -> None:
         # Every backend of the group has it, as torch's own loop does.
         (group or c10d._get_default_group()).set_timeout(timeout)
 
-    _replace([c10d], "_set_pg_timeout", set_timeout)
+    replace([c10d], "_set_pg_timeout", set_timeout)
 
 
 def ephemeral_timeouts_reach_the_backend() -> None:
@@ -119,7 +139,7 @@ def ephemeral_timeouts_reach_the_backend() -> None:
             for backend in backends_of(group):
                 backend._add_ephemeral_timeout(timeout)
 
-    _replace([c10d], "_add_ephemeral_timeout_for_all_pgs", add)
+    replace([c10d], "_add_ephemeral_timeout_for_all_pgs", add)
 
 
 def groups_tell_their_sequence_number() -> None:
@@ -130,7 +150,7 @@ def groups_tell_their_sequence_number() -> None:
             return int(backend._get_sequence_number_for_group())
         return int(original(group))
 
-    _replace([ProcessGroup], "_get_sequence_number_for_group", get)
+    replace([ProcessGroup], "_get_sequence_number_for_group", get)
 
 
 # The patch, and the last torch minor that needs it; None: every one so far.
@@ -141,23 +161,3 @@ PATCHES: dict[Callable[[], None], int | None] = {
     ephemeral_timeouts_reach_the_backend: 13,
     groups_tell_their_sequence_number: 13,
 }
-
-
-def _replace(
-    owners: list[Any],
-    name: str,
-    replacement: Callable[..., Any],
-    kind: Callable[[Any], Any] = lambda function: function,
-) -> None:
-    """Puts `replacement`, which gets what it replaces as its first argument, in its place."""
-    original = getattr(owners[0], name)
-    if getattr(original, "replaced_by", None) == __name__:
-        return
-
-    @functools.wraps(original)
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        return replacement(original, *args, **kwargs)
-
-    patched.replaced_by = __name__  # type: ignore[attr-defined]
-    for owner in owners:
-        setattr(owner, name, kind(patched))

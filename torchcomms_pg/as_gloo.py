@@ -7,12 +7,9 @@ that is called so, such as torch.distributed.ProcessGroupGloo, stays torch's.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcomms_pg._C import Backend
-from torchcomms_pg._patches import unwrapped
+from torchcomms_pg._patches import replace, unwrapped
 from torchcomms_pg.registration import create_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -64,10 +61,10 @@ def install() -> None:
     attributes = {"__module__": c10d.__name__, "__wrapped__": c10d.ProcessGroupGloo}
     stand_in: Any = _StandIn("ProcessGroupGloo", (), attributes)
     c10d.ProcessGroupGloo = stand_in  # type: ignore[misc]
-    _around(c10d, "_new_process_group_helper", _noting_the_group)
-    _around(c10d, "_create_process_group_wrapper", _over_gloo_itself)
-    _around(DistributedDataParallel, "_ddp_init_helper", _not_called_gloo)
-    _around(DistributedDataParallel, "_get_ddp_logging_data", _told_as_gloo)
+    replace([c10d], "_new_process_group_helper", _note_the_group)
+    replace([c10d], "_create_process_group_wrapper", _over_gloo_itself)
+    replace([DistributedDataParallel], "_ddp_init_helper", _not_called_gloo)
+    replace([DistributedDataParallel], "_get_ddp_logging_data", _told_as_gloo)
 
 
 class _StandIn(type):
@@ -98,82 +95,58 @@ class _StandIn(type):
         return getattr(cls.__wrapped__, name)
 
 
-def _around(owner: Any, name: str, manager: Callable[..., Any]) -> None:
-    """Runs each call of a function in `manager`, which gets the arguments by name."""
-    original: Any = getattr(owner, name)
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with manager(**signature.bind(*args, **kwargs).arguments) as finish:
-            return finish(original(*args, **kwargs))
-
-    setattr(owner, name, call)
-
-
-@contextlib.contextmanager
-def _noting_the_group(
-    *, backend: Any, group_name: str, global_ranks_in_group: list[int], **_: Any
-) -> Iterator[Callable[[Any], Any]]:
-    group = _Group(group_name, global_ranks_in_group)
-    on_cpu = c10d.BackendConfig(backend).get_device_backend_map().get("cpu")
-
-    def finish(result: tuple[Any, Any]) -> tuple[Any, Any]:
-        if group.made:
-            pg = result[0]
-            pg._register_backend(CPU, OURS, pg._get_backend(CPU))
-            # Up to torch 2.13 a group of "cpu:gloo" gets it only where no plugin is registered.
-            if pg.name() == "undefined":
-                pg._set_default_backend(GLOO)
-            _give_gpus_to_gloo(pg, group)
-            _announce(group)
-        return result
-
+def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tells `_StandIn` which group c10d is making, and gives the group what a Gloo's would have."""
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    group = _Group(given["group_name"], given["global_ranks_in_group"])
+    on_cpu = c10d.BackendConfig(given["backend"]).get_device_backend_map().get("cpu")
     token = _making.set(group if on_cpu == "gloo" else None)
     try:
-        yield finish
+        result = original(*args, **kwargs)
     finally:
         _making.reset(token)
+    if group.made:
+        pg = result[0]
+        pg._register_backend(CPU, OURS, pg._get_backend(CPU))
+        # Up to torch 2.13 a group of "cpu:gloo" gets it only where no plugin is registered.
+        if pg.name() == "undefined":
+            pg._set_default_backend(GLOO)
+        _give_gpus_to_gloo(pg, group)
+        _announce(group)
+    return result
 
 
-@contextlib.contextmanager
-def _over_gloo_itself(**_: Any) -> Iterator[Callable[[Any], Any]]:
+def _over_gloo_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Leaves torch the Gloo by which TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks' calls."""
     token = _making.set(None)
     try:
-        yield lambda result: result
+        return original(*args, **kwargs)
     finally:
         _making.reset(token)
 
 
-@contextlib.contextmanager
-def _not_called_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
+def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
     """Hides the type GLOO, which DDP's log takes for a ProcessGroupGloo, in C++, unchecked."""
-    pg = self.process_group
-    ours = _stands_for_gloo(pg)
-    if ours:
-        pg._set_default_backend(OURS)
+    pg = ddp.process_group
+    if not _stands_for_gloo(pg):
+        return original(ddp, *args, **kwargs)
+    pg._set_default_backend(OURS)
     try:
-        yield lambda result: result
+        return original(ddp, *args, **kwargs)
     finally:
-        if ours:
-            pg._set_default_backend(GLOO)
+        pg._set_default_backend(GLOO)
 
 
-@contextlib.contextmanager
-def _told_as_gloo(*, self: Any, **_: Any) -> Iterator[Callable[[Any], Any]]:
+def _told_as_gloo(original: Any, ddp: Any) -> Any:
     """Makes DDP's log the same as over Gloo, whose threads it counts, and not that of `custom`."""
-
-    def finish(data: dict[str, Any]) -> dict[str, Any]:
-        if _stands_for_gloo(self.process_group):
-            data["backend_name"] = "gloo"
-            gloo: Any = c10d.ProcessGroupGloo
-            data["gloo_num_threads"] = gloo._Options()._threads
-            for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
-                data[variable.lower()] = os.environ.get(variable, "N/A")
-        return data
-
-    yield finish
+    data = original(ddp)
+    if _stands_for_gloo(ddp.process_group):
+        data["backend_name"] = "gloo"
+        gloo: Any = c10d.ProcessGroupGloo
+        data["gloo_num_threads"] = gloo._Options()._threads
+        for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
+            data[variable.lower()] = os.environ.get(variable, "N/A")
+    return data
 
 
 def _stands_for_gloo(pg: Any) -> bool:
