@@ -7,14 +7,20 @@ cost is not in them; on a GPU it is.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import emulated
+import torchcomms_pg  # noqa: F401  torch 2.11 and 2.12 do not load it by its name
+from harness import streams
+from harness.ranks import Ranks
+
+from . import table
 
 ROUNDS = 15
 CALLS = 100  # while the device is held: a GPU's queue takes about 1000 of what they queue
@@ -23,40 +29,28 @@ CALLS = 100  # while the device is held: a GPU's queue takes about 1000 of what 
 def missing(device: str) -> str:
     """Says why there are no GPUs of this kind, "emulated" or "cuda"; empty if there are."""
     if device == "emulated":
-        import emulated
-
         return str(emulated.available())
-    import torch
-
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
 
 
 def measure(device: str) -> list[dict[str, Any]]:
     """Measures in a process that has the GPUs. One record for each case."""
-    environment = dict(os.environ)
-    if device == "emulated":
-        import emulated
-
-        environment |= emulated.environment()
-    command = [sys.executable, "-m", "benchmarks.gpus", device]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True
-    )
-    records: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    started_with = emulated.environment if device == "emulated" else None
+    # Ranks sets it for tests; here nccl does what it does for its users.
+    unset = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
+    with Ranks(1, init=False, delete_env=unset, started_with=started_with) as ranks:
+        records: list[dict[str, Any]] = ranks.run(compare, device, timeout=300)[0]
     return records
 
 
 def as_text(records: list[dict[str, Any]]) -> str:
     """Returns the table."""
-    lines = [
-        f"Host time (and calls of CUDA) of an operation of one rank, medians of {ROUNDS} rounds",
-        f"{'':22}{'torchcomms':>22}{'nccl':>22}{'ratio':>8}",
-    ]
+    lines = [["", "torchcomms", "nccl", "ratio"]]
     for record in records:
-        ours, theirs = record["torchcomms"], record["nccl"]
-        cells = [cell(side) for side in (ours, theirs)]
-        lines.append(f"{record['case']:22}{cells[0]:>22}{cells[1]:>22}{record['ratio']:>8.2f}")
-    return "\n".join(lines)
+        cells = [cell(record[side]) for side in ("torchcomms", "nccl")]
+        lines.append([record["case"], *cells, f"{record['ratio']:.2f}"])
+    heading = "Host time (and calls of CUDA) of an operation of one rank, medians of"
+    return f"{heading} {ROUNDS} rounds\n{table.align(lines)}"
 
 
 def cell(side: dict[str, float]) -> str:
@@ -67,9 +61,6 @@ def cell(side: dict[str, float]) -> str:
 
 def cases(group: Any) -> dict[str, Callable[[], object]]:
     """The calls that are compared."""
-    import torch
-    import torch.distributed as dist
-
     tensor = torch.ones(1000, device="cuda")
     output = torch.empty_like(tensor)
 
@@ -94,10 +85,6 @@ def host_us(call: Callable[[], object]) -> float:
     The device is held until then: the threads of an emulated one would be woken up by most calls,
     and take the cores.
     """
-    import torch
-
-    from harness import streams
-
     with streams.hold():
         start = time.perf_counter()
         for _ in range(CALLS):
@@ -109,8 +96,6 @@ def host_us(call: Callable[[], object]) -> float:
 
 def cuda_calls(call: Callable[[], object]) -> float:
     """Returns the calls of CUDA's runtime by the calling thread, without cudaGetDevice."""
-    import emulated
-
     with emulated.counted() as counts:
         for _ in range(CALLS):
             call()
@@ -118,13 +103,8 @@ def cuda_calls(call: Callable[[], object]) -> float:
     return float(sum(calls.values()) - calls["cudaGetDevice"]) / CALLS
 
 
-def main(device: str) -> None:
-    """Measures and prints the records as JSON, in a process with the GPUs."""
-    import torch
-    import torch.distributed as dist
-
-    import torchcomms_pg  # noqa: F401  torch 2.11 and 2.12 do not load it by its name
-
+def compare(device: str) -> list[dict[str, Any]]:
+    """Called in a process that has the GPUs: returns a record for each case."""
     torch.cuda.set_device(0)
     dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
     sides = {"torchcomms": cases(None), "nccl": cases(dist.new_group(backend="nccl"))}
@@ -149,8 +129,4 @@ def main(device: str) -> None:
         record["ratio"] = median(ours / theirs for ours, theirs in pairs)
         records.append(record)
     dist.destroy_process_group()
-    print(json.dumps(records))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return records
