@@ -1,1 +1,1 @@
-"""Trains a small vision model with DDP over torchcomms, and again over torch's own backend."""
+"""Trains a small vision model with DDP over torchcomms, and again over Gloo."""

@@ -1,8 +1,6 @@
-"""Trains the same model over torchcomms and over torch's own backend, and compares them.
+"""Trains the same model on the CPU over torchcomms and over Gloo, and compares them.
 
-    python -m torchcomms_pg.demo --ranks 2 --epochs 10 --json figures.json
-
-On the CPU the other backend is Gloo. With one GPU per rank it runs on GPUs, and against nccl.
+python -m torchcomms_pg.demo --ranks 2 --epochs 10 --json figures.json
 """
 
 from __future__ import annotations
@@ -29,25 +27,21 @@ SECONDS_TO_STOP = 5
 def main() -> int:
     """Runs both trainings, prints the table and returns the exit code."""
     args = parse_arguments()
-    device = choose_device(args.ranks)
     training, test = data.load(seed=0)
     steps = data.steps_per_epoch(len(training), size=Job.batch, ranks=args.ranks)
     if steps == 0:
         most = len(training) // Job.batch
         print(f"error: --ranks {args.ranks}: there are images for {most} at most", file=sys.stderr)
         return 2
-    # CUDA tensors go over torch's nccl: this version of torchcomms carries CPU tensors.
-    backends = (
-        [f"cpu:{args.backend},cuda:nccl", "nccl"] if device == "cuda" else [args.backend, "gloo"]
-    )
+    backends = [args.backend, "gloo"]
     print(
         f"torch {torch.__version__}, torchcomms_pg {torchcomms_pg.__version__}: "
-        f"{args.ranks} ranks on {device}, {args.epochs} epochs of {len(training)} "
+        f"{args.ranks} ranks, {args.epochs} epochs of {len(training)} "
         f"training images, {len(test)} test images"
     )
     results: list[Result] = []
     for backend in backends:
-        job = Job(backend=backend, device=device, ranks=args.ranks, epochs=args.epochs)
+        job = Job(backend=backend, ranks=args.ranks, epochs=args.epochs)
         start = time.perf_counter()
         try:
             results.append(run(job, training, test))
@@ -62,7 +56,6 @@ def main() -> int:
         figures = {
             "torch": torch.__version__,
             "torchcomms_pg": torchcomms_pg.__version__,
-            "device": device,
             "ranks": args.ranks,
             "epochs": args.epochs,
             "training_images": len(training),
@@ -90,17 +83,6 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
     return number
-
-
-def choose_device(ranks: int) -> str:
-    """Returns ``cuda`` where every rank can have a GPU of its own, else ``cpu``."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    gpus = torch.cuda.device_count()
-    if gpus >= ranks:
-        return "cuda"
-    print(f"{gpus} GPU(s) for {ranks} ranks: training on the CPU, as NCCL wants one GPU per rank.")
-    return "cpu"
 
 
 def run(job: Job, training: data.Split, test: data.Split) -> Result:

@@ -52,7 +52,7 @@ def batches(
     order = torch.randperm(len(split), generator=generator)
     for step in range(steps_per_epoch(len(split), size=size, ranks=ranks)):
         first = (step * ranks + rank) * size
-        chosen = order[first : first + size].to(split.images.device)
+        chosen = order[first : first + size]
         yield split.images[chosen], split.digits[chosen]
 
 

@@ -22,8 +22,6 @@ class Job:
     """One training, the same on every rank but for the backend."""
 
     backend: str
-    device: str
-    """``cpu`` or ``cuda``; with ``cuda``, rank r uses GPU r."""
     ranks: int
     epochs: int
     batch: int = 32
@@ -55,15 +53,11 @@ def run_rank(rank: int, job: Job, folder: str) -> None:
     # drop the same neurons.
     torch.manual_seed(job.seed + rank)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.ranks))
-    torch.backends.cudnn.deterministic = True
-    device = torch.device("cuda", rank) if job.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     store = dist.FileStore(os.path.join(folder, "store"), job.ranks)
     dist.init_process_group(job.backend, store=store, rank=rank, world_size=job.ranks)
-    tensors = torch.load(data_file(folder), weights_only=True, map_location=device)
+    tensors = torch.load(data_file(folder), weights_only=True)
     training, test = data.Split(*tensors[:2]), data.Split(*tensors[2:])
-    result = train(rank, job, device, training, test)
+    result = train(rank, job, training, test)
     if rank == 0:
         torch.save(vars(result), result_file(folder))
     # Not in a `finally`: a rank that failed must end, not wait for the others.
@@ -80,11 +74,9 @@ def result_file(folder: str) -> Path:
     return Path(folder) / "result.pt"
 
 
-def train(
-    rank: int, job: Job, device: torch.device, training: data.Split, test: data.Split
-) -> Result:
+def train(rank: int, job: Job, training: data.Split, test: data.Split) -> Result:
     """Trains on this rank's share of every epoch and returns the outcome."""
-    model = DistributedDataParallel(build_model().to(device))
+    model = DistributedDataParallel(build_model())
     steps = data.steps_per_epoch(len(training), size=job.batch, ranks=job.ranks)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=job.learning_rate, momentum=0.9, weight_decay=1e-4, nesterov=True
@@ -103,7 +95,7 @@ def train(
     ) as bar:
         for epoch in range(job.epochs):
             model.train()
-            total = torch.zeros((), device=device)
+            total = torch.zeros(())
             start = time.perf_counter()
             for images, digits in data.batches(
                 training, size=job.batch, epoch=epoch, seed=job.seed, rank=rank, ranks=job.ranks
@@ -115,11 +107,11 @@ def train(
                 schedule.step()
                 total += loss.detach()
                 bar.update(images_per_step)
-            mean_loss = mean_over_ranks(total / steps, job.ranks)  # also waits for the device
+            mean_loss = mean_over_ranks(total / steps, job.ranks)
             speeds.append(steps * images_per_step / (time.perf_counter() - start))
             bar.set_postfix(epoch=epoch + 1, loss=f"{mean_loss:.3f}")
     accuracy = accuracy_on(model, test, rank, job.ranks)
-    parameters = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
     return Result(accuracy, median(speeds), mean_loss, parameters)
 
 
