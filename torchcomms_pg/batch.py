@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from torchcomms_pg.compile_ops import trace_batch
+from torchcomms_pg import compile_ops
 from torchcomms_pg.options import Hints
 from torchcomms_pg.work import TorchWork
 
@@ -53,7 +53,14 @@ class BatchSendRecv:
             CommError: the communicator has failed.
         """
         if is_dynamo_compiling():
-            work = trace_batch(self._comm, list(self._ops), async_op, hints, timeout)
+            sends = [(tensor, peer) for sending, tensor, peer in self._ops if sending]
+            recvs = [(tensor, peer) for sending, tensor, peer in self._ops if not sending]
+            args = (
+                [tensor for tensor, _ in sends],
+                [tensor for tensor, _ in recvs],
+                [peer for _, peer in sends + recvs],
+            )
+            work = compile_ops.trace(self._comm, "batch_op_issue", args, async_op, hints, timeout)
             self._ops.clear()
             return work
         with self._comm.group() as group:

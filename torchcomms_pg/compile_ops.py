@@ -48,6 +48,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "scatter": ("write", "reads", "peer"),
     "gather": ("writes", "read", "peer"),
     "gather_single": ("write", "read", "peer"),
+    "batch_op_issue": ("reads", "writes", "peers"),  # the peers of the reads come first
 }
 
 _comms: weakref.WeakValueDictionary[str, Operations] = weakref.WeakValueDictionary()
@@ -240,43 +241,12 @@ def trace(
             reads.extend(value)
         elif kind == "peer":
             peers.append(value)
+        elif kind == "peers":
+            peers.extend(value)
         elif kind == "sizes":
             sizes.extend(value)
         else:
             op, factor = op_name(operation.removesuffix("_to"), value)
-    return _emit(comm, operation, writes, reads, peers, sizes, op, factor, async_op, hints, timeout)
-
-
-def trace_batch(
-    comm: Operations,
-    messages: Sequence[tuple[bool, Tensor, int]],
-    async_op: bool,
-    hints: Mapping[str, str] | None,
-    timeout: timedelta | None,
-) -> TorchWork:
-    """Same as `trace`, for a batch of messages: whether it is sent, tensor, peer."""
-    reads = [tensor for sending, tensor, _ in messages if sending]
-    writes = [tensor for sending, tensor, _ in messages if not sending]
-    peers = [peer for sending, _, peer in messages if sending]
-    peers += [peer for sending, _, peer in messages if not sending]
-    return _emit(
-        comm, "batch_op_issue", writes, reads, peers, [], "", 1.0, async_op, hints, timeout
-    )
-
-
-def _emit(
-    comm: Operations,
-    operation: str,
-    writes: list[Tensor],
-    reads: list[Tensor],
-    peers: list[int],
-    sizes: list[int],
-    op: str,
-    factor: float,
-    async_op: bool,
-    hints: Mapping[str, str] | None,
-    timeout: timedelta | None,
-) -> TorchWork:
     flat = "\n".join([f"{name}\t{value}" for name, value in (hints or {}).items()])
     seconds = -1.0
     if timeout is not None:  # its total_seconds() cannot be traced
