@@ -182,7 +182,7 @@ class Build:
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
         self.folder = ROOT / "build" / tag / self.module
         self.library = self.folder / f"{self.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
-        self.sources = (ROOT / "csrc").rglob("*.cpp") if sources is None else sources
+        self.sources = list((ROOT / "csrc").rglob("*.cpp") if sources is None else sources)
 
     def flags(self) -> dict[str, list[str]]:
         """Compiler flags by response file.
@@ -294,14 +294,31 @@ class Build:
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / "lock"):
             self.write_ninja()
-            command = [self.ninja, "-f", relative(self.folder / "build.ninja")]
-            command += ["-j", str(job_count())]
-            sys.stdout.flush()
-            if subprocess.run(command, cwd=ROOT, check=False).returncode:
-                raise CompileError(
-                    "torchcomms_pg: the compiler's errors are above. "
-                    f"Again, from {ROOT}: {shlex.join(command)}"
-                )
+            self.make()
+
+    def objects(self, *folders: str) -> list[str]:
+        """Compiles folders of csrc/ as parts of the extension, and returns their objects."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / "lock"):
+            self.write_ninja()
+            found = [
+                f"{relative(self.folder)}/{name}.o"
+                for name, _, files in self.units()
+                if files[0].relative_to(ROOT).parts[1] in folders
+            ]
+            self.make("--quiet", *found)
+        return found
+
+    def make(self, *arguments: str) -> None:
+        """Runs ninja: makes everything, unless its `arguments` name targets."""
+        command = [self.ninja, "-f", relative(self.folder / "build.ninja"), *arguments]
+        command += ["-j", str(job_count())]
+        sys.stdout.flush()
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            raise CompileError(
+                f"{self.module}: the compiler's errors are above. "
+                f"Again, from {ROOT}: {shlex.join(command)}"
+            )
 
     def copy_to(self, target: Path) -> None:
         """Puts the extension at `target`."""

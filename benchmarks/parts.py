@@ -51,7 +51,7 @@ def of_torch(args: argparse.Namespace) -> tuple[str, ...]:
 
 def measure_floor(args: argparse.Namespace, results: Results) -> None:
     """What the machine allows."""
-    program = str(native.floor_program())
+    program = str(native.program("floor"))
     flags = native.records(native.run([program, "flag"], 60))
     copies = []
     for bytes_ in (plan.IN_CACHE, *plan.LARGE):
@@ -64,7 +64,7 @@ def measure_floor(args: argparse.Namespace, results: Results) -> None:
 
 def measure_library(args: argparse.Namespace, results: Results) -> None:
     """The shared-memory library without torch."""
-    program = str(native.library_program())
+    program = str(native.program("library", "host", "nccl", "shm"))
     records = []
     for count in plan.RANKS:
         all_reduce = [s for s in plan.SIZES if s <= 64 * plan.MB]

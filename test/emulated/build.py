@@ -11,7 +11,6 @@ import pathlib
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -88,28 +87,6 @@ class Build(setup.Build):
         self.compiler_include = site / "triton/backends/nvidia/include"
         runtime = next(self.cuda_include.parent.glob("lib/libcudart.so.*"))
         self.runtime = runtime.name
-        self.extension = setup.Build(sources=list((ROOT / "csrc").rglob("*.cpp")))
-
-    def shm_objects(self):
-        """Compiles the extension's csrc/host and csrc/shm, unless that is done: the objects."""
-        build = self.extension
-        build.folder.mkdir(parents=True, exist_ok=True)
-        with setup.locked(build.folder / "lock"):
-            build.write_ninja()
-            objects = [
-                f"{setup.relative(build.folder)}/{name}.o"
-                for name, _, files in build.units()
-                if files[0].relative_to(ROOT).parts[1] in ("host", "shm")
-            ]
-            self.ninja_run(build.folder, *objects)
-        return objects
-
-    def ninja_run(self, folder, *targets):
-        command = [self.ninja, "-f", setup.relative(folder / "build.ninja"), *targets]
-        command += ["-j", str(setup.job_count())]
-        sys.stdout.flush()
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
-            raise setup.CompileError("emulated CUDA: the compiler's errors are above")
 
     def flags(self):
         common = [
@@ -239,8 +216,8 @@ class Build(setup.Build):
     def run(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         with setup.locked(self.folder / "lock"):
-            self.write_ninja(self.shm_objects())
-            self.ninja_run(self.folder)
+            self.write_ninja(setup.Build().objects("host", "shm"))
+            self.make()
             self.write_autoload()
 
 
