@@ -28,42 +28,13 @@
 
 #define TORCHCOMMS_PG_TORCH_AT_LEAST(minor) (TORCH_VERSION_MINOR >= (minor))
 
-// The record of an operation tells whether it is asynchronous since this macro exists, which takes
-// that as one more argument, the last.
+// Records an operation as RECORD_PARAM_COMMS_DATA does. `async` is the last argument of the macro
+// that takes it, and the first here, since an older torch has no place for it.
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
-#define TORCHCOMMS_PG_RECORD_PARAM_COMMS RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
+#define TORCHCOMMS_PG_RECORD_PARAM_COMMS(async, ...) \
+  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__, async)
 #else
-#define TORCHCOMMS_PG_RECORD_PARAM_COMMS( \
-    seq,                                  \
-    group,                                \
-    inputs,                               \
-    outputs,                              \
-    rank,                                 \
-    name,                                 \
-    numelIn,                              \
-    numelOut,                             \
-    dtype,                                \
-    splitsIn,                             \
-    splitsOut,                            \
-    start,                                \
-    stride,                               \
-    size,                                 \
-    async)                                \
-  RECORD_PARAM_COMMS_DATA(                \
-      seq,                                \
-      group,                              \
-      inputs,                             \
-      outputs,                            \
-      rank,                               \
-      name,                               \
-      numelIn,                            \
-      numelOut,                           \
-      dtype,                              \
-      splitsIn,                           \
-      splitsOut,                          \
-      start,                              \
-      stride,                             \
-      size)
+#define TORCHCOMMS_PG_RECORD_PARAM_COMMS(async, ...) RECORD_PARAM_COMMS_DATA(__VA_ARGS__)
 #endif
 
 namespace torchcomms_pg {

@@ -27,6 +27,7 @@ decltype(auto) withParamComms(
   }
   const auto& group = comm.group();
   TORCHCOMMS_PG_RECORD_PARAM_COMMS(
+      op.async,
       std::make_tuple(static_cast<int64_t>(op.seq), isPointToPoint(op.kind)),
       std::make_tuple(group.name, group.description),
       inputs,
@@ -40,8 +41,7 @@ decltype(auto) withParamComms(
       op.outputSplits,
       group.globalRankStart,
       group.globalRankStride,
-      comm.size(),
-      op.async);
+      comm.size());
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   std::vector<c10::IValue> values;
   if (!hasWork && range.isActive()) {  // a Work has its own range, in the same form
