@@ -6,7 +6,6 @@
 
 #include "base/OutstandingTask.hpp"
 #include "monitor/Monitor.hpp"
-#include "nccl/Ending.hpp"
 
 namespace torchcomms_pg {
 
@@ -20,13 +19,14 @@ constexpr Milliseconds kBriefPatience{200};
 std::atomic<Clock::time_point> impatientUntil{};
 
 void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
-  if (failed) {
-    api.commAbort(comm);
-  } else if (blocks) {
-    destroyOrAbort(api, comm);
-  } else {
-    api.commDestroy(comm);
+  if (!failed && blocks) {
+    // libnccl refuses to destroy a communicator whose peers are gone, keeps its memory, and from
+    // 2.24 on leaves the calling thread's group open (src/init.cc, ncclCommDestroy).
+    auto state = ncclSuccess;
+    failed = api.commGetAsyncError(comm, &state) != ncclSuccess || state != ncclSuccess;
   }
+  const auto end = failed ? api.commAbort : api.commDestroy;
+  end(comm);
 }
 
 }  // namespace
