@@ -11,37 +11,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// A field that the header may lack.
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 2)
-#define TORCHCOMMS_PG_FROM_2_29_2(field) &ncclConfig_t::field
-#else
-#define TORCHCOMMS_PG_FROM_2_29_2(field) nullptr
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 3)
-#define TORCHCOMMS_PG_FROM_2_30_3(field) &ncclConfig_t::field
-#else
-#define TORCHCOMMS_PG_FROM_2_30_3(field) nullptr
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7)
-#define TORCHCOMMS_PG_FROM_2_30_7(field) &ncclConfig_t::field
-#else
-#define TORCHCOMMS_PG_FROM_2_30_7(field) nullptr
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 31, 2)
-#define TORCHCOMMS_PG_FROM_2_31_2(field) &ncclConfig_t::field
-#else
-#define TORCHCOMMS_PG_FROM_2_31_2(field) nullptr
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 3)
-#define TORCHCOMMS_PG_FROM_2_32_3(field) &ncclConfig_t::field
-#else
-#define TORCHCOMMS_PG_FROM_2_32_3(field) nullptr
-#endif
-
 constexpr int kMost = INT_MAX;
 constexpr int kChannels = 64;  // NCCL's MAXCHANNELS
-
-using Config = ncclConfig_t;
 
 std::string wanted(const NcclConfig::Field& field) {
   if (field.most == kMost) {
@@ -60,88 +31,54 @@ void checkHeader(const NcclConfig::Field& field) {
   }
 }
 
+// Gives the pointer to a member of Config; null: the header is too old to have it. Config has to be
+// a parameter of a template, which alone may name a member that is not there.
+#define TORCHCOMMS_PG_MEMBER(field, since)        \
+  [] {                                            \
+    if constexpr (NCCL_VERSION_CODE >= (since)) { \
+      return &Config::field;                      \
+    } else {                                      \
+      return nullptr;                             \
+    }                                             \
+  }()
+#define TORCHCOMMS_PG_NUMBER(name, field, since, least, most) \
+  {name, #field, since, least, most, TORCHCOMMS_PG_MEMBER(field, since), nullptr}
+#define TORCHCOMMS_PG_TEXT(name, field, since) \
+  {name, #field, since, 0, 0, nullptr, TORCHCOMMS_PG_MEMBER(field, since)}
+
+template <class Config>
+std::vector<NcclConfig::Field> fieldsOf() {
+  return {
+      TORCHCOMMS_PG_NUMBER("blocking", blocking, 21800, 0, 1),
+      TORCHCOMMS_PG_NUMBER("cga_cluster_size", cgaClusterSize, 21800, 0, 8),
+      TORCHCOMMS_PG_NUMBER("min_ctas", minCTAs, 21800, 1, kMost),
+      TORCHCOMMS_PG_NUMBER("max_ctas", maxCTAs, 21800, 1, kMost),
+      TORCHCOMMS_PG_TEXT("net_name", netName, 21800),
+      TORCHCOMMS_PG_NUMBER("split_share", splitShare, 21800, 0, 1),
+      TORCHCOMMS_PG_NUMBER("traffic_class", trafficClass, 22602, 0, kMost),
+      TORCHCOMMS_PG_TEXT("comm_name", commName, 22703),
+      TORCHCOMMS_PG_NUMBER("collnet_enable", collnetEnable, 22703, 0, 1),
+      TORCHCOMMS_PG_NUMBER("cta_policy", CTAPolicy, 22703, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("shrink_share", shrinkShare, 22703, 0, 1),
+      TORCHCOMMS_PG_NUMBER("nvls_ctas", nvlsCTAs, 22703, 1, kMost),
+      TORCHCOMMS_PG_NUMBER("n_channels_per_net_peer", nChannelsPerNetPeer, 22803, 1, kChannels),
+      TORCHCOMMS_PG_NUMBER("nvlink_centric_sched", nvlinkCentricSched, 22803, 0, 1),
+      TORCHCOMMS_PG_NUMBER("graph_usage_mode", graphUsageMode, 22902, 0, 2),
+      TORCHCOMMS_PG_NUMBER("num_rma_ctx", numRmaCtx, 22902, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("max_p2p_peers", maxP2pPeers, 23003, 1, kMost),
+      TORCHCOMMS_PG_NUMBER("graph_stream_ordering", graphStreamOrdering, 23007, 0, 1),
+      TORCHCOMMS_PG_NUMBER("launch_order_implicit", launchOrderImplicit, 23102, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("num_rma_sig", numRmaSig, 23102, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("rma_eager_init", rmaEagerInit, 23102, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("host_cft_mode", hostCftMode, 23102, 0, kMost),
+      TORCHCOMMS_PG_NUMBER("nvls_host_mode", nvlsHostMode, 23203, 0, kMost),
+  };
+}
+
 }  // namespace
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
-  static const std::vector<Field> all = {
-      {"blocking", "blocking", 21800, 0, 1, &Config::blocking, nullptr},
-      {"cga_cluster_size", "cgaClusterSize", 21800, 0, 8, &Config::cgaClusterSize, nullptr},
-      {"min_ctas", "minCTAs", 21800, 1, kMost, &Config::minCTAs, nullptr},
-      {"max_ctas", "maxCTAs", 21800, 1, kMost, &Config::maxCTAs, nullptr},
-      {"net_name", "netName", 21800, 0, 0, nullptr, &Config::netName},
-      {"split_share", "splitShare", 21800, 0, 1, &Config::splitShare, nullptr},
-      {"traffic_class", "trafficClass", 22602, 0, kMost, &Config::trafficClass, nullptr},
-      {"comm_name", "commName", 22703, 0, 0, nullptr, &Config::commName},
-      {"collnet_enable", "collnetEnable", 22703, 0, 1, &Config::collnetEnable, nullptr},
-      {"cta_policy", "CTAPolicy", 22703, 0, kMost, &Config::CTAPolicy, nullptr},
-      {"shrink_share", "shrinkShare", 22703, 0, 1, &Config::shrinkShare, nullptr},
-      {"nvls_ctas", "nvlsCTAs", 22703, 1, kMost, &Config::nvlsCTAs, nullptr},
-      {"n_channels_per_net_peer",
-       "nChannelsPerNetPeer",
-       22803,
-       1,
-       kChannels,
-       &Config::nChannelsPerNetPeer,
-       nullptr},
-      {"nvlink_centric_sched",
-       "nvlinkCentricSched",
-       22803,
-       0,
-       1,
-       &Config::nvlinkCentricSched,
-       nullptr},
-      {"graph_usage_mode",
-       "graphUsageMode",
-       22902,
-       0,
-       2,
-       TORCHCOMMS_PG_FROM_2_29_2(graphUsageMode),
-       nullptr},
-      {"num_rma_ctx", "numRmaCtx", 22902, 0, kMost, TORCHCOMMS_PG_FROM_2_29_2(numRmaCtx), nullptr},
-      {"max_p2p_peers",
-       "maxP2pPeers",
-       23003,
-       1,
-       kMost,
-       TORCHCOMMS_PG_FROM_2_30_3(maxP2pPeers),
-       nullptr},
-      {"graph_stream_ordering",
-       "graphStreamOrdering",
-       23007,
-       0,
-       1,
-       TORCHCOMMS_PG_FROM_2_30_7(graphStreamOrdering),
-       nullptr},
-      {"launch_order_implicit",
-       "launchOrderImplicit",
-       23102,
-       0,
-       kMost,
-       TORCHCOMMS_PG_FROM_2_31_2(launchOrderImplicit),
-       nullptr},
-      {"num_rma_sig", "numRmaSig", 23102, 0, kMost, TORCHCOMMS_PG_FROM_2_31_2(numRmaSig), nullptr},
-      {"rma_eager_init",
-       "rmaEagerInit",
-       23102,
-       0,
-       kMost,
-       TORCHCOMMS_PG_FROM_2_31_2(rmaEagerInit),
-       nullptr},
-      {"host_cft_mode",
-       "hostCftMode",
-       23102,
-       0,
-       kMost,
-       TORCHCOMMS_PG_FROM_2_31_2(hostCftMode),
-       nullptr},
-      {"nvls_host_mode",
-       "nvlsHostMode",
-       23203,
-       0,
-       kMost,
-       TORCHCOMMS_PG_FROM_2_32_3(nvlsHostMode),
-       nullptr},
-  };
+  static const auto all = fieldsOf<ncclConfig_t>();
   return all;
 }
 
@@ -184,8 +121,9 @@ std::optional<std::string> NcclConfig::text(const Field& field) const {
 
 NcclConfig NcclConfig::named(const NcclApi& api, const std::string& name) const {
   const auto& all = fields();
-  const auto& field = *std::find_if(
-      all.begin(), all.end(), [](const auto& each) { return each.text == &Config::commName; });
+  const auto& field = *std::find_if(all.begin(), all.end(), [](const auto& each) {
+    return each.text == &ncclConfig_t::commName;
+  });
   auto config = *this;
   int version = 0;
   if (api.getVersion(&version) == ncclSuccess && version >= field.since) {
