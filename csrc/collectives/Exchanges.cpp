@@ -34,7 +34,7 @@ std::vector<int64_t> splitCounts(
         "; pass split sizes");
     return std::vector<int64_t>(size, tensor.numel() / size);
   }
-  checkListLength(what, (std::string(argument) + "_split_sizes").c_str(), splits.size(), size);
+  checkListLength({what, (std::string(argument) + "_split_sizes").c_str()}, splits.size(), size);
   int64_t sum = 0;
   for (const auto split : splits) {
     TORCH_CHECK_VALUE(
@@ -103,10 +103,10 @@ WorkPtr allToAllSingle(
     const std::vector<int64_t>& inputSplits) {
   auto call = comm.prepare(OpKind::allToAllSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, comm.device());
-  checkWritable(what, "output", output);
-  checkTensor(what, "input", input, comm.device());
-  checkSameType(what, "output", output, "input", input);
+  checkTensor({what, "output"}, output, comm.device());
+  checkWritable({what, "output"}, output);
+  checkTensor({what, "input"}, input, comm.device());
+  checkSameType({what, "output"}, output, "input", input);
   const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm.size());
   const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm.size());
   call.setTensors({input}, {output});
@@ -117,7 +117,7 @@ WorkPtr allToAllSingle(
   OutputBuffer target(output, /*readFirst=*/false);
   const auto source = input.contiguous();
   if (outputSplits.empty() && inputSplits.empty()) {
-    checkNumel(what, "output", output, input.numel());
+    checkNumel({what, "output"}, output, input.numel());
     call.launch = [&comm, target, wire, source](ncclComm_t handle, cudaStream_t stream) {
       return allToAll(
           comm.api(),
@@ -158,11 +158,11 @@ WorkPtr allToAll(
     const std::vector<at::Tensor>& inputs) {
   auto call = comm.prepare(OpKind::allToAll, options);
   const char* const what = name(call.op.kind);
-  checkListLength(what, "output_tensor_list", outputs.size(), comm.size());
-  checkListLength(what, "input_tensor_list", inputs.size(), comm.size());
-  checkTensors(what, "output_tensor_list", outputs, inputs.front(), comm.device());
-  checkWritable(what, "output_tensor_list", outputs);
-  checkTensors(what, "input_tensor_list", inputs, inputs.front(), comm.device());
+  checkListLength({what, "output_tensor_list"}, outputs.size(), comm.size());
+  checkListLength({what, "input_tensor_list"}, inputs.size(), comm.size());
+  checkTensors({what, "output_tensor_list"}, outputs, inputs.front(), comm.device());
+  checkWritable({what, "output_tensor_list"}, outputs);
+  checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm.device());
   call.setTensors(inputs, outputs);
 
   const auto wire = wireType(inputs.front().scalar_type());

@@ -45,10 +45,10 @@ WorkPtr broadcast(
     Communicator& comm, const Communicator::Options& options, const at::Tensor& tensor, int root) {
   auto call = comm.prepare(OpKind::broadcast, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", tensor, comm.device());
-  checkRank(what, "root", root, comm.size());
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkRank({what, "root"}, root, comm.size());
   if (root != comm.rank()) {
-    checkWritable(what, "tensor", tensor);
+    checkWritable({what, "tensor"}, tensor);
   }
   call.setTensors({tensor}, {tensor});
   call.op.peer = root;
@@ -73,11 +73,11 @@ WorkPtr allGatherSingle(
     const at::Tensor& input) {
   auto call = comm.prepare(OpKind::allGatherSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, comm.device());
-  checkWritable(what, "output", output);
-  checkTensor(what, "input", input, comm.device());
-  checkSameType(what, "output", output, "input", input);
-  checkNumel(what, "output", output, input.numel() * comm.size());
+  checkTensor({what, "output"}, output, comm.device());
+  checkWritable({what, "output"}, output);
+  checkTensor({what, "input"}, input, comm.device());
+  checkSameType({what, "output"}, output, "input", input);
+  checkNumel({what, "output"}, output, input.numel() * comm.size());
   call.setTensors({input}, {output});
 
   const auto wire = wireType(input.scalar_type());
@@ -100,15 +100,11 @@ WorkPtr allGather(
     const at::Tensor& input) {
   auto call = comm.prepare(OpKind::allGather, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", input, comm.device());
-  checkListLength(what, "tensor_list", outputs.size(), comm.size());
-  checkTensors(what, "tensor_list", outputs, input, comm.device());
-  checkWritable(what, "tensor_list", outputs);
-  checkNumel(
-      what,
-      ("tensor_list[" + std::to_string(comm.rank()) + "]").c_str(),
-      outputs[comm.rank()],
-      input.numel());
+  checkTensor({what, "tensor"}, input, comm.device());
+  checkListLength({what, "tensor_list"}, outputs.size(), comm.size());
+  checkTensors({what, "tensor_list"}, outputs, input, comm.device());
+  checkWritable({what, "tensor_list"}, outputs);
+  checkNumel(Argument{what, "tensor_list"}[comm.rank()], outputs[comm.rank()], input.numel());
   call.setTensors({input}, outputs);
 
   const auto wire = wireType(input.scalar_type());
@@ -169,10 +165,11 @@ WorkPtr gather(
     int root) {
   auto call = comm.prepare(OpKind::gather, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", input, comm.device());
-  checkRank(what, "root", root, comm.size());
-  checkRootList(what, "gather_list", outputs, input, root, comm.rank(), comm.size(), comm.device());
-  checkWritable(what, "gather_list", outputs);
+  checkTensor({what, "tensor"}, input, comm.device());
+  checkRank({what, "root"}, root, comm.size());
+  checkRootList(
+      {what, "gather_list"}, outputs, input, root, comm.rank(), comm.size(), comm.device());
+  checkWritable({what, "gather_list"}, outputs);
   call.setTensors({input}, outputs);
   call.op.peer = root;
 
@@ -191,8 +188,8 @@ WorkPtr gatherSingle(
     int root) {
   auto call = comm.prepare(OpKind::gatherSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "input", input, comm.device());
-  checkRank(what, "root", root, comm.size());
+  checkTensor({what, "input"}, input, comm.device());
+  checkRank({what, "root"}, root, comm.size());
   std::vector<at::Tensor> outputs;
   std::optional<OutputBuffer> target;
   if (root == comm.rank()) {
@@ -202,10 +199,10 @@ WorkPtr gatherSingle(
         ": output is None on rank ",
         comm.rank(),
         ", the root; wanted a tensor");
-    checkTensor(what, "output", *output, comm.device());
-    checkWritable(what, "output", *output);
-    checkSameType(what, "output", *output, "input", input);
-    checkNumel(what, "output", *output, input.numel() * comm.size());
+    checkTensor({what, "output"}, *output, comm.device());
+    checkWritable({what, "output"}, *output);
+    checkSameType({what, "output"}, *output, "input", input);
+    checkNumel({what, "output"}, *output, input.numel() * comm.size());
     outputs = {*output};
     target.emplace(*output, /*readFirst=*/false);
   }
@@ -222,11 +219,11 @@ WorkPtr scatter(
     int root) {
   auto call = comm.prepare(OpKind::scatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", output, comm.device());
-  checkWritable(what, "tensor", output);
-  checkRank(what, "root", root, comm.size());
+  checkTensor({what, "tensor"}, output, comm.device());
+  checkWritable({what, "tensor"}, output);
+  checkRank({what, "root"}, root, comm.size());
   checkRootList(
-      what, "scatter_list", inputs, output, root, comm.rank(), comm.size(), comm.device());
+      {what, "scatter_list"}, inputs, output, root, comm.rank(), comm.size(), comm.device());
   call.setTensors(inputs, {output});
   call.op.peer = root;
 

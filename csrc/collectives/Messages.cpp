@@ -25,8 +25,8 @@ WorkPtr send(
     int tag) {
   auto call = comm.prepare(OpKind::send, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", tensor, comm.device());
-  checkRank(what, "dst", destination, comm.size());
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkRank({what, "dst"}, destination, comm.size());
   checkTag(what, tag);
   auto source = tensor.contiguous();
   call.setTensors({source}, {});
@@ -54,8 +54,8 @@ WorkPtr recv(
     int tag) {
   auto call = comm.prepare(OpKind::recv, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", tensor, comm.device());
-  checkWritable(what, "tensor", tensor);
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkWritable({what, "tensor"}, tensor);
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -63,7 +63,7 @@ WorkPtr recv(
         what,
         ": a receive from any rank is not possible over NCCL; name the source");
   } else {
-    checkRank(what, "src", source, comm.size());
+    checkRank({what, "src"}, source, comm.size());
   }
   call.setTensors({}, {tensor});
   call.op.peer = source;

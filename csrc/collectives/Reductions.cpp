@@ -54,14 +54,14 @@ WorkPtr allReduce(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::allReduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", input, comm.device());
+  checkTensor({what, "tensor"}, input, comm.device());
   const bool inPlace = output.is_same(input);
   if (!inPlace) {
-    checkTensor(what, "output", output, comm.device());
-    checkSameType(what, "output", output, "tensor", input);
-    checkNumel(what, "output", output, input.numel());
+    checkTensor({what, "output"}, output, comm.device());
+    checkSameType({what, "output"}, output, "tensor", input);
+    checkNumel({what, "output"}, output, input.numel());
   }
-  checkWritable(what, inPlace ? "tensor" : "output", output);
+  checkWritable({what, inPlace ? "tensor" : "output"}, output);
   Reduction reduction(what, reduceOp, input.scalar_type());
   call.setTensors({input}, {output}, reduction.name());
 
@@ -100,9 +100,9 @@ WorkPtr reduce(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "tensor", tensor, comm.device());
-  checkWritable(what, "tensor", tensor);
-  checkRank(what, "root", root, comm.size());
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkWritable({what, "tensor"}, tensor);
+  checkRank({what, "root"}, root, comm.size());
   Reduction reduction(what, reduceOp, tensor.scalar_type());
   call.setTensors({tensor}, {tensor}, reduction.name());
   call.op.peer = root;
@@ -144,11 +144,11 @@ WorkPtr reduceScatterSingle(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatterSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, comm.device());
-  checkWritable(what, "output", output);
-  checkTensor(what, "input", input, comm.device());
-  checkSameType(what, "output", output, "input", input);
-  checkNumel(what, "input", input, output.numel() * comm.size());
+  checkTensor({what, "output"}, output, comm.device());
+  checkWritable({what, "output"}, output);
+  checkTensor({what, "input"}, input, comm.device());
+  checkSameType({what, "output"}, output, "input", input);
+  checkNumel({what, "input"}, input, output.numel() * comm.size());
   call.setTensors({input}, {output}, name(reduceOp));
   setReduceScatter(
       comm, call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
@@ -163,15 +163,11 @@ WorkPtr reduceScatter(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor(what, "output", output, comm.device());
-  checkWritable(what, "output", output);
-  checkListLength(what, "input_list", inputs.size(), comm.size());
-  checkTensors(what, "input_list", inputs, output, comm.device());
-  checkNumel(
-      what,
-      ("input_list[" + std::to_string(comm.rank()) + "]").c_str(),
-      inputs[comm.rank()],
-      output.numel());
+  checkTensor({what, "output"}, output, comm.device());
+  checkWritable({what, "output"}, output);
+  checkListLength({what, "input_list"}, inputs.size(), comm.size());
+  checkTensors({what, "input_list"}, inputs, output, comm.device());
+  checkNumel(Argument{what, "input_list"}[comm.rank()], inputs[comm.rank()], output.numel());
   Reduction reduction(what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 

@@ -3,25 +3,23 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
-#include <string>
-
 namespace torchcomms_pg {
 
-void checkDense(
-    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device) {
-  TORCH_CHECK_VALUE(tensor.defined(), what, ": ", argument, " is an undefined tensor");
+std::ostream& operator<<(std::ostream& out, const Argument& argument) {
+  out << argument.what << ": " << argument.name;
+  return argument.index < 0 ? out : out << '[' << argument.index << ']';
+}
+
+void checkDense(const Argument& argument, const at::Tensor& tensor, const at::Device& device) {
+  TORCH_CHECK_VALUE(tensor.defined(), argument, " is an undefined tensor");
   TORCH_CHECK_VALUE(
       tensor.layout() == at::kStrided,
-      what,
-      ": ",
       argument,
       " has layout ",
       tensor.layout(),
       ", wanted a dense tensor; convert it with to_dense()");
   TORCH_CHECK_VALUE(
       tensor.device() == device,
-      what,
-      ": ",
       argument,
       " is on ",
       tensor.device(),
@@ -39,8 +37,6 @@ void checkDense(
   }
   TORCH_CHECK_VALUE(
       reach * tensor.element_size() <= tensor.storage().nbytes(),
-      what,
-      ": ",
       argument,
       " (shape ",
       tensor.sizes(),
@@ -51,23 +47,18 @@ void checkDense(
       "; give it its memory back with untyped_storage().resize_() first");
 }
 
-void checkTensor(
-    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device) {
-  checkDense(what, argument, tensor, device);
+void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::Device& device) {
+  checkDense(argument, tensor, device);
   TORCH_CHECK_VALUE(
       !tensor.is_conj() && !tensor.is_neg(),
-      what,
-      ": ",
       argument,
       tensor.is_conj() ? " is a conjugate" : " is negative",
       " by a flag alone, as conj() makes; pass tensor.resolve_conj().resolve_neg()");
 }
 
-void checkWritable(const char* what, const char* argument, const at::Tensor& tensor) {
+void checkWritable(const Argument& argument, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
       at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-      what,
-      ": ",
       argument,
       " (shape ",
       tensor.sizes(),
@@ -76,27 +67,22 @@ void checkWritable(const char* what, const char* argument, const at::Tensor& ten
       ") has elements that overlap in memory, as expand() makes; pass tensor.clone()");
 }
 
-void checkWritable(const char* what, const char* argument, const std::vector<at::Tensor>& tensors) {
+void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    checkWritable(
-        what, (std::string(argument) + "[" + std::to_string(i) + "]").c_str(), tensors[i]);
+    checkWritable(argument[i], tensors[i]);
   }
 }
 
 void checkTensors(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const std::vector<at::Tensor>& tensors,
     const at::Tensor& like,
     const at::Device& device) {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto name = std::string(argument) + "[" + std::to_string(i) + "]";
-    checkTensor(what, name.c_str(), tensors[i], device);
+    checkTensor(argument[i], tensors[i], device);
     TORCH_CHECK_TYPE(
         tensors[i].scalar_type() == like.scalar_type(),
-        what,
-        ": ",
-        name,
+        argument[i],
         " has dtype ",
         tensors[i].scalar_type(),
         ", the other tensors have ",
@@ -106,15 +92,12 @@ void checkTensors(
 }
 
 void checkSameType(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const at::Tensor& tensor,
     const char* otherArgument,
     const at::Tensor& other) {
   TORCH_CHECK_TYPE(
       tensor.scalar_type() == other.scalar_type(),
-      what,
-      ": ",
       argument,
       " has dtype ",
       tensor.scalar_type(),
@@ -125,11 +108,9 @@ void checkSameType(
       "; they must be the same");
 }
 
-void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel) {
+void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel) {
   TORCH_CHECK_VALUE(
       tensor.numel() == numel,
-      what,
-      ": ",
       argument,
       " has ",
       tensor.numel(),
@@ -139,11 +120,9 @@ void checkNumel(const char* what, const char* argument, const at::Tensor& tensor
       numel);
 }
 
-void checkRank(const char* what, const char* argument, int64_t rank, int size) {
+void checkRank(const Argument& argument, int64_t rank, int size) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,
-      what,
-      ": ",
       argument,
       " ",
       rank,
@@ -152,8 +131,7 @@ void checkRank(const char* what, const char* argument, int64_t rank, int size) {
 }
 
 void checkRootList(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const std::vector<at::Tensor>& tensors,
     const at::Tensor& like,
     int root,
@@ -163,8 +141,6 @@ void checkRootList(
   if (rank != root) {
     TORCH_CHECK_VALUE(
         tensors.empty(),
-        what,
-        ": ",
         argument,
         " has ",
         tensors.size(),
@@ -173,19 +149,16 @@ void checkRootList(
         ", which is not the root; wanted none");
     return;
   }
-  checkListLength(what, argument, tensors.size(), size);
-  checkTensors(what, argument, tensors, like, device);
+  checkListLength(argument, tensors.size(), size);
+  checkTensors(argument, tensors, like, device);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto element = std::string(argument) + "[" + std::to_string(i) + "]";
-    checkNumel(what, element.c_str(), tensors[i], like.numel());
+    checkNumel(argument[i], tensors[i], like.numel());
   }
 }
 
-void checkListLength(const char* what, const char* argument, size_t length, size_t wanted) {
+void checkListLength(const Argument& argument, size_t length, size_t wanted) {
   TORCH_CHECK_VALUE(
       length == wanted,
-      what,
-      ": ",
       argument,
       " has ",
       length,

@@ -4,50 +4,58 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <ostream>
 #include <vector>
 
 namespace torchcomms_pg {
 
+// An argument of an operation, or an element of one that is a list; printed as errors name it, e.g.
+// "all_gather: tensor_list[2]".
+struct Argument {
+  const char* what;  // the operation
+  const char* name;
+  int64_t index = -1;  // -1: not an element
+
+  Argument operator[](int64_t element) const { return {what, name, element}; }
+};
+std::ostream& operator<<(std::ostream& out, const Argument& argument);
+
 // Checks that `tensor` is defined, strided and on `device`, and that its storage holds its
 // elements.
-void checkDense(
-    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
+void checkDense(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
 // Checks that `tensor` passes checkDense and that its memory holds its elements as they are, not
 // their conjugates or negatives.
-void checkTensor(
-    const char* what, const char* argument, const at::Tensor& tensor, const at::Device& device);
+void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
 // Checks that `tensor`, which is written to, has no two elements in one place, as an expanded
 // tensor has.
-void checkWritable(const char* what, const char* argument, const at::Tensor& tensor);
-void checkWritable(const char* what, const char* argument, const std::vector<at::Tensor>& tensors);
+void checkWritable(const Argument& argument, const at::Tensor& tensor);
+void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors);
 
 // Checks that all of `tensors` pass checkTensor and have one dtype, that of `like`.
 void checkTensors(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const std::vector<at::Tensor>& tensors,
     const at::Tensor& like,
     const at::Device& device);
 
 void checkSameType(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const at::Tensor& tensor,
     const char* otherArgument,
     const at::Tensor& other);
 
-void checkNumel(const char* what, const char* argument, const at::Tensor& tensor, int64_t numel);
+void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel);
 
 // Checks that `rank` is one of the group's.
-void checkRank(const char* what, const char* argument, int64_t rank, int size);
+void checkRank(const Argument& argument, int64_t rank, int size);
 
 // Checks that `tensors`, which only the root passes, are one for each rank, fit `like`, and have as
 // many elements.
 void checkRootList(
-    const char* what,
-    const char* argument,
+    const Argument& argument,
     const std::vector<at::Tensor>& tensors,
     const at::Tensor& like,
     int root,
@@ -55,6 +63,6 @@ void checkRootList(
     int size,
     const at::Device& device);
 
-void checkListLength(const char* what, const char* argument, size_t length, size_t wanted);
+void checkListLength(const Argument& argument, size_t length, size_t wanted);
 
 }  // namespace torchcomms_pg

@@ -67,7 +67,7 @@ void Window::refuseDeferral(const char* what) const {
 }
 
 void Window::checkRank(const char* what, const char* argument, int64_t rank) const {
-  torchcomms_pg::checkRank(what, argument, rank, comm_->size());
+  torchcomms_pg::checkRank({what, argument}, rank, comm_->size());
 }
 
 std::shared_ptr<Window::Registration> Window::registered(const char* what) const {
@@ -87,7 +87,7 @@ WorkPtr Window::put(
   refuseDeferral(what);
   const auto registration = registered(what);
   checkRank(what, "dst_rank", destination);
-  checkDense(what, "tensor", tensor, comm_->device());
+  checkDense({what, "tensor"}, tensor, comm_->device());
   const auto& part = registration->parts[destination];
   TORCH_CHECK_TYPE(
       tensor.scalar_type() == part.dtype,

@@ -176,7 +176,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   const char* const what = name(OpKind::tensorRegister);
   comm_->usable();
   refuseDeferral(what);
-  checkDense(what, "tensor", tensor, comm_->device());
+  checkDense({what, "tensor"}, tensor, comm_->device());
   TORCH_CHECK_VALUE(
       tensor.has_storage() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(),
       what,
