@@ -53,11 +53,6 @@ def refuse_nan(args: PreHookArgs, rank: int) -> None:
 def log_info(text: str) -> None:
     """Writes a line to torch's log, where TORCH_CPP_LOG_LEVEL is INFO."""
 
-def new_shm_communicator(
-    store: Store, rank: int, size: int, name: str, timeout: timedelta, ends_process: bool
-) -> Communicator:
-    """A communicator over shared memory; collective over its ranks."""
-
 def configure_recorder(
     *,
     max_entries: int,
@@ -90,15 +85,19 @@ class Recorder:
     def write(self, path: str, completed: bool) -> None:
         """Writes the pickle to a file; raises RuntimeError when it cannot."""
 
-def new_gloo_communicator(
+def new_host_communicator(
     store: Store,
     rank: int,
     size: int,
     name: str,
     timeout: timedelta,
     ends_process: bool,
+    gloo: bool,
 ) -> Communicator:
-    """A communicator over the connections of torch's Gloo; collective over its ranks."""
+    """A communicator for CPU tensors, over shared memory or the connections of torch's Gloo.
+
+    Collective over its ranks.
+    """
 
 def new_accelerator_communicator(
     store: Store,

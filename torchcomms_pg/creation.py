@@ -99,10 +99,10 @@ def new_comm(
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
     compile_watch.configure()
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
-    if backend == "shm":
-        comm = _C.new_shm_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
-    elif backend == "gloo":
-        comm = _C.new_gloo_communicator(meeting, rank, size, name, chosen.timeout, ends_process)
+    if backend in ("shm", "gloo"):
+        comm = _C.new_host_communicator(
+            meeting, rank, size, name, chosen.timeout, ends_process, backend == "gloo"
+        )
     else:
         nccl.stay_deterministic()
         comm = _C.new_accelerator_communicator(

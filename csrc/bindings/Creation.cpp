@@ -36,26 +36,18 @@ std::unique_ptr<Comm> own(std::shared_ptr<Communicator> comm, bool endsProcess) 
   return std::make_unique<Comm>(std::move(comm));
 }
 
-std::unique_ptr<Comm> newShm(
+std::unique_ptr<Comm> newHost(
     const StorePtr& store,
     int rank,
     int size,
     const std::string& name,
     Milliseconds timeout,
-    bool endsProcess) {
-  const auto info = rendezvousInfo(store, rank, size, name, "shm", timeout);
-  return own(connectHosts(info, nullptr), endsProcess);
-}
-
-std::unique_ptr<Comm> newGloo(
-    const StorePtr& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess) {
-  const auto info = rendezvousInfo(store, rank, size, name, "gloo", timeout);
-  return own(connectThroughGloo(info, glooConnector(name, timeout)), endsProcess);
+    bool endsProcess,
+    bool gloo) {
+  const auto info = rendezvousInfo(store, rank, size, name, gloo ? "gloo" : "shm", timeout);
+  auto comm = gloo ? connectThroughGloo(info, glooConnector(name, timeout))
+                   : connectHosts(info, /*gloo=*/nullptr);
+  return own(std::move(comm), endsProcess);
 }
 
 std::unique_ptr<Comm> newAccelerator(
@@ -107,24 +99,15 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
 void bindCreation(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def(
-      "new_shm_communicator",
-      &newShm,
+      "new_host_communicator",
+      &newHost,
       py::arg("store"),
       py::arg("rank"),
       py::arg("size"),
       py::arg("name"),
       py::arg("timeout"),
       py::arg("ends_process"),
-      NoGil());
-  module.def(
-      "new_gloo_communicator",
-      &newGloo,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
+      py::arg("gloo"),
       NoGil());
   module.def(
       "new_accelerator_communicator",
