@@ -1,6 +1,6 @@
 #include "comm/Communicator.hpp"
 
-#include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -125,13 +125,8 @@ void Communicator::awaitRanks(Milliseconds timeout) {
   op.issued = Clock::now();
   op.timeout = timeout;
   const auto entry = inFlight_.add(op);
-  try {
-    awaitInitialization();
-  } catch (...) {
-    inFlight_.remove(entry);
-    throw;
-  }
-  inFlight_.remove(entry);
+  const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
+  awaitInitialization();
 }
 
 ncclComm_t Communicator::handle() {

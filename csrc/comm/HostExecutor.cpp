@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 
 #include <memory>
 #include <mutex>
@@ -86,15 +87,7 @@ bool HostExecutor::mayBeDeferred(const Operation& op) const {
 
 void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
   const auto entry = comm_.inFlight().add(work->operation(), work);
-  struct Waker {
-    WorkerStream& worker;
-    bool wanted = true;
-    ~Waker() {
-      if (wanted) {
-        worker.wake();
-      }
-    }
-  } waker{worker_};
+  auto waker = c10::make_scope_exit([this] { worker_.wake(); });
   try {
     comm_.awaitInitialization();
     const auto order = comm_.library().holdOrder();
@@ -117,7 +110,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     }
     if (alone && comm_.api().published(comm)) {
       // A waiting thread runs the rest, as late as it comes.
-      waker.wanted = false;
+      waker.release();
       work->setStarted({});
     }
     // Holds the whole call: its launch owns the buffers that are in use.
@@ -291,7 +284,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
   if (work.done()) {
     return;
   }
-  const Work::Waiting waiting(work);
+  const auto waiting = work.waiting();
   if (timeout <= kNoTimeout) {
     // Runs queued tasks only without a timeout, since they may take longer, and only where the work
     // is behind them: other ranks may want what follows a message before they do their part.

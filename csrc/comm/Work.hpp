@@ -3,9 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/ScopeExit.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -98,17 +98,11 @@ class Work final : public latest::Work {
   bool launched() const { return op_.seq != 0; }
   // Returns whether a thread waits for it now, on the host.
   bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
-  // Counts the calling thread among the waiting ones, while it lives.
-  class Waiting {
-   public:
-    explicit Waiting(Work& work) : work_(work) { work_.waiting_.fetch_add(1); }
-    ~Waiting() { work_.waiting_.fetch_sub(1); }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-
-   private:
-    Work& work_;
-  };
+  // Counts the calling thread among the waiting ones, while the result lives.
+  [[nodiscard]] auto waiting() {
+    waiting_.fetch_add(1);
+    return c10::make_scope_exit([this] { waiting_.fetch_sub(1); });
+  }
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
