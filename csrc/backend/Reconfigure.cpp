@@ -4,7 +4,6 @@
 #include <functional>
 #include <random>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
 #include "backend/Backend.hpp"

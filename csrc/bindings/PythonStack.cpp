@@ -1,5 +1,4 @@
 // Python's stacks, for the flight recorder.
-#include <algorithm>
 #include <mutex>
 #include <utility>
 

@@ -1,6 +1,5 @@
 // Collectives in which every rank has something for every other: all-to-all and the barrier, which
 // is one without data.
-#include <numeric>
 #include <utility>
 
 #include "collectives/Collectives.hpp"

@@ -2,6 +2,8 @@
 // ("record_param_comms" events).
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <string>
 #include <tuple>
 #include <utility>

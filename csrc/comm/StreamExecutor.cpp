@@ -25,9 +25,7 @@ StreamExecutor::StreamExecutor(Communicator& comm, c10::Device device, bool high
     : comm_(comm), device_(device, highPriority) {}
 
 void StreamExecutor::prepare(Operation& op) {
-  if (op.ordered) {
-    device_.prepare();
-  }
+  device_.prepare();
   op.captured = isCapturing(device_.currentStream());
 }
 

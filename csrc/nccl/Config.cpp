@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <climits>
 #include <stdexcept>
-#include <string_view>
 
 #include "nccl/Library.hpp"
 

@@ -1,8 +1,6 @@
 #include "nccl/Memory.hpp"
 
-#include <algorithm>
 #include <atomic>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
