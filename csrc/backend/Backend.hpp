@@ -14,7 +14,6 @@
 
 #include "backend/GroupOptions.hpp"
 #include "base/TorchCompat.hpp"
-#include "comm/CallbackThread.hpp"
 #include "comm/Communicator.hpp"
 #include "recorder/DumpPipe.hpp"
 
@@ -272,7 +271,7 @@ class Backend final : public latest::Backend {
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
-  std::shared_ptr<CallbackThread> completionHooks_;
+  std::shared_ptr<WorkerStream> completionHooks_;
   bool nanCheck_ = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
   std::map<int64_t, latest::AbortHook> abortHooks_;

@@ -47,8 +47,10 @@ void Backend::registerOnCompletionHook(
       "register_on_completion_hook: group '",
       options_->group_name,
       "' has one already; a group takes one");
+  auto thread = std::make_shared<WorkerStream>("tcpg_hooks");
+  thread->start();
   onCompletionHook_ = hook;  // hasHooks() looks at it
-  completionHooks_ = std::make_shared<CallbackThread>();
+  completionHooks_ = std::move(thread);
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
   }
@@ -73,10 +75,14 @@ void Backend::installEndHook(Communicator& comm) const {
       [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
           const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
         if (onCompletion) {
-          thread->add([onCompletion,
-                       info = std::make_shared<c10d::WorkInfo>(
-                           traits(op.kind).type, op.seq, started, finished, finished - started)] {
-            onCompletion(info);
+          auto info = std::make_shared<c10d::WorkInfo>(
+              traits(op.kind).type, op.seq, started, finished, finished - started);
+          thread->enqueue([onCompletion, info = std::move(info)] {
+            try {
+              onCompletion(info);
+            } catch (const std::exception& error) {
+              TORCH_WARN("a completion hook raised: ", error.what());
+            }
           });
         }
         if (work == nullptr || !work->isSuccess()) {

@@ -7,13 +7,6 @@ uint64_t Hooks::nextOpId() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-void Hooks::startThread() {
-  std::lock_guard lock(mutex_);
-  if (!thread_) {
-    thread_ = std::make_shared<CallbackThread>();
-  }
-}
-
 void Hooks::replace(std::shared_ptr<const Table> table) {
   any_.store(
       !table->pre.empty() || !table->post.empty() || !table->end.empty(),
@@ -64,14 +57,14 @@ void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
     }
   };
   if (async) {
-    thread_->add(std::move(fire));
+    thread_.enqueue(std::move(fire));
   } else {
     fire();
   }
 }
 
 void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
-  thread_->add([hooks = std::move(hooks), args = std::move(args)] {
+  thread_.enqueue([hooks = std::move(hooks), args = std::move(args)] {
     for (const auto& [id, hook] : hooks) {
       try {
         (*hook)(args);
@@ -80,17 +73,6 @@ void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
       }
     }
   });
-}
-
-void Hooks::drain() {
-  std::shared_ptr<CallbackThread> thread;
-  {
-    std::lock_guard lock(mutex_);
-    thread = thread_;
-  }
-  if (thread) {
-    thread->drain();
-  }
 }
 
 }  // namespace torchcomms_pg

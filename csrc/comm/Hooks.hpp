@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/CallbackThread.hpp"
 #include "comm/Work.hpp"
+#include "device/WorkerStream.hpp"
 #include "operation/OpName.hpp"
 #include "operation/PreparedOp.hpp"
 
@@ -91,11 +91,11 @@ class Hooks {
 
   Id add(Pre hook) { return insert(&Table::pre, std::move(hook)); }
   Id add(Post hook) {
-    startThread();
+    thread_.start();
     return insert(&Table::post, std::move(hook));
   }
   Id add(End hook) {
-    startThread();
+    thread_.start();
     return insert(&Table::end, std::move(hook));
   }
   Id addAbort(Abort hook) { return insert(&Table::abort, std::move(hook)); }
@@ -122,7 +122,7 @@ class Hooks {
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 
   // Returns when the hooks of all finished operations have run.
-  void drain();
+  void drain() { thread_.drain(); }
 
   // Returns the id of the next operation.
   static uint64_t nextOpId();
@@ -137,7 +137,6 @@ class Hooks {
   // removed as soon as wait() returns, which on an accelerator is long before the end.
   void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
-  void startThread();
   template <class Hook>
   Id insert(List<Hook> Table::* list, Hook hook);
   void replace(std::shared_ptr<const Table> table);
@@ -146,7 +145,7 @@ class Hooks {
   std::atomic<bool> any_{false};
   Id last_ = 0;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();
-  std::shared_ptr<CallbackThread> thread_;  // started with the first post or end hook
+  WorkerStream thread_{"tcpg_hooks"};  // started with the first post or end hook
 };
 
 // An operation that hooks were told of, until they are told of its end.

@@ -26,7 +26,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   const pid_t pid = getpid();
   std::mutex mutex;
   std::condition_variable work;   // a task can be led, or the stream closes
-  std::condition_variable ended;  // a thread ended
+  std::condition_variable ended;  // a thread, or the last task, ended
   std::deque<Task> tasks;
   std::vector<std::thread> threads;
   size_t idle = 0;
@@ -37,7 +37,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   bool closing = false;
   std::atomic<bool> deferring{false};  // set with `mutex` held
 
-  // Both functions are called with `mutex` held.
+  // All functions but run() are called with `mutex` held.
   //
   // If no thread can be started, an existing one comes back to the tasks after what it does; raises
   // if there is none.
@@ -79,11 +79,20 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
         break;
       }
     }
+    pass();
+  }
+
+  // Gives up the lead.
+  void pass() {
     led = false;
-    if (!tasks.empty()) {
+    if (tasks.empty()) {
+      ended.notify_all();
+    } else {
       wakeOne();
     }
   }
+
+  bool leads() const { return led && leader == std::this_thread::get_id(); }
 
   void run() {
     std::unique_lock lock(mutex);
@@ -174,14 +183,20 @@ void WorkerStream::wake() {
 
 void WorkerStream::handOver() {
   std::lock_guard lock(state_->mutex);
-  if (!state_->led || state_->leader != std::this_thread::get_id()) {
-    return;
+  if (state_->leads()) {
+    ++state_->lead;
+    state_->pass();
   }
-  state_->led = false;
-  ++state_->lead;
-  if (!state_->tasks.empty()) {
-    state_->wakeOne();
+}
+
+void WorkerStream::drain() {
+  if (state_->pid != getpid()) {
+    return;  // a forked child has no thread that would run what is queued
   }
+  wake();
+  const auto state = state_;  // a task may drop the last reference to this stream
+  std::unique_lock lock(state->mutex);
+  state->ended.wait(lock, [&] { return state->leads() || (!state->led && state->tasks.empty()); });
 }
 
 void WorkerStream::runQueued(const std::function<bool()>& done) {

@@ -47,6 +47,10 @@ class WorkerStream final : public host::HostStream {
   // any other thread.
   void handOver();
 
+  // Returns when no task is queued or runs, but for those that have handed over; at once when
+  // called from a task, which would wait for itself.
+  void drain();
+
   // Runs queued tasks in the calling thread until `done`, as long as no other
   // thread leads: a caller that would only wait saves the wake-up of a thread.
   void runQueued(const std::function<bool()>& done);
