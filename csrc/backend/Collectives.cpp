@@ -102,7 +102,7 @@ Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOp
   const auto& tensor = single("broadcast", "tensors", tensors);
   const auto comm = route("broadcast", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::broadcast(*comm, options(opts), tensor, static_cast<int>(opts.rootRank));
+    return Collectives(*comm, options(opts)).broadcast(tensor, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -113,7 +113,7 @@ Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOp
   }
   const auto comm = route("all_reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
+    return Collectives(*comm, options(opts)).allReduce(tensor, tensor, opts.reduceOp);
   });
 }
 
@@ -124,7 +124,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(
   return together(comm, opts.asyncOp, OpKind::allReduce, tensors, [&] {
     WorkPtr last;
     for (const auto& tensor : tensors) {
-      last = ops::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
+      last = Collectives(*comm, options(opts)).allReduce(tensor, tensor, opts.reduceOp);
     }
     return last;
   });
@@ -134,8 +134,8 @@ Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions&
   const auto& tensor = single("reduce", "tensors", tensors);
   const auto comm = route("reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::reduce(
-        *comm, options(opts), tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
+    return Collectives(*comm, options(opts))
+        .reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
   });
 }
 
@@ -144,15 +144,16 @@ Backend::WorkPtr Backend::allgather(
   const auto& input = single("all_gather", "tensors", inputs);
   const auto& output = single("all_gather", "tensor lists", outputs);
   const auto comm = route("all_gather", input);
-  return issue(
-      comm, opts.asyncOp, [&] { return ops::allGather(*comm, options(opts), output, input); });
+  return issue(comm, opts.asyncOp, [&] {
+    return Collectives(*comm, options(opts)).allGather(output, input);
+  });
 }
 
 Backend::WorkPtr Backend::all_gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const auto comm = route("all_gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::allGatherSingle(*comm, options(opts), output, input);
+    return Collectives(*comm, options(opts)).allGatherSingle(output, input);
   });
 }
 
@@ -176,7 +177,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
       for (const auto& list : outputs) {
         ofRanks.push_back(list[i]);
       }
-      last = ops::allGather(*comm, options(opts), ofRanks, inputs[i]);
+      last = Collectives(*comm, options(opts)).allGather(ofRanks, inputs[i]);
     }
     return last;
   });
@@ -189,7 +190,7 @@ Backend::WorkPtr Backend::all_gather_single_coalesced(
   return together(comm, opts.asyncOp, OpKind::allGatherSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = ops::allGatherSingle(*comm, options(opts), outputs[i], inputs[i]);
+      last = Collectives(*comm, options(opts)).allGatherSingle(outputs[i], inputs[i]);
     }
     return last;
   });
@@ -202,7 +203,7 @@ Backend::WorkPtr Backend::gather(
   return issue(comm, opts.asyncOp, [&] {
     // Ranks other than the root pass no list, or an empty one.
     const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
-    return ops::gather(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
+    return Collectives(*comm, options(opts)).gather(output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -210,7 +211,8 @@ Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const auto comm = route("gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::gatherSingle(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
+    return Collectives(*comm, options(opts))
+        .gatherSingle(output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -220,7 +222,8 @@ Backend::WorkPtr Backend::scatter(
   const auto comm = route("scatter", output);
   return issue(comm, opts.asyncOp, [&] {
     const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
-    return ops::scatter(*comm, options(opts), output, input, static_cast<int>(opts.rootRank));
+    return Collectives(*comm, options(opts))
+        .scatter(output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -230,7 +233,7 @@ Backend::WorkPtr Backend::reduce_scatter(
   const auto& input = single("reduce_scatter", "input lists", inputs);
   const auto comm = route("reduce_scatter", output);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::reduceScatter(*comm, options(opts), output, input, opts.reduceOp);
+    return Collectives(*comm, options(opts)).reduceScatter(output, input, opts.reduceOp);
   });
 }
 
@@ -238,7 +241,7 @@ Backend::WorkPtr Backend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const auto comm = route("reduce_scatter_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::reduceScatterSingle(*comm, options(opts), output, input, opts.reduceOp);
+    return Collectives(*comm, options(opts)).reduceScatterSingle(output, input, opts.reduceOp);
   });
 }
 
@@ -249,7 +252,8 @@ Backend::WorkPtr Backend::reduce_scatter_single_coalesced(
   return together(comm, opts.asyncOp, OpKind::reduceScatterSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = ops::reduceScatterSingle(*comm, options(opts), outputs[i], inputs[i], opts.reduceOp);
+      last = Collectives(*comm, options(opts))
+                 .reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp);
     }
     return last;
   });
@@ -263,7 +267,8 @@ Backend::WorkPtr Backend::all_to_all_single(
     const c10d::AllToAllOptions& opts) {
   const auto comm = route("all_to_all_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return ops::allToAllSingle(*comm, options(opts), output, input, outputSplits, inputSplits);
+    return Collectives(*comm, options(opts))
+        .allToAllSingle(output, input, outputSplits, inputSplits);
   });
 }
 
@@ -271,13 +276,14 @@ Backend::WorkPtr Backend::alltoall(
     TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
   const auto comm = route("all_to_all", inputs.front());
-  return issue(
-      comm, opts.asyncOp, [&] { return ops::allToAll(*comm, options(opts), outputs, inputs); });
+  return issue(comm, opts.asyncOp, [&] {
+    return Collectives(*comm, options(opts)).allToAll(outputs, inputs);
+  });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   const auto comm = barrierCommunicator(opts);
-  return issue(comm, opts.asyncOp, [&] { return ops::barrier(*comm, options(opts)); });
+  return issue(comm, opts.asyncOp, [&] { return Collectives(*comm, options(opts)).barrier(); });
 }
 
 // Chooses the communicator of a barrier: that of the device in `device_ids`, else of the device
@@ -307,7 +313,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
   auto call = options(opts);
   call.async = false;
   try {
-    ops::barrier(*cpuCommunicator("monitored_barrier"), call, OpKind::monitoredBarrier);
+    Collectives(*cpuCommunicator("monitored_barrier"), call).monitoredBarrier();
   } catch (const CommError& error) {
     if (options_->backend == kBackendName) throw;
     throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks, opts));
@@ -321,7 +327,7 @@ Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   }
   const auto comm = route("send", tensor);
   return issue(
-      comm, /*async=*/true, [&] { return ops::send(*comm, {}, tensor, destination, tag); });
+      comm, /*async=*/true, [&] { return Collectives(*comm, {}).send(tensor, destination, tag); });
 }
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
@@ -330,7 +336,8 @@ Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
     return nullptr;
   }
   const auto comm = route("recv", tensor);
-  return issue(comm, /*async=*/true, [&] { return ops::recv(*comm, {}, tensor, source, tag); });
+  return issue(
+      comm, /*async=*/true, [&] { return Collectives(*comm, {}).recv(tensor, source, tag); });
 }
 
 Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {

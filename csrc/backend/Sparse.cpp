@@ -20,7 +20,7 @@ at::Tensor gatherRows(
   auto sizes = rows.sizes().vec();
   sizes.insert(sizes.begin(), comm.size());
   auto all = at::empty(sizes, rows.options());
-  ops::allGatherSingle(comm, options, all, rows);
+  Collectives(comm, options).allGatherSingle(all, rows);
   return all;
 }
 

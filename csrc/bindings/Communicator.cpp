@@ -100,13 +100,13 @@ template <class... Args, class... Names>
 void bindOperation(
     py::class_<Comm>& comm,
     const char* name,
-    WorkPtr (*operation)(Communicator&, const Communicator::Options&, Args...),
+    WorkPtr (Collectives::*operation)(Args...),
     Names... names) {
   static_assert(sizeof...(Args) == sizeof...(Names));
   comm.def(
       name,
       [operation](Comm& self, Args... args, bool async, Timeout timeout) -> Result {
-        return operation(*self, {.async = async, .timeout = timeout}, args...);
+        return (Collectives(*self, {.async = async, .timeout = timeout}).*operation)(args...);
       },
       py::arg(names)...,
       py::arg("async_op"),
@@ -114,33 +114,30 @@ void bindOperation(
       NoGil());
 }
 
-WorkPtr barrier(Communicator& comm, const Communicator::Options& options) {
-  return ops::barrier(comm, options);
-}
-
 void bindOperations(py::class_<Comm>& comm) {
-  bindOperation(comm, "send", &ops::send, "tensor", "dst", "tag");
-  bindOperation(comm, "recv", &ops::recv, "tensor", "src", "tag");
-  bindOperation(comm, "broadcast", &ops::broadcast, "tensor", "root");
-  bindOperation(comm, "all_reduce", &ops::allReduce, "output", "input", "op");
-  bindOperation(comm, "reduce", &ops::reduce, "tensor", "root", "op");
-  bindOperation(comm, "all_gather", &ops::allGather, "outputs", "input");
-  bindOperation(comm, "all_gather_single", &ops::allGatherSingle, "output", "input");
-  bindOperation(comm, "reduce_scatter", &ops::reduceScatter, "output", "inputs", "op");
-  bindOperation(comm, "reduce_scatter_single", &ops::reduceScatterSingle, "output", "input", "op");
+  bindOperation(comm, "send", &Collectives::send, "tensor", "dst", "tag");
+  bindOperation(comm, "recv", &Collectives::recv, "tensor", "src", "tag");
+  bindOperation(comm, "broadcast", &Collectives::broadcast, "tensor", "root");
+  bindOperation(comm, "all_reduce", &Collectives::allReduce, "output", "input", "op");
+  bindOperation(comm, "reduce", &Collectives::reduce, "tensor", "root", "op");
+  bindOperation(comm, "all_gather", &Collectives::allGather, "outputs", "input");
+  bindOperation(comm, "all_gather_single", &Collectives::allGatherSingle, "output", "input");
+  bindOperation(comm, "reduce_scatter", &Collectives::reduceScatter, "output", "inputs", "op");
+  bindOperation(
+      comm, "reduce_scatter_single", &Collectives::reduceScatterSingle, "output", "input", "op");
   bindOperation(
       comm,
       "all_to_all_single",
-      &ops::allToAllSingle,
+      &Collectives::allToAllSingle,
       "output",
       "input",
       "output_split_sizes",
       "input_split_sizes");
-  bindOperation(comm, "all_to_all", &ops::allToAll, "outputs", "inputs");
-  bindOperation(comm, "barrier", &barrier);
-  bindOperation(comm, "scatter", &ops::scatter, "output", "inputs", "root");
-  bindOperation(comm, "gather", &ops::gather, "outputs", "input", "root");
-  bindOperation(comm, "gather_single", &ops::gatherSingle, "output", "input", "root");
+  bindOperation(comm, "all_to_all", &Collectives::allToAll, "outputs", "inputs");
+  bindOperation(comm, "barrier", &Collectives::barrier);
+  bindOperation(comm, "scatter", &Collectives::scatter, "output", "inputs", "root");
+  bindOperation(comm, "gather", &Collectives::gather, "outputs", "input", "root");
+  bindOperation(comm, "gather_single", &Collectives::gatherSingle, "output", "input", "root");
 }
 
 }  // namespace

@@ -8,119 +8,74 @@
 
 #include "comm/Communicator.hpp"
 
-namespace torchcomms_pg::ops {
+namespace torchcomms_pg {
 
-// Functions that check their arguments, prepare one operation and pass it to `comm` to issue.
+// The operations of a communicator, made for one call of them: Collectives(comm, options).reduce().
+// Each checks its arguments, prepares one operation and passes it to the communicator to issue.
 // Tensors are on the communicator's device and may have any strides; shapes matter only where
 // named. All ranks call the same collectives in the same order. Wrong arguments raise ValueError or
 // TypeError, and nothing is issued.
+class Collectives final {
+ public:
+  Collectives(Communicator& comm, const Communicator::Options& options)
+      : comm_(comm), options_(options) {}
 
-// Reductions.cpp
-//
-// Sets output = op over ranks of input. They are the same tensor, or do not overlap.
-WorkPtr allReduce(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& op);
-// Reduces in place as allReduce, on `root` only; elsewhere `tensor` is unchanged.
-WorkPtr reduce(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int root,
-    const c10d::ReduceOp& op);
-// Sets output = op over ranks of part `rank` of input, which has size x output.numel elements.
-WorkPtr reduceScatterSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& op);
-// Does the same with the parts as a list; they may differ in size.
-WorkPtr reduceScatter(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const std::vector<at::Tensor>& inputs,
-    const c10d::ReduceOp& op);
+  // Reductions.cpp
+  //
+  // Sets output = op over ranks of input. They are the same tensor, or do not overlap.
+  WorkPtr allReduce(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  // Reduces in place as allReduce, on `root` only; elsewhere `tensor` is unchanged.
+  WorkPtr reduce(const at::Tensor& tensor, int root, const c10d::ReduceOp& op);
+  // Sets output = op over ranks of part `rank` of input, which has size x output.numel elements.
+  WorkPtr reduceScatterSingle(
+      const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  // Does the same with the parts as a list; they may differ in size.
+  WorkPtr reduceScatter(
+      const at::Tensor& output, const std::vector<at::Tensor>& inputs, const c10d::ReduceOp& op);
 
-// Gathering.cpp
-WorkPtr broadcast(
-    Communicator& comm, const Communicator::Options& options, const at::Tensor& tensor, int root);
-// Sets output = the ranks' inputs one after another.
-WorkPtr allGatherSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input);
-// Sets outputs[r] = input of rank r; sizes may differ from rank to rank.
-WorkPtr allGather(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const at::Tensor& input);
-// Sets `outputs` as allGather does, on `root` only.
-WorkPtr gather(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const at::Tensor& input,
-    int root);
-// Sets `output`, on `root` only, to the ranks' inputs one after another.
-WorkPtr gatherSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::optional<at::Tensor>& output,
-    const at::Tensor& input,
-    int root);
-// Sets output = inputs[rank] of `root`, the only rank with inputs, which have equal sizes.
-WorkPtr scatter(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const std::vector<at::Tensor>& inputs,
-    int root);
+  // Gathering.cpp
+  WorkPtr broadcast(const at::Tensor& tensor, int root);
+  // Sets output = the ranks' inputs one after another.
+  WorkPtr allGatherSingle(const at::Tensor& output, const at::Tensor& input);
+  // Sets outputs[r] = input of rank r; sizes may differ from rank to rank.
+  WorkPtr allGather(const std::vector<at::Tensor>& outputs, const at::Tensor& input);
+  // Sets `outputs` as allGather does, on `root` only.
+  WorkPtr gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root);
+  // Sets `output`, on `root` only, to the ranks' inputs one after another.
+  WorkPtr gatherSingle(const std::optional<at::Tensor>& output, const at::Tensor& input, int root);
+  // Sets output = inputs[rank] of `root`, the only rank with inputs, which have equal sizes.
+  WorkPtr scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
 
-// Exchanges.cpp
-//
-// Sends each rank its rows of `input`. Splits count rows of the first dimension; empty: equal
-// parts.
-WorkPtr allToAllSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const std::vector<int64_t>& outputSplits,
-    const std::vector<int64_t>& inputSplits);
-// Sets outputs[r] = inputs[rank] of rank r.
-WorkPtr allToAll(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs);
-WorkPtr barrier(
-    Communicator& comm, const Communicator::Options& options, OpKind kind = OpKind::barrier);
+  // Exchanges.cpp
+  //
+  // Sends each rank its rows of `input`. Splits count rows of the first dimension; empty: equal
+  // parts.
+  WorkPtr allToAllSingle(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const std::vector<int64_t>& outputSplits,
+      const std::vector<int64_t>& inputSplits);
+  // Sets outputs[r] = inputs[rank] of rank r.
+  WorkPtr allToAll(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
+  WorkPtr barrier() { return issueBarrier(OpKind::barrier); }
+  // Does the same under a name of its own.
+  WorkPtr monitoredBarrier() { return issueBarrier(OpKind::monitoredBarrier); }
 
-// Messages.cpp
-WorkPtr send(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int destination,
-    int tag);
-// Receives into `tensor`. `source` kAnyPeer: takes the first message that comes.
-WorkPtr recv(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int source,
-    int tag);
+  // Messages.cpp
+  WorkPtr send(const at::Tensor& tensor, int destination, int tag);
+  // Receives into `tensor`. `source` kAnyPeer: takes the first message that comes.
+  WorkPtr recv(const at::Tensor& tensor, int source, int tag);
+
+ private:
+  WorkPtr issueBarrier(OpKind kind);
+
+  Communicator& comm_;
+  const Communicator::Options options_;
+};
 
 // Moves one message in the order of `stream`: matched by its tag, or over NCCL by its place in the
 // order alone.
 ncclResult_t moveMessage(
     const NcclApi& api, bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
 
-}  // namespace torchcomms_pg::ops
+}  // namespace torchcomms_pg

@@ -8,7 +8,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg::ops {
+namespace torchcomms_pg {
 
 namespace {
 
@@ -93,21 +93,19 @@ ncclResult_t exchange(
 
 }  // namespace
 
-WorkPtr allToAllSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
+WorkPtr Collectives::allToAllSingle(
     const at::Tensor& output,
     const at::Tensor& input,
     const std::vector<int64_t>& outputSplits,
     const std::vector<int64_t>& inputSplits) {
-  auto call = comm.prepare(OpKind::allToAllSingle, options);
+  auto call = comm_.prepare(OpKind::allToAllSingle, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
+  checkTensor({what, "output"}, output, comm_.device());
   checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
+  checkTensor({what, "input"}, input, comm_.device());
   checkSameType({what, "output"}, output, "input", input);
-  const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm.size());
-  const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm.size());
+  const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm_.size());
+  const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm_.size());
   call.setTensors({input}, {output});
   call.op.inputSplits = inputSplits;
   call.op.outputSplits = outputSplits;
@@ -117,8 +115,8 @@ WorkPtr allToAllSingle(
   const auto source = input.contiguous();
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel({what, "output"}, output, input.numel());
-    call.launch = [&comm, target, wire, source](ncclComm_t handle, cudaStream_t stream) {
-      return allToAll(
+    call.launch = [&comm = comm_, target, wire, source](ncclComm_t handle, cudaStream_t stream) {
+      return torchcomms_pg::allToAll(
           comm.api(),
           source.data_ptr(),
           target.data(),
@@ -133,13 +131,13 @@ WorkPtr allToAllSingle(
     std::vector<Part> receives;
     auto* from = static_cast<char*>(source.data_ptr());
     auto* to = static_cast<char*>(target.data());
-    for (int peer = 0; peer < comm.size(); ++peer) {
+    for (int peer = 0; peer < comm_.size(); ++peer) {
       sends.push_back({from, inputCounts[peer] * wire.factor});
       receives.push_back({to, outputCounts[peer] * wire.factor});
       from += inputCounts[peer] * bytes;
       to += outputCounts[peer] * bytes;
     }
-    call.launch = [&comm, target, source, sends, receives, type = wire.type](
+    call.launch = [&comm = comm_, target, source, sends, receives, type = wire.type](
                       ncclComm_t handle, cudaStream_t stream) {
       return exchange(comm.api(), sends, receives, type, handle, stream);
     };
@@ -147,21 +145,18 @@ WorkPtr allToAllSingle(
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr allToAll(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs) {
-  auto call = comm.prepare(OpKind::allToAll, options);
+WorkPtr Collectives::allToAll(
+    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  auto call = comm_.prepare(OpKind::allToAll, options_);
   const char* const what = name(call.op.kind);
-  checkListLength({what, "output_tensor_list"}, outputs.size(), comm.size());
-  checkListLength({what, "input_tensor_list"}, inputs.size(), comm.size());
-  checkTensors({what, "output_tensor_list"}, outputs, inputs.front(), comm.device());
+  checkListLength({what, "output_tensor_list"}, outputs.size(), comm_.size());
+  checkListLength({what, "input_tensor_list"}, inputs.size(), comm_.size());
+  checkTensors({what, "output_tensor_list"}, outputs, inputs.front(), comm_.device());
   checkWritable({what, "output_tensor_list"}, outputs);
-  checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm.device());
+  checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm_.device());
   call.setTensors(inputs, outputs);
 
   const auto wire = wireType(inputs.front().scalar_type());
@@ -169,13 +164,13 @@ WorkPtr allToAll(
   std::vector<OutputBuffer> targets;
   std::vector<Part> sends;
   std::vector<Part> receives;
-  for (int peer = 0; peer < comm.size(); ++peer) {
+  for (int peer = 0; peer < comm_.size(); ++peer) {
     sources.push_back(inputs[peer].contiguous());
     targets.emplace_back(outputs[peer], /*readFirst=*/false);
     sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor});
     receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor});
   }
-  call.launch = [&comm, sources, sends, receives, type = wire.type](
+  call.launch = [&comm = comm_, sources, sends, receives, type = wire.type](
                     ncclComm_t handle, cudaStream_t stream) {
     return exchange(comm.api(), sends, receives, type, handle, stream);
   };
@@ -184,21 +179,21 @@ WorkPtr allToAll(
       target.copyBack();
     }
   };
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr barrier(Communicator& comm, const Communicator::Options& options, OpKind kind) {
-  auto call = comm.prepare(kind, options);
-  if (comm.api().barrier != nullptr) {
-    call.launch = comm.api().barrier;
-    return comm.issue(std::move(call));
+WorkPtr Collectives::issueBarrier(OpKind kind) {
+  auto call = comm_.prepare(kind, options_);
+  if (comm_.api().barrier != nullptr) {
+    call.launch = comm_.api().barrier;
+    return comm_.issue(std::move(call));
   }
-  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm.device()));
-  call.launch = [&comm, token](ncclComm_t handle, cudaStream_t stream) {
+  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm_.device()));
+  call.launch = [&comm = comm_, token](ncclComm_t handle, cudaStream_t stream) {
     return comm.api().allReduce(
         token.data_ptr(), token.data_ptr(), 1, ncclUint8, ncclMax, handle, stream);
   };
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg::ops
+}  // namespace torchcomms_pg

@@ -7,7 +7,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg::ops {
+namespace torchcomms_pg {
 
 namespace {
 
@@ -41,48 +41,43 @@ WorkPtr issueGather(
 
 }  // namespace
 
-WorkPtr broadcast(
-    Communicator& comm, const Communicator::Options& options, const at::Tensor& tensor, int root) {
-  auto call = comm.prepare(OpKind::broadcast, options);
+WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
+  auto call = comm_.prepare(OpKind::broadcast, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
-  checkRank({what, "root"}, root, comm.size());
-  if (root != comm.rank()) {
+  checkTensor({what, "tensor"}, tensor, comm_.device());
+  checkRank({what, "root"}, root, comm_.size());
+  if (root != comm_.rank()) {
     checkWritable({what, "tensor"}, tensor);
   }
   call.setTensors({tensor}, {tensor});
   call.op.peer = root;
 
   const auto wire = wireType(tensor.scalar_type());
-  OutputBuffer target(tensor, /*readFirst=*/root == comm.rank());
-  call.launch = [&comm, target, wire, root, count = tensor.numel() * wire.factor](
+  OutputBuffer target(tensor, /*readFirst=*/root == comm_.rank());
+  call.launch = [&comm = comm_, target, wire, root, count = tensor.numel() * wire.factor](
                     ncclComm_t handle, cudaStream_t stream) {
     return comm.api().broadcast(
         target.data(), target.data(), count, wire.type, root, handle, stream);
   };
-  if (root != comm.rank() && target.needsCopy()) {
+  if (root != comm_.rank() && target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr allGatherSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input) {
-  auto call = comm.prepare(OpKind::allGatherSingle, options);
+WorkPtr Collectives::allGatherSingle(const at::Tensor& output, const at::Tensor& input) {
+  auto call = comm_.prepare(OpKind::allGatherSingle, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
+  checkTensor({what, "output"}, output, comm_.device());
   checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
+  checkTensor({what, "input"}, input, comm_.device());
   checkSameType({what, "output"}, output, "input", input);
-  checkNumel({what, "output"}, output, input.numel() * comm.size());
+  checkNumel({what, "output"}, output, input.numel() * comm_.size());
   call.setTensors({input}, {output});
 
   const auto wire = wireType(input.scalar_type());
   OutputBuffer target(output, /*readFirst=*/false);
-  call.launch = [&comm, target, wire, source = input.contiguous()](
+  call.launch = [&comm = comm_, target, wire, source = input.contiguous()](
                     ncclComm_t handle, cudaStream_t stream) {
     return comm.api().allGather(
         source.data_ptr(), target.data(), source.numel() * wire.factor, wire.type, handle, stream);
@@ -90,28 +85,24 @@ WorkPtr allGatherSingle(
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr allGather(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const at::Tensor& input) {
-  auto call = comm.prepare(OpKind::allGather, options);
+WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
+  auto call = comm_.prepare(OpKind::allGather, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm.device());
-  checkListLength({what, "tensor_list"}, outputs.size(), comm.size());
-  checkTensors({what, "tensor_list"}, outputs, input, comm.device());
+  checkTensor({what, "tensor"}, input, comm_.device());
+  checkListLength({what, "tensor_list"}, outputs.size(), comm_.size());
+  checkTensors({what, "tensor_list"}, outputs, input, comm_.device());
   checkWritable({what, "tensor_list"}, outputs);
-  checkNumel(Argument{what, "tensor_list"}[comm.rank()], outputs[comm.rank()], input.numel());
+  checkNumel(Argument{what, "tensor_list"}[comm_.rank()], outputs[comm_.rank()], input.numel());
   call.setTensors({input}, outputs);
 
   const auto wire = wireType(input.scalar_type());
   const auto source = input.contiguous();
   if (sameNumel(outputs)) {
     OutputBuffers targets(outputs);
-    call.launch = [&comm, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
+    call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
       return comm.api().allGather(
           source.data_ptr(),
           targets.data(),
@@ -123,14 +114,14 @@ WorkPtr allGather(
     if (targets.needsCopy()) {
       call.epilogue = [targets] { targets.copyBack(); };
     }
-    return comm.issue(std::move(call));
+    return comm_.issue(std::move(call));
   }
   // Different sizes take one broadcast from each rank, in one group.
   std::vector<OutputBuffer> targets;
   for (const auto& output : outputs) {
     targets.emplace_back(output, /*readFirst=*/false);
   }
-  call.launch = [&comm, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
     return grouped(comm.api(), [&] {
       for (int root = 0; root < comm.size(); ++root) {
         const auto& target = targets[root];
@@ -154,84 +145,72 @@ WorkPtr allGather(
       target.copyBack();
     }
   };
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr gather(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::vector<at::Tensor>& outputs,
-    const at::Tensor& input,
-    int root) {
-  auto call = comm.prepare(OpKind::gather, options);
+WorkPtr Collectives::gather(
+    const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root) {
+  auto call = comm_.prepare(OpKind::gather, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm.device());
-  checkRank({what, "root"}, root, comm.size());
+  checkTensor({what, "tensor"}, input, comm_.device());
+  checkRank({what, "root"}, root, comm_.size());
   checkRootList(
-      {what, "gather_list"}, outputs, input, root, comm.rank(), comm.size(), comm.device());
+      {what, "gather_list"}, outputs, input, root, comm_.rank(), comm_.size(), comm_.device());
   checkWritable({what, "gather_list"}, outputs);
   call.setTensors({input}, outputs);
   call.op.peer = root;
 
   std::optional<OutputBuffers> targets;
-  if (root == comm.rank()) {
+  if (root == comm_.rank()) {
     targets.emplace(outputs);
   }
-  return issueGather(comm, std::move(call), input, targets, root);
+  return issueGather(comm_, std::move(call), input, targets, root);
 }
 
-WorkPtr gatherSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const std::optional<at::Tensor>& output,
-    const at::Tensor& input,
-    int root) {
-  auto call = comm.prepare(OpKind::gatherSingle, options);
+WorkPtr Collectives::gatherSingle(
+    const std::optional<at::Tensor>& output, const at::Tensor& input, int root) {
+  auto call = comm_.prepare(OpKind::gatherSingle, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "input"}, input, comm.device());
-  checkRank({what, "root"}, root, comm.size());
+  checkTensor({what, "input"}, input, comm_.device());
+  checkRank({what, "root"}, root, comm_.size());
   std::vector<at::Tensor> outputs;
   std::optional<OutputBuffer> target;
-  if (root == comm.rank()) {
+  if (root == comm_.rank()) {
     TORCH_CHECK_VALUE(
         output.has_value(),
         what,
         ": output is None on rank ",
-        comm.rank(),
+        comm_.rank(),
         ", the root; wanted a tensor");
-    checkTensor({what, "output"}, *output, comm.device());
+    checkTensor({what, "output"}, *output, comm_.device());
     checkWritable({what, "output"}, *output);
     checkSameType({what, "output"}, *output, "input", input);
-    checkNumel({what, "output"}, *output, input.numel() * comm.size());
+    checkNumel({what, "output"}, *output, input.numel() * comm_.size());
     outputs = {*output};
     target.emplace(*output, /*readFirst=*/false);
   }
   call.setTensors({input}, outputs);
   call.op.peer = root;
-  return issueGather(comm, std::move(call), input, target, root);
+  return issueGather(comm_, std::move(call), input, target, root);
 }
 
-WorkPtr scatter(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const std::vector<at::Tensor>& inputs,
-    int root) {
-  auto call = comm.prepare(OpKind::scatter, options);
+WorkPtr Collectives::scatter(
+    const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
+  auto call = comm_.prepare(OpKind::scatter, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, output, comm.device());
+  checkTensor({what, "tensor"}, output, comm_.device());
   checkWritable({what, "tensor"}, output);
-  checkRank({what, "root"}, root, comm.size());
+  checkRank({what, "root"}, root, comm_.size());
   checkRootList(
-      {what, "scatter_list"}, inputs, output, root, comm.rank(), comm.size(), comm.device());
+      {what, "scatter_list"}, inputs, output, root, comm_.rank(), comm_.size(), comm_.device());
   call.setTensors(inputs, {output});
   call.op.peer = root;
 
   const auto wire = wireType(output.scalar_type());
   OutputBuffer target(output, /*readFirst=*/false);
-  const auto flat = root == comm.rank() ? flatten(inputs) : at::Tensor();
-  call.launch = [&comm, target, wire, flat, root](ncclComm_t handle, cudaStream_t stream) {
-    return scatter(
+  const auto flat = root == comm_.rank() ? flatten(inputs) : at::Tensor();
+  call.launch = [&comm = comm_, target, wire, flat, root](ncclComm_t handle, cudaStream_t stream) {
+    return torchcomms_pg::scatter(
         comm.api(),
         flat.defined() ? flat.data_ptr() : nullptr,
         target.data(),
@@ -244,7 +223,7 @@ WorkPtr scatter(
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg::ops
+}  // namespace torchcomms_pg

@@ -7,7 +7,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg::ops {
+namespace torchcomms_pg {
 
 namespace {
 
@@ -17,68 +17,60 @@ void checkTag(const char* what, int tag) {
 
 }  // namespace
 
-WorkPtr send(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int destination,
-    int tag) {
-  auto call = comm.prepare(OpKind::send, options);
+WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
+  auto call = comm_.prepare(OpKind::send, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
-  checkRank({what, "dst"}, destination, comm.size());
+  checkTensor({what, "tensor"}, tensor, comm_.device());
+  checkRank({what, "dst"}, destination, comm_.size());
   checkTag(what, tag);
   auto source = tensor.contiguous();
   call.setTensors({source}, {});
   call.op.peer = destination;
   call.op.tag = tag;
-  call.op.ordered = !options.async || comm.api().sendTagged == nullptr;
+  call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
   const size_t count = source.numel() * wire.factor;
   call.message = Message{source.data_ptr(), count, wire.type, destination, tag};
   // Messages are confirmed as over Gloo: there are programs whose ranks leave once their messages
   // have been sent.
-  call.message->confirmed = comm.group().backend == "gloo";
-  call.launch = [&comm, source, sent = *call.message](ncclComm_t handle, cudaStream_t stream) {
+  call.message->confirmed = comm_.group().backend == "gloo";
+  call.launch = [&comm = comm_, source, sent = *call.message](
+                    ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/true, sent, handle, stream);
   };
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr recv(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int source,
-    int tag) {
-  auto call = comm.prepare(OpKind::recv, options);
+WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
+  auto call = comm_.prepare(OpKind::recv, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkTensor({what, "tensor"}, tensor, comm_.device());
   checkWritable({what, "tensor"}, tensor);
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        comm.api().recvTagged != nullptr,
+        comm_.api().recvTagged != nullptr,
         what,
         ": a receive from any rank is not possible over NCCL; name the source");
   } else {
-    checkRank({what, "src"}, source, comm.size());
+    checkRank({what, "src"}, source, comm_.size());
   }
   call.setTensors({}, {tensor});
   call.op.peer = source;
   call.op.tag = tag;
-  call.op.ordered = !options.async || comm.api().sendTagged == nullptr;
+  call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor, /*readFirst=*/false);
   call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, source, tag};
-  call.launch = [&comm, target, received = *call.message](ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm = comm_, target, received = *call.message](
+                    ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);
   };
   // Keeps the buffer alive too, when no stream orders the message.
   call.epilogue = [target] { target.copyBack(); };
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
 ncclResult_t moveMessage(
@@ -96,4 +88,4 @@ ncclResult_t moveMessage(
              : api.recv(message.buffer, message.count, message.type, message.peer, comm, stream);
 }
 
-}  // namespace torchcomms_pg::ops
+}  // namespace torchcomms_pg

@@ -7,7 +7,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg::ops {
+namespace torchcomms_pg {
 
 namespace {
 
@@ -46,18 +46,14 @@ void setReduceScatter(
 
 }  // namespace
 
-WorkPtr allReduce(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& reduceOp) {
-  auto call = comm.prepare(OpKind::allReduce, options);
+WorkPtr Collectives::allReduce(
+    const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) {
+  auto call = comm_.prepare(OpKind::allReduce, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm.device());
+  checkTensor({what, "tensor"}, input, comm_.device());
   const bool inPlace = output.is_same(input);
   if (!inPlace) {
-    checkTensor({what, "output"}, output, comm.device());
+    checkTensor({what, "output"}, output, comm_.device());
     checkSameType({what, "output"}, output, "tensor", input);
     checkNumel({what, "output"}, output, input.numel());
   }
@@ -69,8 +65,8 @@ WorkPtr allReduce(
   const auto source = inPlace ? target.buffer() : input.contiguous();
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto all = at::empty({comm.size(), input.numel()}, input.options());
-    call.launch = [&comm, source, all, count, type = reduction.wire().type](
+    auto all = at::empty({comm_.size(), input.numel()}, input.options());
+    call.launch = [&comm = comm_, source, all, count, type = reduction.wire().type](
                       ncclComm_t handle, cudaStream_t stream) {
       return comm.api().allGather(source.data_ptr(), all.data_ptr(), count, type, handle, stream);
     };
@@ -78,9 +74,10 @@ WorkPtr allReduce(
       reduction.combine(target.buffer().view({-1}), all);
       target.copyBack();
     };
-    return comm.issue(std::move(call));
+    return comm_.issue(std::move(call));
   }
-  call.launch = [&comm, target, source, count, reduction](ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm = comm_, target, source, count, reduction](
+                    ncclComm_t handle, cudaStream_t stream) {
     return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
       return comm.api().allReduce(
           source.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
@@ -89,32 +86,28 @@ WorkPtr allReduce(
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr reduce(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& tensor,
-    int root,
-    const c10d::ReduceOp& reduceOp) {
-  auto call = comm.prepare(OpKind::reduce, options);
+WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::ReduceOp& reduceOp) {
+  auto call = comm_.prepare(OpKind::reduce, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkTensor({what, "tensor"}, tensor, comm_.device());
   checkWritable({what, "tensor"}, tensor);
-  checkRank({what, "root"}, root, comm.size());
+  checkRank({what, "root"}, root, comm_.size());
   Reduction reduction(what, reduceOp, tensor.scalar_type());
   call.setTensors({tensor}, {tensor}, reduction.name());
   call.op.peer = root;
 
-  const bool isRoot = root == comm.rank();
+  const bool isRoot = root == comm_.rank();
   OutputBuffer target(tensor, /*readFirst=*/true);
   const size_t count = tensor.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto all = at::empty({isRoot ? comm.size() : 0, tensor.numel()}, tensor.options());
-    call.launch = [&comm, target, all, count, root, type = reduction.wire().type](
+    auto all = at::empty({isRoot ? comm_.size() : 0, tensor.numel()}, tensor.options());
+    call.launch = [&comm = comm_, target, all, count, root, type = reduction.wire().type](
                       ncclComm_t handle, cudaStream_t stream) {
-      return gather(comm.api(), target.data(), all.data_ptr(), count, type, root, handle, stream);
+      return torchcomms_pg::gather(
+          comm.api(), target.data(), all.data_ptr(), count, type, root, handle, stream);
     };
     if (isRoot) {
       call.epilogue = [target, all, reduction] {
@@ -122,9 +115,10 @@ WorkPtr reduce(
         target.copyBack();
       };
     }
-    return comm.issue(std::move(call));
+    return comm_.issue(std::move(call));
   }
-  call.launch = [&comm, target, count, root, reduction](ncclComm_t handle, cudaStream_t stream) {
+  call.launch = [&comm = comm_, target, count, root, reduction](
+                    ncclComm_t handle, cudaStream_t stream) {
     return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
       return comm.api().reduce(
           target.data(), target.data(), count, reduction.wire().type, op, root, handle, stream);
@@ -133,47 +127,41 @@ WorkPtr reduce(
   if (isRoot && target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr reduceScatterSingle(
-    Communicator& comm,
-    const Communicator::Options& options,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& reduceOp) {
-  auto call = comm.prepare(OpKind::reduceScatterSingle, options);
+WorkPtr Collectives::reduceScatterSingle(
+    const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) {
+  auto call = comm_.prepare(OpKind::reduceScatterSingle, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
+  checkTensor({what, "output"}, output, comm_.device());
   checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
+  checkTensor({what, "input"}, input, comm_.device());
   checkSameType({what, "output"}, output, "input", input);
-  checkNumel({what, "input"}, input, output.numel() * comm.size());
+  checkNumel({what, "input"}, input, output.numel() * comm_.size());
   call.setTensors({input}, {output}, name(reduceOp));
   setReduceScatter(
-      comm, call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
-  return comm.issue(std::move(call));
+      comm_, call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
+  return comm_.issue(std::move(call));
 }
 
-WorkPtr reduceScatter(
-    Communicator& comm,
-    const Communicator::Options& options,
+WorkPtr Collectives::reduceScatter(
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,
     const c10d::ReduceOp& reduceOp) {
-  auto call = comm.prepare(OpKind::reduceScatter, options);
+  auto call = comm_.prepare(OpKind::reduceScatter, options_);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
+  checkTensor({what, "output"}, output, comm_.device());
   checkWritable({what, "output"}, output);
-  checkListLength({what, "input_list"}, inputs.size(), comm.size());
-  checkTensors({what, "input_list"}, inputs, output, comm.device());
-  checkNumel(Argument{what, "input_list"}[comm.rank()], inputs[comm.rank()], output.numel());
+  checkListLength({what, "input_list"}, inputs.size(), comm_.size());
+  checkTensors({what, "input_list"}, inputs, output, comm_.device());
+  checkNumel(Argument{what, "input_list"}[comm_.rank()], inputs[comm_.rank()], output.numel());
   Reduction reduction(what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 
   if (sameNumel(inputs)) {
-    setReduceScatter(comm, call, output, flatten(inputs), reduction);
-    return comm.issue(std::move(call));
+    setReduceScatter(comm_, call, output, flatten(inputs), reduction);
+    return comm_.issue(std::move(call));
   }
   // Parts of different sizes take one reduction for each rank, in one group.
   TORCH_CHECK_VALUE(
@@ -191,7 +179,7 @@ WorkPtr reduceScatter(
   }
   OutputBuffer target(output, /*readFirst=*/false);
   const auto step = flat.element_size() / reduction.wire().factor;
-  call.launch = [&comm, target, flat, counts, step, reduction](
+  call.launch = [&comm = comm_, target, flat, counts, step, reduction](
                     ncclComm_t handle, cudaStream_t stream) {
     return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
       return grouped(comm.api(), [&] {
@@ -211,7 +199,7 @@ WorkPtr reduceScatter(
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
   }
-  return comm.issue(std::move(call));
+  return comm_.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg::ops
+}  // namespace torchcomms_pg
