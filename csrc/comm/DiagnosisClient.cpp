@@ -475,7 +475,6 @@ HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
       if (oldest.recording) {
         snapshot.stack = oldest.recording->stack();
       }
-      answer.enqueued = describe(*ops.back().op);
     }
     if (lastCompleted.seq != 0) {
       answer.completed = describe(lastCompleted);

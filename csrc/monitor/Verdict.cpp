@@ -1,7 +1,7 @@
 #include "monitor/Verdict.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <iomanip>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -12,57 +12,12 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Fields one after another, each with its length in front: "5:hello3:abc".
-class Writer {
- public:
-  Writer& operator<<(const std::string& field) {
-    text_ += std::to_string(field.size()) + ":" + field;
-    return *this;
-  }
-  Writer& operator<<(int64_t field) { return *this << std::to_string(field); }
-  std::string take() { return std::move(text_); }
+using std::quoted;
 
- private:
-  std::string text_;
-};
-
-class Reader {
- public:
-  explicit Reader(const std::string& text) : text_(text) {}
-  Reader& operator>>(std::string& field) {
-    const auto colon = text_.find(':', at_);
-    size_t length = 0;
-    if (colon == std::string::npos || !number(text_.substr(at_, colon - at_), length) ||
-        length > text_.size() - colon - 1) {
-      ok_ = false;
-      return *this;
-    }
-    field = text_.substr(colon + 1, length);
-    at_ = colon + 1 + length;
-    return *this;
-  }
-  template <class Number>
-  Reader& operator>>(Number& field) {
-    std::string digits;
-    *this >> digits;
-    ok_ = ok_ && number(digits, field);
-    return *this;
-  }
-  bool complete() const { return ok_ && at_ == text_.size(); }
-  bool ok() const { return ok_; }
-
- private:
-  template <class Number>
-  static bool number(const std::string& digits, Number& value) {
-    const auto* const end = digits.data() + digits.size();
-    const auto result = std::from_chars(digits.data(), end, value);
-    return result.ec == std::errc() && result.ptr == end;
-  }
-
-  const std::string& text_;
-  size_t at_ = 0;
-  bool ok_ = true;
-};
+// Returns whether all has been read, and nothing else is there.
+bool ended(std::istream& in) {
+  return in && in.peek() == std::istream::traits_type::eof();
+}
 
 std::string seconds(int64_t milliseconds) {
   if (milliseconds < 100) {
@@ -346,52 +301,59 @@ Verdict judge(
   return Report(request, answers, silent).judge();
 }
 
+// Fields one after another, texts in quotes. A text comes last, so that a part of them is noticed.
 std::string encode(const RankStatus& a) {
-  Writer out;
-  out << a.rank << static_cast<int64_t>(a.issued) << a.current << static_cast<int64_t>(a.currentSeq)
-      << a.waitedMs << a.calledAt << a.enqueued << a.completed << a.failure << a.threads
-      << a.compilingMs << a.compiledMs << a.relaxedMs << a.elsewhere;
+  std::ostringstream out;
+  out << a.rank << ' ' << a.issued << ' ' << quoted(a.current) << ' ' << a.currentSeq << ' '
+      << a.waitedMs << ' ' << quoted(a.calledAt) << ' ' << quoted(a.completed) << ' '
+      << quoted(a.failure) << ' ' << quoted(a.threads) << ' ' << a.compilingMs << ' '
+      << a.compiledMs << ' ' << a.relaxedMs << ' ' << a.elsewhereFor.size() << ' ';
   for (const auto rank : a.elsewhereFor) {
-    out << rank;
+    out << rank << ' ';
   }
-  return out.take();
+  out << quoted(a.elsewhere);
+  return out.str();
 }
 
 std::optional<RankStatus> decodeStatus(const std::string& text) {
-  Reader in(text);
+  std::istringstream in(text);
   RankStatus a;
-  in >> a.rank >> a.issued >> a.current >> a.currentSeq >> a.waitedMs >> a.calledAt >> a.enqueued >>
-      a.completed >> a.failure >> a.threads >> a.compilingMs >> a.compiledMs >> a.relaxedMs >>
-      a.elsewhere;
-  while (in.ok() && !in.complete()) {
+  size_t ranks = 0;
+  in >> a.rank >> a.issued >> quoted(a.current) >> a.currentSeq >> a.waitedMs >>
+      quoted(a.calledAt) >> quoted(a.completed) >> quoted(a.failure) >> quoted(a.threads) >>
+      a.compilingMs >> a.compiledMs >> a.relaxedMs >> ranks;
+  for (; in && ranks > 0; --ranks) {
     in >> a.elsewhereFor.emplace_back();
   }
-  return in.complete() ? std::optional(std::move(a)) : std::nullopt;
+  in >> quoted(a.elsewhere);
+  return ended(in) ? std::optional(std::move(a)) : std::nullopt;
 }
 
 std::string encode(const Verdict& verdict) {
-  Writer out;
-  out << verdict.text << verdict.extensionMs << verdict.answered << int{verdict.disagree};
+  std::ostringstream out;
+  out << verdict.extensionMs << ' ' << verdict.answered << ' ' << verdict.disagree << ' '
+      << verdict.ranks.size() << ' ';
   for (const int rank : verdict.ranks) {
-    out << rank << int{contains(verdict.silent, rank)};
+    out << rank << ' ' << contains(verdict.silent, rank) << ' ';
   }
-  return out.take();
+  out << quoted(verdict.text);
+  return out.str();
 }
 
 std::optional<Verdict> decodeVerdict(const std::string& text) {
-  Reader in(text);
+  std::istringstream in(text);
   Verdict verdict;
-  int disagree = 0;
-  in >> verdict.text >> verdict.extensionMs >> verdict.answered >> disagree;
-  verdict.disagree = disagree != 0;
-  while (in.ok() && !in.complete()) {
-    int silent = 0;
+  size_t ranks = 0;
+  in >> verdict.extensionMs >> verdict.answered >> verdict.disagree >> ranks;
+  for (; in && ranks > 0; --ranks) {
+    bool silent = false;
     in >> verdict.ranks.emplace_back() >> silent;
-    if (silent != 0) {
+    if (silent) {
       verdict.silent.push_back(verdict.ranks.back());
     }
   }
-  return in.complete() ? std::optional(std::move(verdict)) : std::nullopt;
+  in >> quoted(verdict.text);
+  return ended(in) ? std::optional(std::move(verdict)) : std::nullopt;
 }
 
 }  // namespace torchcomms_pg

@@ -18,7 +18,6 @@ struct RankStatus {
   uint64_t currentSeq = 0;
   int64_t waitedMs = 0;               // time since its issue
   std::string calledAt;               // the line of Python that issued it, where known
-  std::string enqueued;               // last operation that was issued
   std::string completed;              // last operation that has completed
   std::string failure;                // reason why the group has failed here
   std::string threads;                // places of Python's threads, one line for each
