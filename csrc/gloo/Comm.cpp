@@ -154,7 +154,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   std::vector<Choice> choices(t.size);
   const Choice mine{color, key, t.rank};
   const host::Collective c{
-      host::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8, {}, 0};
+      host::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8};
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);

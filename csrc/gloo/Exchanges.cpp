@@ -57,7 +57,7 @@ Execution::Sizes Execution::tellSizes(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool same) {
   Sizes sizes{same, sends.front().bytes, sends.size(), {}};
   if (same) {
-    inside({CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0});
+    inside({Kind::barrier});
     return sizes;
   }
   std::vector<uint64_t> mine;
@@ -67,8 +67,7 @@ Execution::Sizes Execution::tellSizes(
     }
   }
   sizes.all.resize(localSize() * mine.size());
-  inside(
-      {CollectiveKind::allGather, mine.data(), sizes.all.data(), mine.size(), ncclUint64, {}, 0});
+  inside({Kind::allGather, mine.data(), sizes.all.data(), mine.size(), ncclUint64});
   return sizes;
 }
 

@@ -36,7 +36,7 @@ void Comm::exchange(
     const std::vector<Part>& receives,
     ncclDataType_t type,
     const Place& place) {
-  const Collective c{CollectiveKind::allToAll, nullptr, nullptr, 0, type, {}, 0};
+  const Collective c{Kind::allToAll, nullptr, nullptr, 0, type};
   execute(place, [&] {
     Execution(*this, host::signatureOf(c), place.tag).exchange(sends, receives, false);
   });
@@ -54,20 +54,20 @@ Execution::Execution(Comm& comm, const host::Signature& signature, int tag)
       announcedBy_(hosts_) {}
 
 void Execution::run(const Collective& c) {
-  if (hosts_ == 1 && c.kind != CollectiveKind::split) {
+  if (hosts_ == 1 && c.kind != Kind::split) {
     return inside(c);
   }
   switch (c.kind) {
-    case CollectiveKind::allReduce: return allReduce(c);
-    case CollectiveKind::reduce: return reduce(c);
-    case CollectiveKind::reduceScatter: return reduceScatter(c);
-    case CollectiveKind::split:
-    case CollectiveKind::allGather: return allGather(c);
-    case CollectiveKind::broadcast: return broadcast(c);
-    case CollectiveKind::gather: return gather(c);
-    case CollectiveKind::scatter: return scatter(c);
-    case CollectiveKind::barrier: return barrier();
-    case CollectiveKind::allToAll: {
+    case Kind::allReduce: return allReduce(c);
+    case Kind::reduce: return reduce(c);
+    case Kind::reduceScatter: return reduceScatter(c);
+    case Kind::split:
+    case Kind::allGather: return allGather(c);
+    case Kind::broadcast: return broadcast(c);
+    case Kind::gather: return gather(c);
+    case Kind::scatter: return scatter(c);
+    case Kind::barrier: return barrier();
+    case Kind::allToAll: {
       const size_t bytes = c.count * elementSize(c.type);
       std::vector<Part> sends, receives;
       for (int peer = 0; peer < t_.size; ++peer) {
@@ -76,7 +76,7 @@ void Execution::run(const Collective& c) {
       }
       return exchange(sends, receives, true);
     }
-    case CollectiveKind::window: return;
+    case Kind::window: return;
   }
 }
 
@@ -120,7 +120,7 @@ std::vector<int> Execution::onLane(int host, int lane) const {
 // hosts do so by dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier
 // synchronization", 1988), few hosts in one step.
 void Execution::barrier() {
-  const Collective here{CollectiveKind::barrier, nullptr, nullptr, 0, ncclInt8, {}, 0};
+  const Collective here{Kind::barrier};
   inside(here);
   if (local() == 0) {
     Step step(*this);

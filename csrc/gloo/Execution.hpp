@@ -13,7 +13,7 @@
 namespace torchcomms_pg::gloo {
 
 using host::Collective;
-using host::CollectiveKind;
+using Kind = host::CollectiveKind;
 
 inline char* at(void* base, size_t offset) {
   return static_cast<char*>(base) + offset;

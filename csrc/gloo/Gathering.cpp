@@ -33,16 +33,14 @@ void Execution::allGather(const Collective& c) {
   }
   if (t_.contiguous(host_)) {
     inside(
-        {c.kind == CollectiveKind::split ? CollectiveKind::allGather : c.kind,
+        {c.kind == Kind::split ? Kind::allGather : c.kind,
          c.input,
          place(t_.inside().front()),
          c.count,
-         c.type,
-         {},
-         0});
+         c.type});
   } else {
     const auto gathered = block(localSize() * bytes);
-    inside({CollectiveKind::allGather, c.input, gathered.data(), c.count, c.type, {}, 0});
+    inside({Kind::allGather, c.input, gathered.data(), c.count, c.type});
     for (int i = 0; i < localSize(); ++i) {
       host::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
     }
@@ -65,19 +63,11 @@ void Execution::allGather(const Collective& c) {
         t_.lanes == localSize() && static_cast<int>(t_.hosts[host].size()) == t_.lanes;
     if (sameLanes && t_.contiguous(host)) {
       char* const first = place(t_.hosts[host].front());
-      inside(
-          {CollectiveKind::allGather, at(first, local() * bytes), first, c.count, c.type, {}, 0});
+      inside({Kind::allGather, at(first, local() * bytes), first, c.count, c.type});
       return;
     }
     for (const int rank : t_.hosts[host]) {
-      inside(
-          {CollectiveKind::broadcast,
-           place(rank),
-           place(rank),
-           c.count,
-           c.type,
-           {},
-           t_.laneOf(rank)});
+      inside({Kind::broadcast, place(rank), place(rank), c.count, c.type, t_.laneOf(rank)});
     }
   });
 }
@@ -127,12 +117,11 @@ void Execution::broadcast(const Collective& c) {
     if (host_ == from) {
       const size_t first = i * kPiece;
       inside(
-          {CollectiveKind::broadcast,
+          {Kind::broadcast,
            at(source, first),
            at(c.output, first),
            std::min(kPiece, bytes - first),
            ncclInt8,
-           {},
            t_.localOf[c.root]});
       if (onLane()) {
         forOtherHosts([&](int host) {
@@ -154,14 +143,7 @@ void Execution::broadcast(const Collective& c) {
     }
     for (int lane = 0; lane < t_.lanes; ++lane) {
       const auto [first, size] = slice(i, lane);
-      inside(
-          {CollectiveKind::broadcast,
-           at(c.output, first),
-           at(c.output, first),
-           size,
-           ncclInt8,
-           {},
-           lane});
+      inside({Kind::broadcast, at(c.output, first), at(c.output, first), size, ncclInt8, lane});
     }
   }
   sends.finish();
@@ -201,13 +183,7 @@ void Execution::broadcastSmall(const Collective& c) {
     send();
   }
   inside(
-      {CollectiveKind::broadcast,
-       t_.rank == c.root ? c.input : c.output,
-       c.output,
-       c.count,
-       c.type,
-       {},
-       root});
+      {Kind::broadcast, t_.rank == c.root ? c.input : c.output, c.output, c.count, c.type, root});
   if (number == 0 && t_.rank != c.root && local() == lane) {
     send();
   }
@@ -223,14 +199,7 @@ void Execution::gather(const Collective& c) {
   const bool port = local() == lane;
   // Data of this host, for the rank that passes it on.
   std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
-  inside(
-      {CollectiveKind::gather,
-       c.input,
-       own.data(),
-       c.count,
-       c.type,
-       {},
-       host_ == to ? root : lane});
+  inside({Kind::gather, c.input, own.data(), c.count, c.type, host_ == to ? root : lane});
   std::vector<std::vector<char>> of(hosts_);
   Step step(*this);
   if (host_ != to) {
@@ -291,14 +260,7 @@ void Execution::scatter(const Collective& c) {
     step.receive(from, of[host_].data(), of[host_].size());
     step.finish();
   }
-  inside(
-      {CollectiveKind::scatter,
-       of[host_].data(),
-       c.output,
-       c.count,
-       c.type,
-       {},
-       host_ == from ? root : lane});
+  inside({Kind::scatter, of[host_].data(), c.output, c.count, c.type, host_ == from ? root : lane});
   if (host_ != from) {
     return;
   }

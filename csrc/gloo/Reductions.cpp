@@ -84,7 +84,7 @@ void Execution::allReduceSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const auto reduced = [&](void* sum) {
     auto part = toInside(c);
-    part.kind = CollectiveKind::reduce;
+    part.kind = Kind::reduce;
     part.output = sum;
     inside(part);
   };
@@ -105,7 +105,7 @@ void Execution::allReduceSmall(const Collective& c) {
     step.finish();
     combine(c, c.output, std::move(inputs), c.count);
   }
-  inside({CollectiveKind::broadcast, c.output, c.output, c.count, c.type, {}, 0});
+  inside({Kind::broadcast, c.output, c.output, c.count, c.type});
 }
 
 // All-reduces by recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and
@@ -189,11 +189,11 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
   part.output = piece.reduced.data();
   if (t_.lanes == localSize()) {
-    part.kind = CollectiveKind::reduceScatter;
+    part.kind = Kind::reduceScatter;
     part.input = input;
     return inside(part);
   }
-  part.kind = CollectiveKind::reduce;
+  part.kind = Kind::reduce;
   for (part.root = 0; part.root < t_.lanes; ++part.root) {
     part.input = at(input, part.root * bytes);
     inside(part);
@@ -204,7 +204,7 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
 // last.
 void Execution::reduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
-  const bool rooted = c.kind == CollectiveKind::reduce;
+  const bool rooted = c.kind == Kind::reduce;
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
@@ -296,11 +296,11 @@ void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
   if (t_.lanes == localSize()) {
     char* const own = at(result, local() * bytes);
-    inside({CollectiveKind::allGather, own, result, piece.count, c.type, {}, 0});
+    inside({Kind::allGather, own, result, piece.count, c.type});
   } else {
     for (int lane = 0; lane < t_.lanes; ++lane) {
       char* const slice = at(result, lane * bytes);
-      inside({CollectiveKind::broadcast, slice, slice, piece.count, c.type, {}, lane});
+      inside({Kind::broadcast, slice, slice, piece.count, c.type, lane});
     }
   }
   if (piece.padded) {
@@ -371,7 +371,7 @@ void Execution::reduceScatter(const Collective& c) {
     part.output = sums.data();
     inside(part);
   } else {
-    part.kind = CollectiveKind::reduce;
+    part.kind = Kind::reduce;
     for (const int rank : order) {
       part.root = t_.laneOf(rank);
       part.input = at(c.input, rank * bytes);

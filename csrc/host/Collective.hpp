@@ -53,8 +53,8 @@ struct Collective {
   void* output = nullptr;
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
-  Operator op{};
   int root = 0;
+  Operator op{};
   // Signature of a larger collective that this one is a part of, for peers to compare. Null: this
   // one's own.
   const Signature* whole = nullptr;

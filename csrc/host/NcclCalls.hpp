@@ -26,7 +26,7 @@ void addCalls(NcclApi& t) {
   };
   t.reduce =
       [](auto in, auto out, auto count, auto type, auto op, auto root, auto comm, auto stream) {
-        return collective({Kind::reduce, in, out, count, type, {}, root}, op, comm, stream);
+        return collective({Kind::reduce, in, out, count, type, root}, op, comm, stream);
       };
 
   t.allGather = [](auto in, auto out, auto count, auto type, auto comm, auto stream) {
@@ -40,13 +40,13 @@ void addCalls(NcclApi& t) {
   };
 
   t.broadcast = [](auto in, auto out, auto count, auto type, auto root, auto comm, auto stream) {
-    return collective({Kind::broadcast, in, out, count, type, {}, root}, ncclSum, comm, stream);
+    return collective({Kind::broadcast, in, out, count, type, root}, ncclSum, comm, stream);
   };
   t.gather = [](auto in, auto out, auto count, auto type, auto root, auto comm, auto stream) {
-    return collective({Kind::gather, in, out, count, type, {}, root}, ncclSum, comm, stream);
+    return collective({Kind::gather, in, out, count, type, root}, ncclSum, comm, stream);
   };
   t.scatter = [](auto in, auto out, auto count, auto type, auto root, auto comm, auto stream) {
-    return collective({Kind::scatter, in, out, count, type, {}, root}, ncclSum, comm, stream);
+    return collective({Kind::scatter, in, out, count, type, root}, ncclSum, comm, stream);
   };
 
   t.send = [](auto buffer, auto count, auto type, auto peer, auto comm, auto stream) {
