@@ -224,6 +224,7 @@ ncclResult_t windowRegister(
   return withComm(handle, kRegister, [&](const std::shared_ptr<Comm>& comm) {
     checkPointer(kRegister, "win", made);
     *made = nullptr;
+    checkNoGroup(kRegister);
     comm->checkUsable();
     checkBuffer(kRegister, "buff", buffer, bytes);
     // All of NCCL's flags ask for what holds here anyway.
@@ -237,26 +238,16 @@ ncclResult_t windowRegister(
       invalidArgument(
           kRegister, "buff is not part of memory that memAlloc returned, which peers can map");
     }
-    const auto ticket = std::make_shared<uint64_t>();
-    return issue(
-        Job{
-            .prepare = [=] { *ticket = comm->ticketLock().take(); },
-            .run =
-                [=] {
-                  comm->inTurn(*ticket, [&] {
-                    try {
-                      *made = comm->windows().add(buffer, bytes, memory);
-                    } catch (const NcclError& failure) {
-                      // The peers wait for this rank, which may, for example, have no file
-                      // descriptor left.
-                      comm->fail(failure);
-                      throw;
-                    }
-                  });
-                  return ncclSuccess;
-                },
-            .cancel = [] {},
-        });
+    comm->inTurn(comm->ticketLock().take(), [&] {
+      try {
+        *made = comm->windows().add(buffer, bytes, memory);
+      } catch (const NcclError& failure) {
+        // The peers wait for this rank, which may, for example, have no file descriptor left.
+        comm->fail(failure);
+        throw;
+      }
+    });
+    return ncclSuccess;
   });
 }
 

@@ -1,7 +1,8 @@
 // Streams and groups behave as NCCL's do.
-#include <atomic>
-#include <barrier>
+#include <functional>
 #include <numeric>
+#include <string>
+#include <utility>
 
 #include "Ranks.hpp"
 #include "Streams.hpp"
@@ -140,58 +141,68 @@ TEST(groupRunsTransfersTogetherAndThenCollectives) {
   }
 }
 
-TEST(oneThreadDrivesSeveralRanks) {
+TEST(aGroupOfTwoCommunicatorsOrStreamsLaunchesNothing) {
   const ncclUniqueId id = uniqueId();
-  ncclComm_t comms[3];
-  CHECK_NCCL(nccl().groupStart());
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_NCCL(nccl().commInitRankConfig(&comms[rank], 3, id, rank, nullptr));
-  }
-  CHECK_NCCL(nccl().groupEnd());
-  std::vector<std::vector<float>> data(3, std::vector<float>(200'000, 1));
-  Stream shared;
-  for (const cudaStream_t stream : {cudaStream_t{nullptr}, shared.handle()}) {
-    for (auto& values : data) values.assign(values.size(), 1);
-    CHECK_NCCL(nccl().groupStart());
-    for (int rank = 0; rank < 3; ++rank) CHECK_NCCL(sum(data[rank], comms[rank], stream));
-    CHECK_NCCL(nccl().groupEnd());
-    shared.synchronize();
-    for (const auto& values : data) expectAll(values, 3);
-  }
-  ncclComm_t halves[3];
-  CHECK_NCCL(nccl().groupStart());
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_NCCL(nccl().commSplit(comms[rank], rank == 2, 0, &halves[rank], nullptr));
-  }
-  CHECK_NCCL(nccl().groupEnd());
-  int count = 0;
-  CHECK_NCCL(nccl().commCount(halves[0], &count));
-  CHECK_EQUAL(count, 2);
-  CHECK_NCCL(nccl().commCount(halves[2], &count));
-  CHECK_EQUAL(count, 1);
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_NCCL(nccl().commDestroy(halves[rank]));
-    CHECK_NCCL(nccl().commDestroy(comms[rank]));
-  }
+  threadRanks(2, [&](ncclComm_t comm, int rank) {
+    const ncclComm_t other = init(id, 2, rank);
+    Stream first, second;
+    std::vector<float> data(10, 1), more(10, 1);
+    const auto refused = [&](ncclComm_t comm, cudaStream_t stream) {
+      CHECK_NCCL(nccl().groupStart());
+      CHECK_NCCL(sum(data, other, first.handle()));
+      CHECK_NCCL(nccl().send(data.data(), 10, ncclFloat32, 1 - rank, other, first.handle()));
+      CHECK_NCCL(sum(more, comm, stream));
+      CHECK_EQUAL(nccl().groupEnd(), ncclInvalidUsage);
+      CHECK_CONTAINS(
+          nccl().getLastError(nullptr),
+          "groupEnd: a group over shared memory has one communicator and one stream");
+    };
+    refused(comm, first.handle());
+    refused(other, second.handle());
+    refused(other, nullptr);
+    for (const ncclComm_t each : {comm, other}) {  // what comes now is matched with nothing refused
+      std::vector<float> received(10, 0);
+      CHECK_NCCL(nccl().groupStart());
+      CHECK_NCCL(sum(data, each, first.handle()));
+      CHECK_NCCL(nccl().send(more.data(), 10, ncclFloat32, 1 - rank, each, first.handle()));
+      CHECK_NCCL(nccl().recv(received.data(), 10, ncclFloat32, 1 - rank, each, first.handle()));
+      CHECK_NCCL(nccl().groupEnd());
+      first.synchronize();
+      expectAll(received, 1);
+    }
+    expectAll(data, 4);
+    CHECK_NCCL(nccl().commDestroy(other));
+  });
 }
 
-TEST(groupWaitsForAllItsStreams) {
-  threadRanks(2, [](ncclComm_t comm, int) {
-    Stream first, second;
-    std::atomic<bool> earlierEnded{false};
-    std::vector<float> a(10, 1), b(10, 2);
-    first.enqueue([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      earlierEnded = true;
-    });
-    CHECK_NCCL(nccl().groupStart());
-    CHECK_NCCL(sum(a, comm, first.handle()));
-    CHECK_NCCL(sum(b, comm, second.handle()));
-    CHECK_NCCL(nccl().groupEnd());
-    second.synchronize();
-    CHECK(earlierEnded);
-    expectAll(a, 2);
-    expectAll(b, 4);
+TEST(whatTakesAllRanksIsRefusedInAGroup) {
+  const ncclUniqueId id = uniqueId();
+  threadRanks(2, [&](ncclComm_t comm, int rank) {
+    void* memory = nullptr;
+    CHECK_NCCL(nccl().memAlloc(&memory, 8));
+    int gone = 1 - rank;
+    ncclComm_t made = nullptr;
+    ncclWindow_t window = nullptr;
+    const std::vector<std::pair<std::string, std::function<ncclResult_t()>>> calls{
+        {"commInitRank", [&] { return nccl().commInitRankConfig(&made, 2, id, rank, nullptr); }},
+        {"commSplit", [&] { return nccl().commSplit(comm, 0, rank, &made, nullptr); }},
+        {"commShrink", [&] { return nccl().commShrink(comm, &gone, 1, &made, nullptr, 0); }},
+        {"commWindowRegister",
+         [&] { return nccl().commWindowRegister(comm, memory, 8, &window, 0); }},
+    };
+    std::vector<float> data(10, 1);
+    for (const auto& [name, call] : calls) {
+      CHECK_NCCL(nccl().groupStart());
+      CHECK_NCCL(sum(data, comm, nullptr));
+      CHECK_EQUAL(call(), ncclInvalidUsage);
+      CHECK_EQUAL(nccl().groupEnd(), ncclInvalidUsage);
+      CHECK_CONTAINS(nccl().getLastError(nullptr), name + ": called inside a group");
+      CHECK(made == nullptr && window == nullptr);
+      expectAll(data, 1);
+    }
+    CHECK_NCCL(sum(data, comm, nullptr));
+    expectAll(data, 2);
+    CHECK_NCCL(nccl().memFree(memory));
   });
 }
 
@@ -210,27 +221,5 @@ TEST(aBadCallInAGroupLaunchesNothing) {
     CHECK_NCCL(sum(data, comm, nullptr));
     expectAll(data, 2);
     CHECK_EQUAL(nccl().groupEnd(), ncclInvalidUsage);
-  });
-}
-
-TEST(abortEndsAGroupWhoseStreamNeverComes) {
-  const ncclUniqueId id = uniqueId();
-  std::barrier launched(2);
-  threads(2, [&](int rank) {
-    const ncclComm_t comm = init(id, 2, rank);
-    Stream stuck, free;
-    std::atomic<bool> release{false};
-    stuck.enqueue([&] {
-      while (!release) std::this_thread::yield();
-    });
-    std::vector<float> a(10), b(10);
-    CHECK_NCCL(nccl().groupStart());
-    CHECK_NCCL(sum(a, comm, stuck.handle()));
-    CHECK_NCCL(sum(b, comm, free.handle()));
-    CHECK_NCCL(nccl().groupEnd());
-    launched.arrive_and_wait();
-    CHECK_NCCL(nccl().commAbort(comm));
-    free.synchronize();
-    release = true;
   });
 }

@@ -124,27 +124,3 @@ TEST(aMessageThatNoThreadServesIsNotPosted) {
     }
   });
 }
-
-TEST(aSplitThatNoThreadServesFailsTheCommunicator) {
-  const ncclUniqueId id = uniqueId();
-  ncclComm_t comms[2] = {};
-  CHECK_NCCL(nccl().groupStart());
-  for (int rank = 0; rank < 2; ++rank) {
-    CHECK_NCCL(nccl().commInitRankConfig(&comms[rank], 2, id, rank, nullptr));
-  }
-  CHECK_NCCL(nccl().groupEnd());
-  ncclComm_t parts[2] = {};
-  {
-    const NoThread none;
-    CHECK_NCCL(nccl().groupStart());
-    for (int rank = 0; rank < 2; ++rank) {
-      CHECK_NCCL(nccl().commSplit(comms[rank], 0, rank, &parts[rank], nullptr));
-    }
-    CHECK_EQUAL(nccl().groupEnd(), ncclSystemError);
-  }
-  for (const ncclComm_t comm : comms) {
-    CHECK_EQUAL(nccl().barrier(comm, nullptr), ncclSystemError);
-    CHECK_CONTAINS(std::string(nccl().getLastError(comm)), "rank 1 (pid");
-    CHECK_NCCL(nccl().commAbort(comm));
-  }
-}

@@ -207,11 +207,7 @@ TEST(windowOperationsInAGroup) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
     const Buffer buffer(2);
     const int peer = 1 - rank;
-    ncclWindow_t window = nullptr;
-    CHECK_NCCL(nccl().groupStart());
-    CHECK_NCCL(nccl().commWindowRegister(comm, buffer.data, 8, &window, 0));
-    CHECK(window == nullptr);
-    CHECK_NCCL(nccl().groupEnd());
+    const ncclWindow_t window = open(comm, buffer);
     const std::vector<int> content{rank + 10};
     int token = rank, received = -1;
     CHECK_NCCL(nccl().groupStart());

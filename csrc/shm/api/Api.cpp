@@ -51,7 +51,10 @@ ncclResult_t startGroup() {
 }
 
 ncclResult_t endGroup() {
-  return guarded(nullptr, [] { return groupEnd(); });
+  return guarded(nullptr, [] {
+    groupEnd();
+    return ncclSuccess;
+  });
 }
 
 }  // namespace

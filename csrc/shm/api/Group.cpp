@@ -1,8 +1,6 @@
 #include "shm/api/Group.hpp"
 
-#include <algorithm>
-#include <system_error>
-#include <thread>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,91 +14,25 @@ struct GroupState {
   ncclResult_t error = ncclSuccess;
   std::string errorText;
   std::vector<IssuedOp> operations;
-  std::vector<Job> jobs;
 };
 
 thread_local GroupState group;
 thread_local std::string lastError;
 
-void addTo(Plan& plan, IssuedOp& operation) {
-  plan.addStream(operation.stream);
-  std::visit([&](auto& what) { plan.add(std::move(what)); }, operation.what);
-}
-
-ncclResult_t launchAll(std::vector<IssuedOp> operations) {
-  std::vector<Plan> plans;
+// Launches operations, which are refused together unless they have one communicator and one stream.
+void launch(std::span<IssuedOp> operations) {
+  const std::shared_ptr<Comm> comm = operations.front().comm;
+  const cudaStream_t stream = operations.front().stream;
+  const auto plan = std::make_shared<Plan>(comm, stream);
   for (IssuedOp& operation : operations) {
-    auto plan = std::ranges::find_if(
-        plans, [&](const Plan& plan) { return &plan.comm() == operation.comm.get(); });
-    if (plan == plans.end()) plan = plans.insert(plans.end(), Plan(operation.comm));
-    addTo(*plan, operation);
-  }
-  std::vector<std::shared_ptr<Launch>> launches;
-  for (Plan& plan : plans) {
-    auto launch = std::make_shared<Launch>();
-    std::erase_if(launches, [&](const std::shared_ptr<Launch>& other) {
-      if (!other->sharesStream(plan)) return false;
-      launch->absorb(*other);
-      return true;
-    });
-    launch->add(std::move(plan));
-    launches.push_back(std::move(launch));
-  }
-  // Launches that block the caller come last, so that they delay no other.
-  std::ranges::stable_partition(launches, [](const auto& launch) { return !launch->usesCaller(); });
-  ncclResult_t result = ncclSuccess;
-  for (const auto& launch : launches) {
-    const ncclResult_t one = launch->start();
-    if (result == ncclSuccess) result = one;
-  }
-  for (const IssuedOp& operation : operations) {
-    if (result != ncclSuccess && operation.comm->segment().failed()) {
-      throw operation.comm->segment().failure();
+    if (operation.comm != comm || operation.stream != stream) {
+      throw NcclError(
+          ncclInvalidUsage,
+          "groupEnd: a group over shared memory has one communicator and one stream");
     }
+    std::visit([&](auto& what) { plan->add(std::move(what)); }, operation.what);
   }
-  return result;
-}
-
-ncclResult_t runJobs(const std::vector<Job>& jobs) {
-  struct Outcome {
-    ncclResult_t result = ncclSuccess;
-    std::string text;
-  };
-  std::vector<Outcome> outcomes(jobs.size());
-  const auto run = [&](size_t i) {
-    try {
-      outcomes[i].result = jobs[i].run();
-    } catch (const NcclError& failure) {
-      outcomes[i] = {failure.result, failure.what()};
-    } catch (const std::exception& error) {
-      outcomes[i] = {ncclSystemError, error.what()};
-    }
-  };
-  for (const Job& job : jobs) {
-    if (job.prepare) job.prepare();
-  }
-  {
-    std::vector<std::jthread> helpers;
-    size_t begun = 1;
-    try {
-      for (; begun < jobs.size(); ++begun) helpers.emplace_back(run, begun);
-    } catch (const std::system_error& error) {
-      // Ranks of these jobs may need each other, so the jobs cannot run one after another.
-      for (; begun < jobs.size(); ++begun) {
-        jobs[begun].cancel();
-        outcomes[begun] = {
-            ncclSystemError, std::string("groupEnd: cannot start a thread: ") + error.what()};
-      }
-    }
-    if (!jobs.empty()) run(0);
-  }
-  ncclResult_t result = ncclSuccess;
-  for (const Outcome& outcome : outcomes) {
-    if (outcome.result == ncclSuccess) continue;
-    if (outcome.result != ncclInProgress) throw NcclError(outcome.result, outcome.text);
-    result = ncclInProgress;
-  }
-  return result;
+  if (plan->start() != ncclSuccess) throw comm->segment().failure();
 }
 
 }  // namespace
@@ -126,41 +58,31 @@ void issue(IssuedOp operation) {
       return comm.windows().run(*wait);
     }
   }
-  const std::shared_ptr<Comm> comm = operation.comm;
-  auto launch = std::make_shared<Launch>();
-  Plan plan(comm);
-  addTo(plan, operation);
-  launch->add(std::move(plan));
-  if (launch->start() != ncclSuccess) throw comm->segment().failure();
-}
-
-ncclResult_t issue(Job job) {
-  if (group.depth == 0) {
-    if (job.prepare) job.prepare();
-    return job.run();
-  }
-  group.jobs.push_back(std::move(job));
-  return ncclSuccess;
+  launch({&operation, 1});
 }
 
 void groupStart() {
   ++group.depth;
 }
 
-ncclResult_t groupEnd() {
+void groupEnd() {
   if (group.depth == 0) {
     throw NcclError(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
   }
-  if (--group.depth != 0) return ncclSuccess;
+  if (--group.depth != 0) return;
   GroupState ended = std::exchange(group, {});
-  if (ended.error != ncclSuccess) {
-    for (const Job& job : ended.jobs) job.cancel();
-    throw NcclError(ended.error, ended.errorText);
+  if (ended.error != ncclSuccess) throw NcclError(ended.error, ended.errorText);
+  if (!ended.operations.empty()) launch(ended.operations);
+}
+
+void checkNoGroup(const char* operation) {
+  if (group.depth != 0) {
+    throw NcclError(
+        ncclInvalidUsage,
+        std::string(operation) +
+            ": called inside a group, which over shared memory has operations of a communicator "
+            "only");
   }
-  const ncclResult_t result = runJobs(ended.jobs);
-  if (ended.operations.empty()) return result;
-  const ncclResult_t launched = launchAll(std::move(ended.operations));
-  return launched == ncclSuccess ? result : launched;
 }
 
 void deferError(ncclResult_t result, const std::string& text) {

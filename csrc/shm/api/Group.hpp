@@ -3,7 +3,6 @@
 
 #include <nccl.h>
 
-#include <functional>
 #include <memory>
 #include <variant>
 
@@ -23,17 +22,13 @@ struct IssuedOp {
 // launched at once, see PointToPoint::runIndependently.
 void issue(IssuedOp operation);
 
-// A collective part of setting communicators up. Jobs of one group run concurrently, before the
-// group's operations.
-struct Job {
-  std::function<void()> prepare;      // may be empty; called in issue order
-  std::function<ncclResult_t()> run;  // throws NcclError
-  std::function<void()> cancel;       // called instead of run() if the group failed
-};
-ncclResult_t issue(Job job);
-
+// A group has operations of one communicator on one stream. Its end refuses others with
+// ncclInvalidUsage, and then launches nothing.
 void groupStart();
-ncclResult_t groupEnd();
+void groupEnd();
+
+// Refuses to set up inside a group what takes all ranks.
+void checkNoGroup(const char* operation);
 
 // Notes that a call inside a group has failed: the group's end returns that, and launches nothing.
 void deferError(ncclResult_t result, const std::string& text);

@@ -96,10 +96,9 @@ std::optional<Place> rendezvousForSplit(Comm& parent, Choice choice) {
   return place;
 }
 
-ncclResult_t runSplit(
-    Comm& parent, uint64_t ticket, Choice choice, bool blocking, ncclComm_t* made) {
+ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* made) {
   std::optional<Place> place;
-  parent.inTurn(ticket, [&] {
+  parent.inTurn(parent.ticketLock().take(), [&] {
     try {
       place = rendezvousForSplit(parent, choice);
     } catch (const NcclError& failure) {
@@ -139,21 +138,14 @@ ncclResult_t initRank(
   constexpr const char* kName = "commInitRank";
   checkPointer(kName, "comm", made);
   publish(made, nullptr);
+  checkNoGroup(kName);
   if (ranks < 1 || ranks > kMaxRanks) {
     invalidArgument(
         kName, "nranks is " + std::to_string(ranks) + ", wanted 1 to " + std::to_string(kMaxRanks));
   }
   checkRank(kName, "rank", rank, ranks);
   const bool blocking = checkConfig(kName, config, true);
-  // Joining does not block, so that one thread can join as several ranks.
-  const std::shared_ptr<Comm> comm = Comm::join(id, ranks, rank, blocking);
-  publish(made, addHandle(comm));
-  return issue(
-      Job{
-          .prepare = {},
-          .run = [=] { return complete(comm, made); },
-          .cancel = [=] { discard(comm, made); },
-      });
+  return joinAndComplete(id, ranks, rank, blocking, made);
 }
 
 ncclResult_t split(
@@ -165,6 +157,7 @@ ncclResult_t split(
   constexpr const char* kName = "commSplit";
   checkPointer(kName, "newcomm", made);
   publish(made, nullptr);
+  checkNoGroup(kName);
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
     invalidArgument(
         kName,
@@ -172,21 +165,7 @@ ncclResult_t split(
   }
   const bool blocking = checkConfig(kName, config, parent->blocking());
   parent->checkUsable();
-  const auto ticket = std::make_shared<std::optional<uint64_t>>();
-  return issue(
-      Job{
-          .prepare = [=] { *ticket = parent->ticketLock().take(); },
-          .run = [=] { return runSplit(*parent, **ticket, {color, key}, blocking, made); },
-          .cancel =
-              [=] {
-                if (!*ticket) return;
-                // The peers, and what is issued behind it, wait for this rank.
-                parent->fail(NcclError(
-                    ncclSystemError,
-                    parent->whoAmI() + " cannot start a thread for commSplit",
-                    {parent->rank()}));
-              },
-      });
+  return runSplit(*parent, {color, key}, blocking, made);
 }
 
 ncclResult_t shrink(
@@ -199,6 +178,7 @@ ncclResult_t shrink(
   constexpr const char* kName = "commShrink";
   checkPointer(kName, "newcomm", made);
   publish(made, nullptr);
+  checkNoGroup(kName);
   const bool blocking = checkConfig(kName, config, parent->blocking());
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
     invalidArgument(
@@ -233,16 +213,8 @@ ncclResult_t shrink(
   } else if (!parent->revoked()) {
     parent->checkUsable();
   }
-  return issue(
-      Job{
-          .prepare = {},
-          .run =
-              [=] {
-                parent->awaitPlans();
-                return runShrink(*parent, survivors, hash, blocking, deadline, made);
-              },
-          .cancel = [] {},
-      });
+  parent->awaitPlans();
+  return runShrink(*parent, survivors, hash, blocking, deadline, made);
 }
 
 }  // namespace torchcomms_pg::shm

@@ -38,17 +38,29 @@ ncclResult_t setUp(const std::vector<Task>& tasks) {
   return ncclSuccess;
 }
 
+// Returns the communicators of the tasks, each once.
+std::vector<Comm*> commsOf(const std::vector<Task>& tasks) {
+  std::vector<Comm*> comms;
+  for (const auto& task : tasks) {
+    if (std::ranges::find(comms, task.comm) == comms.end()) comms.push_back(task.comm);
+  }
+  return comms;
+}
+
+// Launches what each communicator has, since a group of csrc/shm has one, in the order in which the
+// program names them: NCCL keeps that, too (src/include/group.h, ncclGroupCommJoin), so that in one
+// stream it has to be the same on all ranks. Launches do not block: no stream is null.
 ncclResult_t operate(const std::vector<Task>& tasks) {
   if (tasks.empty()) return ncclSuccess;
   gates().launch.pass();
-  shm().groupStart();
-  auto result = ncclSuccess;
-  for (const auto& task : tasks) {
-    const auto one = task.run();
-    result = result == ncclSuccess ? one : result;
+  for (auto* const comm : commsOf(tasks)) {
+    shm().groupStart();
+    for (const auto& task : tasks) {
+      if (task.comm == comm) task.run();  // the end returns an error
+    }
+    if (const auto result = shm().groupEnd()) return result;
   }
-  const auto ended = shm().groupEnd();
-  return result == ncclSuccess ? ended : result;
+  return ncclSuccess;
 }
 
 ncclResult_t launch(const std::vector<Task>& tasks) {
@@ -57,15 +69,6 @@ ncclResult_t launch(const std::vector<Task>& tasks) {
   for (const auto& task : tasks) (task.setup ? setups : operations).push_back(task);
   const auto result = setUp(setups);
   return result == ncclSuccess ? operate(operations) : result;
-}
-
-// Returns the communicators of the tasks, each once.
-std::vector<Comm*> commsOf(const std::vector<Task>& tasks) {
-  std::vector<Comm*> comms;
-  for (const auto& task : tasks) {
-    if (std::ranges::find(comms, task.comm) == comms.end()) comms.push_back(task.comm);
-  }
-  return comms;
 }
 
 void startJob(std::vector<Task> tasks) {
