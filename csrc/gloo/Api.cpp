@@ -1,6 +1,7 @@
 #include "gloo/Api.hpp"
 
 #include <utility>
+#include <variant>
 
 #include "host/HostStream.hpp"
 #include "host/NcclCalls.hpp"
@@ -16,14 +17,11 @@ namespace {
 
 using CommPtr = std::shared_ptr<Comm>;
 
-// One call into the table: a collective, or a message (`collective` is then not looked at).
+// One call into the table.
 struct Task {
   CommPtr comm;
-  cudaStream_t stream = nullptr;
-  host::Collective collective;
-  bool isMessage = false;
-  bool sending = false;
-  Message message;
+  cudaStream_t stream;
+  std::variant<host::Collective, Messages::Issued> what;
 };
 
 // An exchange, which comes as two messages for each rank.
@@ -84,42 +82,45 @@ ncclResult_t launch(std::vector<Task> tasks) {
   const auto comm = tasks.front().comm;
   const auto stream = tasks.front().stream;
   comm->fault().check();
-  std::vector<Task> later;  // messages that no stream orders
+  std::vector<Messages::Issued> later;  // messages that no stream orders
   Batch now;
-  for (auto& task : tasks) {
+  for (const auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
       throw host::NcclError(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
     // Gives out places here, in the order in which all ranks issue.
-    if (!task.isMessage) {
-      now.collectives.emplace_back(task.collective, comm->nextPlace());
-    } else if (task.message.done != nullptr) {
-      later.push_back(std::move(task));
-    } else if (task.message.tag >= 0) {
-      now.messages.push_back({task.sending, task.message});
+    if (const auto* collective = std::get_if<host::Collective>(&task.what)) {
+      now.collectives.emplace_back(*collective, comm->nextPlace());
+      continue;
+    }
+    const auto& issued = std::get<Messages::Issued>(task.what);
+    const auto& [sending, message] = issued;
+    if (message.done != nullptr) {
+      later.push_back(issued);
+    } else if (message.tag >= 0) {
+      now.messages.push_back(issued);
     } else {
       // Belongs to an exchange, whose messages come one after another.
       if (now.exchanges.empty() || now.exchanges.back().complete()) {
         const std::vector<Part> none(comm->topology().size);
-        now.exchanges.push_back({none, none, task.message.type, {}});
+        now.exchanges.push_back({none, none, message.type, {}});
       }
       auto& exchange = now.exchanges.back();
-      auto& parts = task.sending ? exchange.sends : exchange.receives;
-      parts[task.message.peer] = {
-          task.message.buffer, task.message.count * elementSize(task.message.type)};
+      auto& parts = sending ? exchange.sends : exchange.receives;
+      parts[message.peer] = {message.buffer, message.count * elementSize(message.type)};
       ++exchange.parts;
     }
   }
   for (auto& exchange : now.exchanges) {
     exchange.place = comm->nextPlace();
   }
-  for (const auto& task : later) {
-    const bool alone = comm->messages().isInside(task.message);
+  for (const auto& issued : later) {
+    const bool alone = comm->messages().isInside(issued.message);
     if (!alone) {
       comm->prepareLater();
     }
-    const auto requests = comm->messages().post({{task.sending, task.message}}, /*together=*/false);
+    const auto requests = comm->messages().post({issued}, /*together=*/false);
     if (!alone) {
       comm->completeLater(requests.front());
     }
@@ -158,20 +159,12 @@ ncclResult_t collective(
   return guarded([&] {
     const auto& comm = from(handle);
     c.op = comm->operators().resolve(op, c.type);
-    return add({.comm = comm, .stream = stream, .collective = c, .message = {}});
+    return add({comm, stream, c});
   });
 }
 
 ncclResult_t message(bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
-  return guarded([&] {
-    return add(
-        {.comm = from(handle),
-         .stream = stream,
-         .collective = {},
-         .isMessage = true,
-         .sending = sending,
-         .message = message});
-  });
+  return guarded([&] { return add({from(handle), stream, Messages::Issued{sending, message}}); });
 }
 
 ncclResult_t commFinalize(ncclComm_t) {

@@ -76,7 +76,6 @@ std::shared_ptr<Comm> Comm::make(
       .newLink = [members = comm->members_, fault = comm->fault_](
                      const auto& name,
                      const auto& ranks) { return newLink(members, fault, name, ranks); },
-      .store = comm->members_.store,
       .fault = comm->fault_});
   comm->fault_->watch(
       comm->messages_,
@@ -122,6 +121,14 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
   }
 }
 
+void Comm::checkInside(ncclResult_t result) const {
+  if (result != ncclSuccess) {
+    const auto& segment = inside_->segment();
+    throw segment.failed() ? segment.failure()
+                           : host::NcclError(result, shm::api().getLastError(members_.inside));
+  }
+}
+
 void Comm::awaitLane() {
   if (lane_ != nullptr && !lane_->connected()) {
     lane_->awaitConnections();
@@ -161,12 +168,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
     // Ranks of one host and color share memory as before, in the order of their ranks in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // until those have joined
-    if (shm::api().commSplit(members_.inside, color, key, &inside, &config) != ncclSuccess) {
-      const auto& segment = inside_->segment();
-      throw segment.failed()
-          ? segment.failure()
-          : host::NcclError(ncclSystemError, shm::api().getLastError(members_.inside));
-    }
+    checkInside(shm::api().commSplit(members_.inside, color, key, &inside, &config));
   });
   if (color == NCCL_SPLIT_NOCOLOR) {
     return {};

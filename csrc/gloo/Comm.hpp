@@ -111,6 +111,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void connectLane(Connected connected, const std::function<void()>& look);
   void awaitLane();
   void runHere(const host::Collective& collective, const Place& place);
+  // Raises the failure of the ranks of this host, or else the error of a call for them.
+  void checkInside(ncclResult_t result) const;
   // Executes `body` in its turn, and turns failures of either library into the group's.
   void execute(const Place& place, const std::function<void()>& body);
 

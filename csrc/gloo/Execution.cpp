@@ -97,12 +97,7 @@ void Execution::inside(const std::vector<Hop>& hops) {
         .buffer = hop.data, .count = hop.bytes, .peer = hop.local, .tag = kInsideTag};
     (hop.sending ? api.sendTagged : api.recvTagged)(message, comm_.members_.inside, nullptr);
   }
-  const auto result = api.groupEnd();
-  if (result != ncclSuccess) {
-    const auto& segment = comm_.inside_->segment();
-    throw segment.failed() ? segment.failure()
-                           : host::NcclError(result, api.getLastError(comm_.members_.inside));
-  }
+  comm_.checkInside(api.groupEnd());
 }
 
 // Returns the ranks of a host whose data `lane` carries.

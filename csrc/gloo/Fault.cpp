@@ -53,6 +53,13 @@ void Fault::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
+void Fault::failWithoutThread(const std::string& name, const std::system_error& error) {
+  fail(
+      {ncclSystemError,
+       name + " cannot be connected: no thread can be started (" + error.what() + ")",
+       {rank_}});
+}
+
 void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   // A failure inside a host after the group's has the group's failure as its text.
@@ -66,6 +73,24 @@ void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& memb
     fail({inside.result, inside.what(), std::move(ranks)});
   }
   throw *known();
+}
+
+void Fault::writeApart(std::string key, std::string text) {
+  try {
+    Monitor::get().runApart([unfinished = OutstandingTask(),
+                             store = store_,
+                             key = std::move(key),
+                             text = std::move(text)] {
+      try {
+        store->set(key, text);
+        announce(*store);
+      } catch (const std::exception&) {
+        // The store has gone, and so have the ranks that would have read it.
+      }
+    });
+  } catch (const std::runtime_error&) {
+    // No thread can be started.
+  }
 }
 
 bool Fault::failAsTold(c10d::Store& store, std::chrono::milliseconds patience) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "gloo/SignalWatch.hpp"
@@ -33,6 +34,8 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Fails if the handler of a signal, which runs in the calling thread, raises.
   void lookForSignals();
   void failInterrupted();
+  // Fails because this rank, which is called `name`, needs a thread to be connected.
+  void failWithoutThread(const std::string& name, const std::system_error& error);
 
   // Same as `changed`.wait(), but also ends at a failure, and looks for signals meanwhile.
   template <class Done>
@@ -52,6 +55,10 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // the store is gone.
   bool failAsTold(c10d::Store& store, std::chrono::milliseconds patience = {});
   bool failAsTold(std::chrono::milliseconds patience) { return failAsTold(*store_, patience); }
+
+  // Writes something into the group's store and announces it, without blocking. Where no thread can
+  // be started for that, ranks that wait for it do so until the deadline.
+  void writeApart(std::string key, std::string text);
 
   // Make the ranks of all hosts look soon for what this one has written in the group's store, and
   // count how often ranks have done so.

@@ -119,32 +119,31 @@ void Link::seal(PendingMessage& pending) {
 }
 
 void Link::complete(PendingMessage& pending, bool late) {
-  std::optional<std::list<int>::iterator> entry;
-  if (late) {
-    std::lock_guard lock(mutex_);
-    entry = late_.insert(late_.end(), pending.peer);
-  }
-  const auto leave = [&] {
-    if (entry) {
-      std::lock_guard lock(mutex_);
-      late_.erase(*entry);
+  struct Late {
+    Link& link;
+    std::list<int>::iterator entry;
+    Late(Link& link, int peer) : link(link) {
+      std::lock_guard lock(link.mutex_);
+      entry = link.late_.insert(link.late_.end(), peer);
+    }
+    ~Late() {
+      std::lock_guard lock(link.mutex_);
+      link.late_.erase(entry);
     }
   };
-  try {
-    if (pending.head != nullptr) {
-      await(pending.head, pending.peer);
-      if (!pending.sending) {
-        open(pending);
-      }
-    }
-    if (pending.body != nullptr) {
-      await(pending.body, pending.peer);
-    }
-  } catch (...) {
-    leave();
-    throw;
+  std::optional<Late> counted;
+  if (late) {
+    counted.emplace(*this, pending.peer);
   }
-  leave();
+  if (pending.head != nullptr) {
+    await(pending.head, pending.peer);
+    if (!pending.sending) {
+      open(pending);
+    }
+  }
+  if (pending.body != nullptr) {
+    await(pending.body, pending.peer);
+  }
 }
 
 // Takes what the envelope of a message holds; data that follows it is received from now on.

@@ -157,7 +157,6 @@ class Link : public std::enable_shared_from_this<Link> {
   void seal(PendingMessage& pending);
   void open(PendingMessage& pending);
   void compare(const PendingMessage& pending, const host::Signature& theirs);
-  void tellLeft();
   void disconnect();
 
   const Setup setup_;

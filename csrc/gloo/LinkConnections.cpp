@@ -9,7 +9,6 @@
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
-#include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -163,12 +162,7 @@ void Link::startConnecting(bool tells) {
       });
     });
   } catch (const std::system_error& error) {
-    setup_.fault->fail(
-        host::NcclError(
-            ncclSystemError,
-            setup_.names[setup_.rank] + " cannot be connected: no thread can be started (" +
-                error.what() + ")",
-            {setup_.members[setup_.rank]}));
+    setup_.fault->failWithoutThread(setup_.names[setup_.rank], error);
   }
 }
 
@@ -199,7 +193,7 @@ void Link::close() {
     closed_ = true;
   }
   if (unconnected) {
-    tellLeft();
+    setup_.fault->writeApart(key(kLeftKey), std::to_string(setup_.members[setup_.rank]));
   }
   release();  // threads that wait for an envelope that no longer comes
   {
@@ -208,24 +202,6 @@ void Link::close() {
     changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
   }
   disconnect();
-}
-
-void Link::tellLeft() {
-  try {
-    Monitor::get().runApart([unfinished = OutstandingTask(),
-                             store = setup_.store,
-                             name = key(kLeftKey),
-                             rank = setup_.members[setup_.rank]] {
-      try {
-        store->set(name, std::to_string(rank));
-        Fault::announce(*store);
-      } catch (const std::exception&) {
-        // The store has gone, and so have the ranks that would have read it.
-      }
-    });
-  } catch (const std::runtime_error&) {
-    // No thread can be started: ranks that still wait do so until the deadline.
-  }
 }
 
 void Link::disconnect() {

@@ -6,7 +6,6 @@
 
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
-#include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -80,20 +79,12 @@ Messages::Requests Messages::post(const std::vector<Issued>& messages, bool toge
         receiveOutside(request);
       }
     } catch (const std::system_error& error) {
-      failWithoutThread(error);
+      ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
       ways_.fault->check();
     }
     requests.push_back(std::move(request));
   }
   return requests;
-}
-
-void Messages::failWithoutThread(const std::system_error& error) {
-  ways_.fault->fail(
-      {ncclSystemError,
-       ways_.topology->nameOf(rank_) + " cannot be connected: no thread can be started (" +
-           error.what() + ")",
-       {rank_}});
 }
 
 void Messages::addInside(const std::shared_ptr<Request>& request) {
@@ -382,7 +373,7 @@ void Messages::lookForOthers(c10d::Store& group) {
       std::lock_guard lock(mutex_);
       pairWith(std::stoi(std::string(text.begin(), text.end())));
     } catch (const std::system_error& error) {
-      failWithoutThread(error);
+      ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
     }
   }
   std::vector<int> awaited;
@@ -428,18 +419,7 @@ void Messages::close() {
   if (ways_.fault->known() || ways_.topology->hosts.size() == 1) {
     return;
   }
-  try {
-    Monitor::get().runApart([unfinished = OutstandingTask(), store = ways_.store, rank = rank_] {
-      try {
-        store->set(departureOf(rank), std::vector<uint8_t>{});
-        Fault::announce(*store);
-      } catch (const std::exception&) {
-        // The store has gone, and so have the ranks that would have read it.
-      }
-    });
-  } catch (const std::runtime_error&) {
-    // No thread can be started: ranks that still wait do so until the deadline.
-  }
+  ways_.fault->writeApart(departureOf(rank_), "");
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "gloo/Link.hpp"
@@ -55,7 +54,6 @@ class Messages : public std::enable_shared_from_this<Messages> {
     std::shared_ptr<Link> lane;
     std::function<std::shared_ptr<Link>(const std::string& name, const std::vector<int>& ranks)>
         newLink;
-    c10::intrusive_ptr<c10d::Store> store;
     std::shared_ptr<Fault> fault;
   };
   explicit Messages(Ways ways);
@@ -96,7 +94,6 @@ class Messages : public std::enable_shared_from_this<Messages> {
     std::deque<PendingMessage> held;              // envelopes that no receive has asked for
   };
 
-  void failWithoutThread(const std::system_error& error);
   void addInside(const std::shared_ptr<Request>& request);
   void sendOutside(const std::shared_ptr<Request>& request);
   void receiveOutside(const std::shared_ptr<Request>& request);
