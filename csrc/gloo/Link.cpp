@@ -3,15 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
-#include <sstream>
-#include <system_error>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
-#include "base/Thread.hpp"
 #include "host/FailureText.hpp"
 #include "host/Names.hpp"
-#include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
 

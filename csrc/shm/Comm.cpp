@@ -137,14 +137,13 @@ void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
     const uint64_t ticket;
     ~Turn() {
       comm.exchanging_.store(false, std::memory_order_relaxed);
-      comm.exit();
       comm.ticketLock_.pass(ticket);
     }
   };
   ticketLock_.await(ticket, *segment_);
-  enter();
-  exchanging_.store(true, std::memory_order_relaxed);
   const Turn turn{*this, ticket};
+  const Active active(*this);
+  exchanging_.store(true, std::memory_order_relaxed);
   body();
 }
 
@@ -154,14 +153,13 @@ void Comm::run(const Collective& collective) {
 
 bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {
   if (!ticketLock_.isNext(ticket) || segment_->failed()) return false;
-  enter();
   bool begun = false;
   try {
+    const Active active(*this);
     begun = shm::begin(exchange_, collective, rank_, size());
   } catch (const std::exception&) {
     // The communicator has failed, as the thread that executes the collective finds.
   }
-  exit();
   begun_.store(begun, std::memory_order_relaxed);
   return begun;
 }

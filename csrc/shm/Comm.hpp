@@ -83,9 +83,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // fault, where known.
   std::vector<int> absentRanks();
 
-  // Bracket an access to the user's buffers.
-  void enter() { active_.fetch_add(1); }
-  void exit() { active_.fetch_sub(1); }
+  // Brackets an access to the user's buffers.
+  class Active {
+   public:
+    explicit Active(Comm& comm) : comm_(comm) { comm_.active_.fetch_add(1); }
+    ~Active() { comm_.active_.fetch_sub(1); }
+
+   private:
+    Comm& comm_;
+  };
 
   void finalize();  // blocks until this rank's plans have ended
   void destroy();   // likewise

@@ -21,7 +21,6 @@ using host::Signature;
 
 using host::bootHash;
 using host::describe;
-using host::forkGeneration;
 using host::hashBytes;
 using host::hasRoot;
 using host::hostName;
@@ -32,11 +31,7 @@ using host::pidSpace;
 using host::processAlive;
 using host::processId;
 using host::processStartTime;
-using host::processState;
-using host::reductionName;
-using host::runsHandlers;
 using host::signatureOf;
-using host::takeInterrupt;
 using host::typeName;
 
 }  // namespace torchcomms_pg::shm

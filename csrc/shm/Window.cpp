@@ -57,16 +57,6 @@ void discharge(uintptr_t handle) {
   all.windows.erase(handle);
 }
 
-// Brackets an access to the user's buffers.
-class Active {
- public:
-  explicit Active(Comm& comm) : comm_(comm) { comm.enter(); }
-  ~Active() { comm_.exit(); }
-
- private:
-  Comm& comm_;
-};
-
 }  // namespace
 
 ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory) {
@@ -158,7 +148,7 @@ void Windows::run(const Put& put) {
   }
   if (segment.failed()) throw segment.failure();
   if (put.bytes != 0) {
-    const Active active(comm_);
+    const Comm::Active active(comm_);
     std::byte* const target = put.window->views[put.peer].memory.get() + put.offset;
     const auto* source = static_cast<const std::byte*>(put.data);
     if (put.peer == comm_.rank()) {

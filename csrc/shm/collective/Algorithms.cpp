@@ -48,7 +48,7 @@ class Execution {
   // Limit of the bytes that publish() stages, in the time of the caller.
   static constexpr size_t kPublishedBytes = 256 << 10;
 
-  void alone();
+  void alone() { stage(c_.output, c_.input, c_.count); }
   void reduceShared();
 
   // Returns whether the ranks share the work of reducing.
@@ -80,9 +80,7 @@ class Execution {
     return buffer + bytes(partCapacity_) * owner;
   }
 
-  void move(void* out, const void* in, size_t count) const {
-    if (out != in) host::copy(out, in, bytes(count));
-  }
+  void move(void* out, const void* in, size_t count) const { host::copy(out, in, bytes(count)); }
   // Copies this rank's input to where it is reduced from.
   void stage(void* out, const void* in, size_t count) const {
     if (c_.op.scaled) {
@@ -123,15 +121,6 @@ void Execution::run() {
     if (next.count != 0) prepare(next);  // one range ahead
     process(now);
   } while (next.count != 0);
-}
-
-void Execution::alone() {
-  if (c_.count == 0) return;
-  if (c_.op.scaled) {
-    stage(c_.output, c_.input, c_.count);
-  } else {
-    move(c_.output, c_.input, c_.count);
-  }
 }
 
 // Reduce-scatter followed by all-gather (Rabenseifner), in rounds of two steps: in the first, every

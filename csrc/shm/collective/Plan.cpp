@@ -51,11 +51,7 @@ ncclResult_t Plan::execute() noexcept {
     if (comm_->segment().failed()) throw comm_->segment().failure();
     for (const Put& put : puts_) comm_->windows().run(put);
     if (!transfers_.empty()) {
-      struct Active {
-        Comm& comm;
-        explicit Active(Comm& comm) : comm(comm) { comm.enter(); }
-        ~Active() { comm.exit(); }
-      } active(*comm_);
+      const Comm::Active active(*comm_);
       comm_->pointToPoint().run(transfers_);
     }
     for (const SignalWait& wait : waits_) comm_->windows().run(wait);
