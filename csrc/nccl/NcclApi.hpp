@@ -30,7 +30,6 @@ struct ncclWaitSignalDesc_t {
   int ctx;
 };
 extern "C" {
-ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void** pointer);
 ncclResult_t ncclPutSignal(
     const void* data,
     size_t count,
@@ -113,7 +112,6 @@ namespace torchcomms_pg {
   X(gather, ncclGather)                             \
   X(scatter, ncclScatter)                           \
   X(commRevoke, ncclCommRevoke)                     \
-  X(winGetUserPtr, ncclWinGetUserPtr)               \
   X(putSignal, ncclPutSignal)                       \
   X(signal, ncclSignal)                             \
   X(waitSignal, ncclWaitSignal)                     \

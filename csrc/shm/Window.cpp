@@ -68,7 +68,6 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
   std::memcpy(exchange.open(), &mine, sizeof mine);
   exchange.publish();
   auto window = std::make_shared<MappedWindow>();
-  window->userPointer = buffer;
   for (int rank = 0; rank < comm_.size(); ++rank) {
     if (rank == comm_.rank()) {
       window->views.push_back({{memory, static_cast<std::byte*>(buffer)}, bytes});
@@ -249,15 +248,6 @@ ncclResult_t windowDeregister(ncclComm_t handle, ncclWindow_t window) {
   });
 }
 
-ncclResult_t winGetUserPtr(ncclComm_t handle, ncclWindow_t window, void** pointer) {
-  constexpr const char* kName = "winGetUserPtr";
-  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
-    checkPointer(kName, "outUserPtr", pointer);
-    *pointer = comm->windows().find(window, kName)->userPointer;
-    return ncclSuccess;
-  });
-}
-
 ncclResult_t windowView(ncclComm_t handle, ncclWindow_t window, int peer, WindowView& view) {
   constexpr const char* kName = "windowView";
   return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
@@ -357,7 +347,6 @@ ncclResult_t waitSignal(
 void addWindows(NcclApi& table) {
   table.commWindowRegister = windowRegister;
   table.commWindowDeregister = windowDeregister;
-  table.winGetUserPtr = winGetUserPtr;
   table.putSignal = putSignal;
   table.signal = signalPeer;
   table.waitSignal = waitSignal;

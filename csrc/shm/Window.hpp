@@ -21,7 +21,6 @@ class Comm;
 // One window as one rank sees it. Immutable once made.
 struct MappedWindow {
   std::vector<WindowView> views;  // by rank
-  void* userPointer = nullptr;    // registered by this rank
 };
 
 // The windows of one communicator, and the signals that this rank has waited

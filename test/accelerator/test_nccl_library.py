@@ -47,7 +47,6 @@ SINCE = {
     "ncclGather": 22803,
     "ncclScatter": 22803,
     "ncclCommRevoke": 22807,
-    "ncclWinGetUserPtr": 22902,
     "ncclPutSignal": 22902,
     "ncclSignal": 22902,
     "ncclWaitSignal": 22902,

@@ -343,7 +343,9 @@ def test_memory_is_that_of_a_device_and_is_registered():
     assert nccl.ncclCommDeregister(comm, handle) == SUCCESS
     assert nccl.ncclCommWindowRegister(comm, memory, size, ctypes.byref(window), 1) == SUCCESS
     pointer = ctypes.c_void_p()
-    assert nccl.ncclWinGetUserPtr(comm, window, ctypes.byref(pointer)) == SUCCESS
-    assert pointer.value == memory.value
+    own = (window, ctypes.c_size_t(8), 0, ctypes.byref(pointer))
+    assert nccl.ncclGetPeerDevicePointer(*own) == SUCCESS
+    assert pointer.value == memory.value + 8
     assert nccl.ncclCommWindowDeregister(comm, window) == SUCCESS
+    assert nccl.ncclGetPeerDevicePointer(*own) == INVALID_ARGUMENT
     assert nccl.ncclMemFree(memory) == nccl.ncclCommDestroy(comm) == SUCCESS

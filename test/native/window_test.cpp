@@ -135,9 +135,10 @@ TEST(windowsOfDifferentSizes) {
     int* const mine = buffer.data + 1500;
     const size_t bytes = static_cast<size_t>(rank) * 100 * sizeof(int);
     CHECK_NCCL(nccl().commWindowRegister(comm, rank == 0 ? nullptr : mine, bytes, &window, 0));
-    void* pointer = &window;
-    CHECK_NCCL(nccl().winGetUserPtr(comm, window, &pointer));
-    CHECK_EQUAL(pointer, static_cast<void*>(rank == 0 ? nullptr : mine));
+    WindowView own;
+    CHECK_NCCL(nccl().windowView(comm, window, rank, own));
+    CHECK_EQUAL(own.bytes, bytes);
+    CHECK_EQUAL(own.memory.get(), reinterpret_cast<std::byte*>(rank == 0 ? nullptr : mine));
     CHECK_EQUAL(put(comm, window, {1}, 0, 0), ncclInvalidArgument);
     CHECK_NCCL(put(comm, window, {}, 0, 0));
     CHECK_EQUAL(put(comm, window, {1}, 1, 100), ncclInvalidArgument);

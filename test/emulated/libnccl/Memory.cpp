@@ -58,12 +58,6 @@ EMULATED_API ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t
   return shm().commWindowDeregister(comm->shm, window);
 }
 
-EMULATED_API ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void** pointer) {
-  if (!hasFunction(__func__, 22902)) return ncclInvalidUsage;
-  if (const auto error = check(comm, __func__)) return error;
-  return shm().winGetUserPtr(comm->shm, window, pointer);
-}
-
 EMULATED_API ncclResult_t
 ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** pointer) {
   if (!hasFunction(__func__, 22902)) return ncclInvalidUsage;
