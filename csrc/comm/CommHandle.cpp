@@ -169,7 +169,7 @@ ncclComm_t CommHandle::shrink(
     auto gone = excluded;
     auto raw = config.raw(/*blocking=*/false);
     report.state = api_.shrinkUntil(comm, gone.data(), count, &made, &raw, flags, deadline);
-    report.text = api_.getLastError(comm);
+    report.text = api_.getLastError(nullptr);
     return made;
   }
   BlockingCall call(

@@ -15,6 +15,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
+using shm::guarded;
 using CommPtr = std::shared_ptr<Comm>;
 
 // One call into the table.
@@ -49,12 +50,6 @@ struct GroupState {
 };
 
 thread_local GroupState group;
-
-// Runs `body`. Keeps the text of an error for the thread, where both libraries share it.
-template <class Body>
-ncclResult_t guarded(const Body& body) noexcept {
-  return shm::guarded(nullptr, body);
-}
 
 CommPtr& from(ncclComm_t handle) {
   return *reinterpret_cast<CommPtr*>(handle);

@@ -110,19 +110,6 @@ ncclResult_t Comm::asyncError() const {
   return ncclInProgress;
 }
 
-std::string Comm::lastError() const {
-  const bool failed = segment_->failed();
-  std::lock_guard lock(mutex_);
-  return failed && !lastErrorIsLater_ ? segment_->failure().what() : lastError_;
-}
-
-void Comm::setLastError(const std::string& text) {
-  const bool failed = segment_->failed();
-  std::lock_guard lock(mutex_);
-  lastError_ = text;
-  lastErrorIsLater_ = failed;
-}
-
 std::string Comm::whoAmI() const {
   return segment_->nameOf(rank_) + " (pid " + std::to_string(processId()) + ")";
 }

@@ -54,8 +54,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Returns ncclSuccess, ncclInProgress, or the result with which the communicator has failed.
   ncclResult_t asyncError() const;
-  std::string lastError() const;
-  void setLastError(const std::string& text);
 
   // Declares the communicator failed on every rank; the first failure wins.
   void fail(const NcclError& failure);
@@ -137,8 +135,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable planEnded_;
-  std::string lastError_;
-  bool lastErrorIsLater_ = false;  // set after the communicator failed
   std::set<uintptr_t> registrations_;
   uintptr_t nextRegistration_ = 1;
   std::map<int, uint32_t> takenOffers_;

@@ -51,7 +51,7 @@ ncclResult_t startGroup() {
 }
 
 ncclResult_t endGroup() {
-  return guarded(nullptr, [] {
+  return guarded([] {
     groupEnd();
     return ncclSuccess;
   });

@@ -11,7 +11,7 @@ namespace torchcomms_pg::shm {
 namespace {
 
 ncclResult_t getVersion(int* version) {
-  return guarded(nullptr, [&] {
+  return guarded([&] {
     checkPointer("getVersion", "version", version);
     *version = NCCL_VERSION_CODE;
     return ncclSuccess;
@@ -19,7 +19,7 @@ ncclResult_t getVersion(int* version) {
 }
 
 ncclResult_t getUniqueId(ncclUniqueId* id) {
-  return guarded(nullptr, [&] {
+  return guarded([&] {
     checkPointer("getUniqueId", "uniqueId", id);
     *id = makeUniqueId();
     return ncclSuccess;
@@ -42,20 +42,20 @@ const char* getErrorString(ncclResult_t result) {
 }
 
 const char* getLastError(ncclComm_t handle) {
-  // The caller gets a pointer, so the text is kept per thread.
-  thread_local std::string text;
-  try {
-    text = handle != nullptr ? findHandle(handle, "getLastError")->lastError() : threadError();
-    if (text.empty()) text = threadError();
-  } catch (const NcclError&) {
-    text = threadError();
+  if (handle != nullptr) {
+    try {
+      const std::shared_ptr<Comm> comm = findHandle(handle, "getLastError");
+      if (comm->segment().failed()) setThreadError(comm->segment().failure().what());
+    } catch (const NcclError&) {
+      // It has ended.
+    }
   }
-  return text.c_str();
+  return threadError().c_str();
 }
 
 ncclResult_t commInitRankConfig(
     ncclComm_t* made, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
-  return guarded(nullptr, [&] { return initRank(made, ranks, id, rank, config); });
+  return guarded([&] { return initRank(made, ranks, id, rank, config); });
 }
 
 // Forgets a communicator in a forked child, which can do nothing else with it: its memory belongs
@@ -205,7 +205,7 @@ ncclResult_t redOpDestroy(ncclRedOp_t op, ncclComm_t handle) {
 }
 
 ncclResult_t memAlloc(void** pointer, size_t size) {
-  return guarded(nullptr, [&] {
+  return guarded([&] {
     checkPointer("memAlloc", "ptr", pointer);
     *pointer = nullptr;
     if (size != 0) *pointer = allocateMemory(size);
@@ -214,7 +214,7 @@ ncclResult_t memAlloc(void** pointer, size_t size) {
 }
 
 ncclResult_t memFree(void* pointer) {
-  return guarded(nullptr, [&] {
+  return guarded([&] {
     if (pointer != nullptr) freeMemory(pointer);
     return ncclSuccess;
   });
@@ -240,7 +240,7 @@ ncclResult_t commDeregister(const ncclComm_t handle, void* registration) {
 
 std::vector<int> absentRanks(ncclComm_t handle) {
   std::vector<int> absent;
-  guarded(nullptr, [&] {
+  guarded([&] {
     const std::shared_ptr<Comm> comm = findHandle(handle, "absentRanks");
     comm->checkProcess();
     absent = comm->absentRanks();
@@ -251,7 +251,7 @@ std::vector<int> absentRanks(ncclComm_t handle) {
 
 bool published(ncclComm_t handle) {
   bool published = false;
-  guarded(nullptr, [&] {
+  guarded([&] {
     published = findHandle(handle, "published")->begun();
     return ncclSuccess;
   });
@@ -260,7 +260,7 @@ bool published(ncclComm_t handle) {
 
 uint64_t ring(ncclComm_t handle, uint64_t times) {
   uint64_t rings = 0;
-  guarded(nullptr, [&] {
+  guarded([&] {
     const std::shared_ptr<Comm> comm = findHandle(handle, "ring");
     comm->checkProcess();
     rings = comm->segment().header().doorbell.fetch_add(times) + times;

@@ -4,13 +4,12 @@
 
 namespace torchcomms_pg::shm {
 
-ncclResult_t reportFailure(ncclComm_t handle, ncclResult_t result, const char* text) noexcept {
+ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept {
   try {
     setThreadError(text);
     deferError(result, text);
-    if (handle != nullptr) findHandle(handle, "")->setLastError(text);
   } catch (const std::exception&) {
-    // The handle itself was wrong, or there is no memory for the text.
+    // There is no memory for the text.
   }
   return result;
 }

@@ -13,28 +13,25 @@
 namespace torchcomms_pg::shm {
 
 // Keeps the text, also as the error of the open group, and returns `result`.
-ncclResult_t reportFailure(ncclComm_t handle, ncclResult_t result, const char* text) noexcept;
+ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept;
 
-// Runs `body`. `handle`: the communicator whose last error its failure becomes; may be null.
+// Runs `body`. Its error becomes the last one of this thread.
 template <class Body>
-ncclResult_t guarded(ncclComm_t handle, const Body& body) noexcept {
+ncclResult_t guarded(const Body& body) noexcept {
   try {
     return body();
   } catch (const NcclError& failure) {
-    return reportFailure(handle, failure.result, failure.what());
+    return reportFailure(failure.result, failure.what());
   } catch (const std::bad_alloc&) {
-    return reportFailure(handle, ncclSystemError, "out of memory");
+    return reportFailure(ncclSystemError, "out of memory");
   } catch (const std::exception& error) {
-    return reportFailure(handle, ncclInternalError, error.what());
+    return reportFailure(ncclInternalError, error.what());
   }
 }
 
 template <class Body>
 ncclResult_t withComm(ncclComm_t handle, const char* operation, const Body& body) noexcept {
-  return guarded(handle, [&] {
-    const std::shared_ptr<Comm> comm = findHandle(handle, operation);
-    return body(comm);
-  });
+  return guarded([&] { return body(findHandle(handle, operation)); });
 }
 
 }  // namespace torchcomms_pg::shm

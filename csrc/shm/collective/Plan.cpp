@@ -43,9 +43,7 @@ ncclResult_t Plan::execute() noexcept {
   } end{*comm_};
   const auto failed = [this](const NcclError& cause) {
     comm_->fail(cause);
-    const NcclError failure = comm_->segment().failure();
-    comm_->setLastError(failure.what());
-    return failure.result;
+    return comm_->segment().failure().result;
   };
   try {
     if (comm_->segment().failed()) throw comm_->segment().failure();
