@@ -27,7 +27,7 @@ struct SignalWait {
   struct Signals {
     int peer;
     int signal;
-    uint64_t count;  // total that the peer must have sent by then
+    uint64_t count;  // wanted; once expected, the total that the peer must have sent by then
   };
   std::vector<Signals> all;
 };

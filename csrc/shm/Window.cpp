@@ -129,11 +129,13 @@ std::shared_ptr<const MappedWindow> Windows::findAnywhere(
   return window;
 }
 
-SignalWait::Signals Windows::expect(const ncclWaitSignalDesc_t& description) {
+void Windows::expect(SignalWait& wait) {
   std::lock_guard lock(mutex_);
-  uint64_t& taken = taken_[{description.peer, description.sigIdx}];
-  taken += static_cast<uint64_t>(description.opCnt);
-  return {description.peer, description.sigIdx, taken};
+  for (SignalWait::Signals& signals : wait.all) {
+    uint64_t& taken = taken_[{signals.peer, signals.signal}];
+    taken += signals.count;
+    signals.count = taken;
+  }
 }
 
 void Windows::run(const Put& put) {
@@ -260,7 +262,7 @@ ncclResult_t windowView(ncclComm_t handle, ncclWindow_t window, int peer, Window
 
 ncclResult_t getPeerDevicePointer(ncclWindow_t handle, size_t offset, int peer, void** pointer) {
   constexpr const char* kName = "getPeerDevicePointer";
-  return guarded(nullptr, [&] {
+  return guarded([&] {
     checkPointer(kName, "outPtr", pointer);
     const auto window = Windows::findAnywhere(handle, kName);
     checkRank(kName, "peer", peer, static_cast<int>(window->views.size()));
@@ -327,16 +329,16 @@ ncclResult_t waitSignal(
       invalidArgument(kName, "nDesc is " + std::to_string(count) + ", wanted 1 or more");
     }
     checkPointer(kName, "signalDescs", descriptions);
-    for (int i = 0; i < count; ++i) {
-      checkRank(kName, "peer", descriptions[i].peer, comm->size());
-      checkSignal(kName, descriptions[i].sigIdx, 0, descriptions[i].ctx, 0);
-      if (descriptions[i].opCnt < 1) {
-        invalidArgument(
-            kName, "opCnt is " + std::to_string(descriptions[i].opCnt) + ", wanted 1 or more");
-      }
-    }
     SignalWait wait;
-    for (int i = 0; i < count; ++i) wait.all.push_back(comm->windows().expect(descriptions[i]));
+    for (int i = 0; i < count; ++i) {
+      const ncclWaitSignalDesc_t& one = descriptions[i];
+      checkRank(kName, "peer", one.peer, comm->size());
+      checkSignal(kName, one.sigIdx, 0, one.ctx, 0);
+      if (one.opCnt < 1) {
+        invalidArgument(kName, "opCnt is " + std::to_string(one.opCnt) + ", wanted 1 or more");
+      }
+      wait.all.push_back({one.peer, one.sigIdx, static_cast<uint64_t>(one.opCnt)});
+    }
     issue({comm, stream, std::move(wait)});
     return ncclSuccess;
   });

@@ -36,12 +36,13 @@ class Windows {
   void remove(ncclWindow_t handle);
   std::shared_ptr<const MappedWindow> find(ncclWindow_t handle, const char* operation) const;
 
-  // Takes the next signals of a peer for a wait: waits are satisfied in the order of these calls.
-  SignalWait::Signals expect(const ncclWaitSignalDesc_t& description);
+  // Takes the next signals of the peers for a wait: waits are satisfied in the order of these
+  // calls.
+  void expect(SignalWait& wait);
 
   // Execute in the calling thread; throw NcclError.
   void run(const Put& put);
-  void run(const SignalWait& wait);  // blocks
+  void run(const SignalWait& wait);  // which is expected; blocks
 
   // Returns a window of any communicator of this process.
   static std::shared_ptr<const MappedWindow> findAnywhere(

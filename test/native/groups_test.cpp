@@ -147,10 +147,12 @@ TEST(aGroupOfTwoCommunicatorsOrStreamsLaunchesNothing) {
     const ncclComm_t other = init(id, 2, rank);
     Stream first, second;
     std::vector<float> data(10, 1), more(10, 1);
+    ncclWaitSignalDesc_t signal{1, 1 - rank, 0, 0};
     const auto refused = [&](ncclComm_t comm, cudaStream_t stream) {
       CHECK_NCCL(nccl().groupStart());
       CHECK_NCCL(sum(data, other, first.handle()));
       CHECK_NCCL(nccl().send(data.data(), 10, ncclFloat32, 1 - rank, other, first.handle()));
+      CHECK_NCCL(nccl().waitSignal(1, &signal, other, first.handle()));
       CHECK_NCCL(sum(more, comm, stream));
       CHECK_EQUAL(nccl().groupEnd(), ncclInvalidUsage);
       CHECK_CONTAINS(
@@ -166,6 +168,8 @@ TEST(aGroupOfTwoCommunicatorsOrStreamsLaunchesNothing) {
       CHECK_NCCL(sum(data, each, first.handle()));
       CHECK_NCCL(nccl().send(more.data(), 10, ncclFloat32, 1 - rank, each, first.handle()));
       CHECK_NCCL(nccl().recv(received.data(), 10, ncclFloat32, 1 - rank, each, first.handle()));
+      CHECK_NCCL(nccl().signal(1 - rank, 0, 0, 0, each, first.handle()));
+      CHECK_NCCL(nccl().waitSignal(1, &signal, each, first.handle()));
       CHECK_NCCL(nccl().groupEnd());
       first.synchronize();
       expectAll(received, 1);

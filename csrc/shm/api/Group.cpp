@@ -54,7 +54,8 @@ void issue(IssuedOp operation) {
       return comm.run(*collective);
     }
     if (const auto* put = std::get_if<Put>(&operation.what)) return comm.windows().run(*put);
-    if (const auto* wait = std::get_if<SignalWait>(&operation.what)) {
+    if (auto* wait = std::get_if<SignalWait>(&operation.what)) {
+      comm.windows().expect(*wait);
       return comm.windows().run(*wait);
     }
   }
@@ -80,8 +81,7 @@ void checkNoGroup(const char* operation) {
     throw NcclError(
         ncclInvalidUsage,
         std::string(operation) +
-            ": called inside a group, which over shared memory has operations of a communicator "
-            "only");
+            ": called inside a group, which over shared memory has operations alone");
   }
 }
 

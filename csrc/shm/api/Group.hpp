@@ -27,7 +27,7 @@ void issue(IssuedOp operation);
 void groupStart();
 void groupEnd();
 
-// Refuses to set up inside a group what takes all ranks.
+// Throws NcclError inside a group: `operation` waits for the other ranks, as a group's end does.
 void checkNoGroup(const char* operation);
 
 // Notes that a call inside a group has failed: the group's end returns that, and launches nothing.

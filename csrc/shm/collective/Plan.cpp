@@ -28,6 +28,7 @@ ncclResult_t Plan::start() {
 
 void Plan::launch(bool now) {
   for (const auto& transfer : transfers_) comm_->pointToPoint().add(transfer);
+  for (SignalWait& wait : waits_) comm_->windows().expect(wait);
   if (!collectives_.empty()) ticket_ = comm_->ticketLock().take();
   const bool alone = transfers_.empty() && puts_.empty() && waits_.empty();
   if (now && alone && collectives_.size() == 1) {
