@@ -7,14 +7,12 @@
 // Functions of the emulated runtime.
 extern "C" {
 int emulatedHasContext(int device);
-int emulatedAddressRange(unsigned long long address, void** base, size_t* bytes);
 int cudaGetDevice(int* device);
 }
 
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr int kInvalidValue = 1;
 constexpr int kInvalidDevice = 101;
 
 // A context is its device's number, from 1.
@@ -53,16 +51,6 @@ EMULATED_API int cuCtxGetCurrent(void** context) {
   int device = 0;
   cudaGetDevice(&device);
   *context = emulatedHasContext(device) != 0 ? contextOf(device) : nullptr;
-  return kSuccess;
-}
-
-EMULATED_API int cuMemGetAddressRange(
-    unsigned long long* base, size_t* bytes, unsigned long long address) {
-  void* begin = nullptr;
-  size_t size = 0;
-  if (emulatedAddressRange(address, &begin, &size) == 0) return kInvalidValue;
-  if (base != nullptr) *base = reinterpret_cast<unsigned long long>(begin);
-  if (bytes != nullptr) *bytes = size;
   return kSuccess;
 }
 

@@ -76,32 +76,6 @@ EMULATED_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cu
   return synchronizeLegacy(copyAsync(to, from, bytes, cudaStreamLegacy, __func__));
 }
 
-EMULATED_API cudaError_t cudaMemcpy2DAsync(
-    void* to,
-    size_t toPitch,
-    const void* from,
-    size_t fromPitch,
-    size_t width,
-    size_t height,
-    cudaMemcpyKind,
-    cudaStream_t handle) {
-  calledDriver(__func__);
-  needContext(__func__);
-  auto* const stream = findStream(handle);
-  if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle, __func__);
-  const auto error = stream->queue([=] {
-    for (size_t row = 0; row < height; ++row) {
-      std::memcpy(
-          static_cast<char*>(to) + row * toPitch,
-          static_cast<const char*>(from) + row * fromPitch,
-          width);
-    }
-  });
-  const bool pageable = isPageable(to) || isPageable(from);
-  if (error == cudaSuccess && pageable && !stream->capturing.load()) stream->synchronize();
-  return error;
-}
-
 EMULATED_API cudaError_t
 cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   calledDriver(__func__);

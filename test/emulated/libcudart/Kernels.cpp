@@ -126,11 +126,6 @@ cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**
   return launch(kernel, config->stream, arguments, __func__);
 }
 
-EMULATED_API cudaError_t cudaLaunchCooperativeKernel(
-    const void* kernel, dim3, dim3, void** arguments, size_t, cudaStream_t stream) {
-  return launch(kernel, stream, arguments, __func__);
-}
-
 // Answers what torch asks before a launch, which is refused then.
 EMULATED_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   called(__func__);

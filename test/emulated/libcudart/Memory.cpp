@@ -122,16 +122,6 @@ void disownMemory(void* memory) {
 
 using namespace emulated;
 
-// Tells the driver's API the range that an address is in. False for no device's memory.
-EMULATED_API int emulatedAddressRange(unsigned long long address, void** base, size_t* bytes) {
-  const std::lock_guard lock(ranges().mutex);
-  const auto found = findRange(reinterpret_cast<const void*>(address));
-  if (found == ranges().all.end() || found->second.type != cudaMemoryTypeDevice) return 0;
-  *base = const_cast<char*>(found->first);
-  *bytes = found->second.bytes;
-  return 1;
-}
-
 // ---------------------------------------------------------------- Runtime API, "Memory Management"
 
 EMULATED_API cudaError_t cudaMalloc(void** place, size_t size) {
@@ -139,10 +129,6 @@ EMULATED_API cudaError_t cudaMalloc(void** place, size_t size) {
 }
 
 EMULATED_API cudaError_t cudaHostAlloc(void** place, size_t size, unsigned) {
-  return allocateNow(place, size, cudaMemoryTypeHost, __func__);
-}
-
-EMULATED_API cudaError_t cudaMallocHost(void** place, size_t size) {
   return allocateNow(place, size, cudaMemoryTypeHost, __func__);
 }
 
@@ -170,19 +156,6 @@ EMULATED_API cudaError_t cudaFreeHost(void* memory) {
   if (unloading()) return failed(cudaErrorCudartUnloading, __func__);
   if (const auto error = refuseUnsafe(__func__)) return error;
   return release(memory, __func__);
-}
-
-EMULATED_API cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  calledDriver(__func__);
-  const std::lock_guard lock(ranges().mutex);
-  add(memory, {bytes, currentDevice(), cudaMemoryTypeHost, Owner::other});
-  return cudaSuccess;
-}
-
-EMULATED_API cudaError_t cudaHostUnregister(void* memory) {
-  calledDriver(__func__);
-  disownMemory(memory);
-  return cudaSuccess;
 }
 
 EMULATED_API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

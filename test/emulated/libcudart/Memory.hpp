@@ -5,8 +5,7 @@
 
 namespace emulated {
 
-// Returns the type; cudaMemoryTypeUnregistered for what the runtime has not allocated or
-// registered.
+// Returns the type; cudaMemoryTypeUnregistered for the host's memory that is not pinned.
 cudaMemoryType memoryType(const void* address);
 
 }  // namespace emulated

@@ -279,12 +279,3 @@ cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
   if (stream == nullptr) return notAStream(__func__);
   return stream->queue([=] { function(data); });
 }
-
-EMULATED_API cudaError_t
-cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data, unsigned) {
-  calledDriver(__func__);
-  auto* const stream = findStream(handle);
-  if (stream == nullptr) return notAStream(__func__);
-  if (const auto error = refuseCaptured(*stream, __func__)) return error;
-  return stream->queue([=] { callback(handle, cudaSuccess, data); });
-}

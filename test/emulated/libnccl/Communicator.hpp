@@ -24,13 +24,11 @@ const torchcomms_pg::NcclApi& shm();
 
 // Never freed: a handle that was destroyed is told from one that never existed.
 struct ncclComm {
-  ncclComm(int rank, int size, bool blocking, int device)
-      : rank(rank), size(size), blocking(blocking), device(device) {}
+  ncclComm(int rank, int size, bool blocking) : rank(rank), size(size), blocking(blocking) {}
 
   const int rank;
   const int size;
   const bool blocking;
-  const int device;
 
   std::atomic<ncclComm_t> shm{nullptr};
   // Result of ncclCommGetAsyncError; ncclInProgress until the communicator has come up.

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "libcudart/Emulated.hpp"
 #include "libnccl/Communicator.hpp"
 #include "libnccl/Groups.hpp"
 #include "libnccl/Misuse.hpp"
@@ -84,7 +83,7 @@ ncclResult_t init(
     return error;
   }
   // "*newcomm = comm" before the group ends: another thread can abort what waits for its peers.
-  auto* const comm = publish(std::make_unique<Comm>(rank, ranks, blocking, currentDevice()));
+  auto* const comm = publish(std::make_unique<Comm>(rank, ranks, blocking));
   std::atomic_ref(*made).store(comm);
   return submit({comm, /*setup=*/true, [comm, ranks, id, rank] {
                    auto quiet = nonBlocking();
@@ -115,7 +114,6 @@ ncclResult_t divide(
   }
   if (made == nullptr) return refused(parent, ncclInvalidArgument, function);
   *made = nullptr;
-  const int device = currentDevice();
   return submit({&parent, /*setup=*/true, [=, &parent] {
                    auto quiet = nonBlocking();
                    ncclComm_t divided = nullptr;
@@ -126,7 +124,7 @@ ncclResult_t divide(
                    int size = 0;
                    shm().commUserRank(divided, &rank);
                    shm().commCount(divided, &size);
-                   auto child = std::make_unique<Comm>(rank, size, blocking, device);
+                   auto child = std::make_unique<Comm>(rank, size, blocking);
                    child->shm.store(divided);
                    const auto result = awaitPeers(*child);
                    child->state.store(result);
@@ -305,12 +303,6 @@ EMULATED_API ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
 EMULATED_API ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   if (const auto error = check(comm, __func__)) return error;
   *rank = comm->rank;
-  return ncclSuccess;
-}
-
-EMULATED_API ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
-  if (const auto error = check(comm, __func__)) return error;
-  *device = comm->device;
   return ncclSuccess;
 }
 
