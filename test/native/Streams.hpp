@@ -1,60 +1,30 @@
 // Host streams.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
-#include <thread>
+#include <functional>
+#include <future>
+#include <memory>
+#include <utility>
 
+#include "device/WorkerStream.hpp"
 #include "host/HostStream.hpp"
 
 namespace test {
 
-// A stream with one worker thread.
+// A stream with a thread of its own.
 class Stream : public torchcomms_pg::host::HostStream {
  public:
-  Stream() : worker_([this] { work(); }) {}
-  ~Stream() override {
-    enqueue(nullptr);
-    worker_.join();
-  }
-  void enqueue(std::function<void()> task) override {
-    std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    changed_.notify_one();
-  }
+  void enqueue(std::function<void()> task) override { worker_.enqueue(std::move(task)); }
   void synchronize() {
-    std::mutex mutex;
-    std::condition_variable done;
-    bool ended = false;
-    std::unique_lock lock(mutex);
-    enqueue([&] {
-      std::lock_guard inner(mutex);
-      ended = true;
-      done.notify_one();
-    });
-    done.wait(lock, [&] { return ended; });
+    // Shared, since the worker may still be leaving set_value() when the wait ends.
+    const auto ended = std::make_shared<std::promise<void>>();
+    enqueue([ended] { ended->set_value(); });
+    ended->get_future().wait();
   }
 
  private:
-  void work() {
-    for (;;) {
-      std::function<void()> task;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return !tasks_.empty(); });
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      if (task == nullptr) return;
-      task();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  std::thread worker_;
+  torchcomms_pg::WorkerStream worker_{"test"};
 };
 
 // A stream whose tasks run on request, in the thread that asks.

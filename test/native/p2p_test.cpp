@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "Messages.hpp"
-#include "host/HostStream.hpp"
+#include "Streams.hpp"
 #include "shm/message/Channel.hpp"
 
 using namespace test;
@@ -135,18 +135,6 @@ void confirmedBackwards(ncclComm_t comm, int rank) {
   completions.checkAll(ncclSuccess);
 }
 
-// A stream whose tasks run when the test says so.
-class HeldStream : public torchcomms_pg::host::HostStream {
- public:
-  void enqueue(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
-  void release() {
-    for (const auto& task : std::exchange(tasks_, {})) task();
-  }
-
- private:
-  std::vector<std::function<void()>> tasks_;
-};
-
 }  // namespace
 
 TEST_WITHIN(messagesOfAllPairsAtOnceArriveIntact, 120) {
@@ -274,20 +262,20 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
 
 TEST(anOperationThatItsStreamHoldsBackDelaysNoOtherTag) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
-    HeldStream stream;
+    LaterStream stream;
     Buffer held = rank == 0 ? content(kLarge, 1) : Buffer(kLarge);
     const Message one = message(held, 1 - rank, 1);
     if (rank == 0) {
       CHECK_NCCL(nccl().sendTagged(one, comm, stream.handle()));
       send(comm, content(kLarge, 2), 1, 2);
       send(comm, content(kLarge, 3), 1, 3);
-      stream.release();
+      stream.run();
       CHECK(receive(comm, 1, 1) == Buffer{1});
     } else {
       CHECK_NCCL(nccl().recvTagged(one, comm, stream.handle()));
       CHECK(receive(comm, kLarge, 0, 3) == content(kLarge, 3));
       CHECK(receive(comm, kLarge, 0, 2) == content(kLarge, 2));
-      stream.release();
+      stream.run();
       CHECK(held == content(kLarge, 1));
       send(comm, {1}, 0);
     }
@@ -296,7 +284,7 @@ TEST(anOperationThatItsStreamHoldsBackDelaysNoOtherTag) {
 
 TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
-    HeldStream stream;
+    LaterStream stream;
     Completions completions;
     Buffer held = rank == 0 ? content(100, 1) : Buffer(100);
     Buffer free = rank == 0 ? content(100, 2) : Buffer(100);
@@ -306,7 +294,7 @@ TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
     const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
     CHECK_NCCL(operation(first, comm, stream.handle()));
     CHECK_NCCL(operation(second, comm, nullptr));
-    stream.release();
+    stream.run();
     completions.await();
     CHECK(held == content(100, 1));
     CHECK(free == content(100, 2));
