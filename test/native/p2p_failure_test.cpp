@@ -3,7 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "Allocations.hpp"
 #include "Messages.hpp"
 
 using namespace test;
@@ -31,47 +30,6 @@ void mismatch(ncclComm_t comm, int rank, bool otherType) {
   CHECK_CONTAINS(errorOf(comm), otherType ? "float32" : "1000001");
 }
 
-// Messages with `done`, and what their calls returned.
-class Issued {
- public:
-  ncclResult_t send(ncclComm_t comm, Buffer& buffer, int peer, int tag = 0) {
-    return issue(nccl().sendTagged, message(buffer, peer, tag), comm);
-  }
-  ncclResult_t receive(ncclComm_t comm, Buffer& buffer, int peer, int tag = 0) {
-    return issue(nccl().recvTagged, message(buffer, peer, tag), comm);
-  }
-  size_t failed() const { return failed_; }
-  // Checks, once the communicator is gone, that `done` has been called for each message that the
-  // library has accepted, and for none that it has refused.
-  void check() const {
-    for (const auto& one : all_) CHECK_EQUAL(one->calls.load(), one->accepted ? 1 : 0);
-  }
-
- private:
-  struct One {
-    std::atomic<int> calls{0};
-    bool accepted = false;
-  };
-
-  template <class Operation>
-  ncclResult_t issue(Operation operation, Message message, ncclComm_t comm) {
-    const int allocations = std::exchange(allocationsLeft, -1);
-    all_.push_back(std::make_unique<One>());
-    message.context = all_.back().get();
-    message.done = [](void* context, ncclResult_t, int) noexcept {
-      ++static_cast<One*>(context)->calls;
-    };
-    allocationsLeft = allocations;
-    const ncclResult_t result = operation(message, comm, nullptr);
-    all_.back()->accepted = result == ncclSuccess;
-    failed_ += result != ncclSuccess;
-    return result;
-  }
-
-  std::vector<std::unique_ptr<One>> all_;
-  size_t failed_ = 0;
-};
-
 // Sends `sent` from one rank where the other expects `expected`, then meets until both have
 // noticed.
 void disagree(size_t sent, size_t expected) {
@@ -79,10 +37,11 @@ void disagree(size_t sent, size_t expected) {
     const ncclUniqueId id = uniqueId();
     threads(2, [&](int rank) {
       const ncclComm_t comm = init(id, 2, rank);
-      Issued issued;
+      Completions completions;
+      const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
       std::vector<Buffer> buffers(10, Buffer(rank == 0 ? sent : expected));
       for (Buffer& buffer : buffers) {
-        rank == 0 ? issued.send(comm, buffer, 1) : issued.receive(comm, buffer, 0);
+        completions.issue(operation, message(buffer, 1 - rank), comm);
       }
       float one = 1;
       ncclResult_t result = ncclSuccess;
@@ -92,7 +51,7 @@ void disagree(size_t sent, size_t expected) {
       CHECK_EQUAL(result, ncclInvalidUsage);
       CHECK_CONTAINS(errorOf(comm), std::to_string(expected) + " uint8 from rank 0");
       CHECK_NCCL(nccl().commAbort(comm));
-      issued.check();
+      completions.checkEnded();
     });
   }
 }
@@ -114,10 +73,8 @@ TEST(abortReleasesBlockedTransfersAndFailsPendingOnesOnce) {
     const ncclComm_t comm = init(id, 2, rank);
     Completions completions;
     Buffer never(100);
-    Message pending = message(never, 1 - rank, 5), anyone = message(never, kAnyPeer, 6);
-    for (Message* one : {&pending, &anyone}) {
-      completions.expect(*one);
-      CHECK_NCCL(nccl().recvTagged(*one, comm, nullptr));
+    for (const Message& one : {message(never, 1 - rank, 5), message(never, kAnyPeer, 6)}) {
+      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
     }
     std::thread waiting([&] {
       Buffer mine(8);
@@ -156,15 +113,14 @@ TEST(aMessageThatIsIssuedWhileThePeerAbortsEndsOnce) {
         CHECK_NCCL(nccl().commAbort(comm));
         return;
       }
-      Issued issued;
+      Completions completions;
       Buffer small(8), in(8);
-      while (issued.failed() == 0) {
-        issued.send(comm, small, 1, sent % 3);
-        issued.receive(comm, in, 1, sent % 3);
-        ++sent;
+      for (auto result = ncclSuccess; result == ncclSuccess; ++sent) {
+        completions.issue(nccl().sendTagged, message(small, 1, sent % 3), comm);
+        result = completions.issue(nccl().recvTagged, message(in, 1, sent % 3), comm);
       }
       CHECK_NCCL(nccl().commAbort(comm));
-      issued.check();
+      completions.checkEnded();
     });
   }
 }
@@ -176,26 +132,32 @@ TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
     std::atomic<int> waiting{0};
     threads(2, [&](int rank) {
       const ncclComm_t comm = init(id, 2, rank);
-      Issued issued;
+      Completions completions;
+      const auto send = [&](Buffer& buffer, int peer, int tag = 0) {
+        completions.issue(nccl().sendTagged, message(buffer, peer, tag), comm);
+      };
+      const auto receive = [&](Buffer& buffer, int peer, int tag) {
+        completions.issue(nccl().recvTagged, message(buffer, peer, tag), comm);
+      };
       std::vector<Buffer> buffers(6, Buffer(8));
       if (rank == 1) {
-        for (Buffer& buffer : buffers) issued.send(comm, buffer, 0, 1);
+        for (Buffer& buffer : buffers) send(buffer, 0, 1);
         ++waiting;
         while (waiting != 2) std::this_thread::yield();
       } else {
         while (waiting != 1) std::this_thread::yield();
         allocationsLeft = allocations;
-        issued.receive(comm, buffers[0], 1, 2);  // finds messages that it has to keep
-        issued.receive(comm, buffers[1], 1, 1);
-        issued.receive(comm, buffers[2], kAnyPeer, 1);
-        issued.send(comm, buffers[3], 1);
-        issued.send(comm, buffers[4], 0, 3);
-        issued.receive(comm, buffers[5], 0, 3);
+        receive(buffers[0], 1, 2);  // finds messages that it has to keep
+        receive(buffers[1], 1, 1);
+        receive(buffers[2], kAnyPeer, 1);
+        send(buffers[3], 1);
+        send(buffers[4], 0, 3);
+        receive(buffers[5], 0, 3);
         failed = std::exchange(allocationsLeft, -1) < 0;
         ++waiting;
       }
       CHECK_NCCL(nccl().commAbort(comm));
-      issued.check();
+      completions.checkEnded();
     });
     CHECK(allocations < 1000);
   }
@@ -205,9 +167,7 @@ TEST(destroyFailsPendingTransfersBeforeItReturns) {
   const ncclComm_t comm = init(uniqueId(), 1, 0);
   Completions completions;
   Buffer never(100);
-  Message pending = message(never, kAnyPeer, 5);
-  completions.expect(pending);
-  CHECK_NCCL(nccl().recvTagged(pending, comm, nullptr));
+  CHECK_NCCL(completions.issue(nccl().recvTagged, message(never, kAnyPeer, 5), comm));
   CHECK_NCCL(nccl().commDestroy(comm));
   CHECK_EQUAL(completions.ended(), 1u);
 }
@@ -229,9 +189,7 @@ TEST(aKilledPeerIsNamed) {
   CHECK(read(ready[0], &byte, 1) == 1);
   Completions completions;
   Buffer never(10);
-  Message pending = message(never, 1, 1);
-  completions.expect(pending);
-  CHECK_NCCL(nccl().recvTagged(pending, comm, nullptr));
+  CHECK_NCCL(completions.issue(nccl().recvTagged, message(never, 1, 1), comm));
   std::thread killer([&] { processes.kill(0); });
   CHECK_EQUAL(nccl().recvTagged(message(never, 1), comm, nullptr), ncclRemoteError);
   CHECK_CONTAINS(errorOf(comm), "rank 1");

@@ -55,13 +55,12 @@ void storm(ncclComm_t comm, int rank) {
     auto buffer =
         std::make_unique<Buffer>(flow.sending ? content(plan.size, plan.seed) : Buffer(plan.size));
     Message one = message(*buffer, flow.peer, plan.tag);
-    completions.expect(one);
     if (flow.sending) {
       one.confirmed = generator() % 2;
-      CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+      CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
       sent.push_back(std::move(buffer));
     } else {
-      CHECK_NCCL(nccl().recvTagged(one, comm, nullptr));
+      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
       received.emplace_back(std::move(buffer), plan.seed);
     }
     if (++flow.next == flow.list.size()) flows.erase(flows.begin() + index);
@@ -104,8 +103,7 @@ void confirmed(ncclComm_t comm, int rank) {
     Buffer buffer = content(size, size);
     Message one = message(buffer, 1);
     one.confirmed = true;
-    completions.expect(one);
-    CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+    CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
     send(comm, content(3, 1), 1, 1);
     CHECK(receive(comm, 3, 1, 2) == content(3, 2));
     CHECK_EQUAL(completions.ended(), 0u);
@@ -128,8 +126,7 @@ void confirmedBackwards(ncclComm_t comm, int rank) {
     }
     Message one = message(buffers.back(), 1, next);
     one.confirmed = true;
-    completions.expect(one);
-    CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+    CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
   }
   completions.await();
   completions.checkAll(ncclSuccess);
@@ -158,11 +155,8 @@ TEST(messagesMixWithCollectives) {
     for (int round = 0; round < 200; ++round) {
       Completions completions;
       Buffer out = content(5000 + 100 * round, round), in(out.size());
-      Message outgoing = message(out, 1 - rank, 1), incoming = message(in, 1 - rank, 1);
-      completions.expect(outgoing);
-      completions.expect(incoming);
-      CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
-      CHECK_NCCL(nccl().recvTagged(incoming, comm, nullptr));
+      CHECK_NCCL(completions.issue(nccl().sendTagged, message(out, 1 - rank, 1), comm));
+      CHECK_NCCL(completions.issue(nccl().recvTagged, message(in, 1 - rank, 1), comm));
       float sum = 1;
       CHECK_NCCL(nccl().allReduce(&sum, &sum, 1, ncclFloat32, ncclSum, comm, nullptr));
       CHECK_EQUAL(sum, 2.0f);
@@ -209,9 +203,8 @@ TEST(receivesMatchInTheOrderOfIssueNoMatterWhetherTheyNameTheSource) {
     Completions completions;
     std::vector<Buffer> buffers(4, Buffer(1));
     for (int i = 0; i < 4; ++i) {
-      Message one = message(buffers[i], i % 2 == 0 ? kAnyPeer : 0, 3);
-      completions.expect(one);
-      CHECK_NCCL(nccl().recvTagged(one, comm, nullptr));
+      const Message one = message(buffers[i], i % 2 == 0 ? kAnyPeer : 0, 3);
+      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
     }
     completions.await();
     for (int i = 0; i < 4; ++i) CHECK_EQUAL(int(buffers[i][0]), i);
@@ -223,9 +216,7 @@ TEST(aTagPassesLargeMessagesOfOtherTags) {
     if (rank == 0) {
       Completions completions;
       Buffer large = content(kLarge, 1);
-      Message first = message(large, 1, 1);
-      completions.expect(first);
-      CHECK_NCCL(nccl().sendTagged(first, comm, nullptr));
+      CHECK_NCCL(completions.issue(nccl().sendTagged, message(large, 1, 1), comm));
       send(comm, content(10, 2), 1, 2);
       completions.await();
     } else {
@@ -240,9 +231,7 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
     if (rank == 0) {
       Completions stuck;
       Buffer large = content(kLarge, 1);
-      Message one = message(large, 1, 0);
-      stuck.expect(one);
-      CHECK_NCCL(nccl().sendTagged(one, comm, nullptr));
+      CHECK_NCCL(stuck.issue(nccl().sendTagged, message(large, 1), comm));
       send(comm, content(kLarge, 2), 2);
       CHECK(receive(comm, kLarge, 2) == content(kLarge, 3));
       CHECK_EQUAL(stuck.ended(), 0u);
@@ -288,12 +277,9 @@ TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
     Completions completions;
     Buffer held = rank == 0 ? content(100, 1) : Buffer(100);
     Buffer free = rank == 0 ? content(100, 2) : Buffer(100);
-    const Message first = message(held, 1 - rank, 1);
-    Message second = message(free, 1 - rank, 1);
-    completions.expect(second);
     const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
-    CHECK_NCCL(operation(first, comm, stream.handle()));
-    CHECK_NCCL(operation(second, comm, nullptr));
+    CHECK_NCCL(operation(message(held, 1 - rank, 1), comm, stream.handle()));
+    CHECK_NCCL(completions.issue(operation, message(free, 1 - rank, 1), comm));
     stream.run();
     completions.await();
     CHECK(held == content(100, 1));
@@ -306,12 +292,13 @@ TEST(aRankSendsToItself) {
     for (const bool sendFirst : {true, false}) {
       Completions completions;
       Buffer out = content(kLarge, 1), in(kLarge);
-      Message outgoing = message(out, 0), incoming = message(in, sendFirst ? kAnyPeer : 0);
-      completions.expect(outgoing);
-      completions.expect(incoming);
-      if (sendFirst) CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
-      CHECK_NCCL(nccl().recvTagged(incoming, comm, nullptr));
-      if (!sendFirst) CHECK_NCCL(nccl().sendTagged(outgoing, comm, nullptr));
+      const auto send = [&] {
+        CHECK_NCCL(completions.issue(nccl().sendTagged, message(out, 0), comm));
+      };
+      if (sendFirst) send();
+      const Message incoming = message(in, sendFirst ? kAnyPeer : 0);
+      CHECK_NCCL(completions.issue(nccl().recvTagged, incoming, comm));
+      if (!sendFirst) send();
       completions.await();
       completions.checkAll(ncclSuccess);
       CHECK(in == out);
