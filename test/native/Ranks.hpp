@@ -1,11 +1,14 @@
 // Ranks as threads of this process or as processes of their own.
 #pragma once
 
+#include <dirent.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -104,6 +107,24 @@ inline void processRanks(int ranks, const std::function<void(ncclComm_t, int)>& 
     });
   }
   processes.joinAll();
+}
+
+// Returns the number of this process's descriptors.
+inline int descriptors() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+// Returns how often the memory of communicators and windows is mapped in this process.
+inline int mappedSegments() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("memfd:torchcomms_pg") != std::string::npos;
+  return count;
 }
 
 }  // namespace test

@@ -1,10 +1,8 @@
 // Failures: whatever happens to one rank, the others learn it and go on.
-#include <dirent.h>
 #include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
-#include <fstream>
 
 #include "Ranks.hpp"
 #include "host/FailureText.hpp"
@@ -24,22 +22,6 @@ double secondsSince(Clock::time_point start) {
 ncclResult_t sum(ncclComm_t comm, std::vector<float>& data) {
   return nccl().allReduce(
       data.data(), data.data(), data.size(), ncclFloat32, ncclSum, comm, nullptr);
-}
-
-int openFiles() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
-int mappings() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += line.find("memfd:torchcomms_pg") != std::string::npos;
-  return count;
 }
 
 // Takes all descriptors while it lives, so that nothing of /proc can be read.
@@ -114,7 +96,7 @@ TEST(killedRankIsNamedAndNothingIsLeft) {
     Processes processes;
     for (int rank = 0; rank < ranks; ++rank) {
       processes.start([&, rank] {
-        const int filesBefore = openFiles();
+        const int filesBefore = descriptors();
         const ncclComm_t comm = init(id, ranks, rank);
         std::vector<float> data(500'000);
         CHECK_EQUAL(sum(comm, data), ncclSuccess);
@@ -129,8 +111,8 @@ TEST(killedRankIsNamedAndNothingIsLeft) {
         CHECK_EQUAL(async, ncclRemoteError);
         CHECK_EQUAL(sum(comm, data), ncclRemoteError);
         CHECK_NCCL(nccl().commDestroy(comm));
-        CHECK_EQUAL(openFiles(), filesBefore);
-        CHECK_EQUAL(mappings(), 0);
+        CHECK_EQUAL(descriptors(), filesBefore);
+        CHECK_EQUAL(mappedSegments(), 0);
       });
     }
     char ignored;
@@ -199,9 +181,7 @@ TEST(abortReleasesEveryRank) {
 }
 
 TEST(revokeReleasesEveryRank) {
-  const ncclUniqueId id = uniqueId();
-  threads(2, [&](int rank) {
-    const ncclComm_t comm = init(id, 2, rank);
+  threadRanks(2, [](ncclComm_t comm, int rank) {
     std::vector<float> data(10);
     if (rank == 0) {
       CHECK_EQUAL(sum(comm, data), ncclRemoteError);
@@ -217,14 +197,11 @@ TEST(revokeReleasesEveryRank) {
       CHECK_EQUAL(sum(comm, data), ncclInvalidUsage);
       CHECK_EQUAL(nccl().commFinalize(comm), ncclInvalidArgument);
     }
-    CHECK_NCCL(nccl().commDestroy(comm));
   });
 }
 
 TEST(failReachesEveryRankAndTheFirstWins) {
-  const ncclUniqueId id = uniqueId();
-  threads(2, [&](int rank) {
-    const ncclComm_t comm = init(id, 2, rank);
+  threadRanks(2, [](ncclComm_t comm, int rank) {
     std::vector<float> data(10);
     if (rank == 0) {
       CHECK_EQUAL(sum(comm, data), ncclTimeout);
@@ -234,21 +211,17 @@ TEST(failReachesEveryRankAndTheFirstWins) {
     }
     CHECK_EQUAL(std::string(nccl().getLastError(comm)), "too late");
     CHECK_EQUAL(nccl().fail(comm, ncclSuccess, "", {}), ncclInvalidArgument);
-    CHECK_NCCL(nccl().commDestroy(comm));
   });
 }
 
 TEST(destroyedRankIsNamed) {
-  const ncclUniqueId id = uniqueId();
-  threads(2, [&](int rank) {
-    const ncclComm_t comm = init(id, 2, rank);
+  threadRanks(2, [](ncclComm_t comm, int rank) {
     std::vector<float> data(10);
     CHECK_EQUAL(sum(comm, data), ncclSuccess);
     if (rank == 0) {
       CHECK_EQUAL(sum(comm, data), ncclRemoteError);
       CHECK_CONTAINS(nccl().getLastError(comm), "rank 1 destroyed its communicator");
     }
-    CHECK_NCCL(nccl().commDestroy(comm));
   });
 }
 
@@ -275,9 +248,7 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
   for (size_t first = 0; first < calls.size(); ++first) {
     for (size_t second = 0; second < calls.size(); ++second) {
       if (first == second) continue;
-      const ncclUniqueId id = uniqueId();
-      threads(2, [&](int rank) {
-        const ncclComm_t comm = init(id, 2, rank);
+      threadRanks(2, [&](ncclComm_t comm, int rank) {
         float data[8] = {};
         // The rank that comes first to a broadcast notices at one of its next operations.
         ncclResult_t result = calls[rank == 0 ? first : second](comm, data);
@@ -287,7 +258,6 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
         CHECK_EQUAL(result, ncclInvalidUsage);
         CHECK_CONTAINS(
             nccl().getLastError(comm), "mismatched collectives on one communicator: rank 0 calls ");
-        CHECK_NCCL(nccl().commDestroy(comm));
       });
     }
   }
@@ -311,10 +281,8 @@ TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
   };
   for (const int ranks : {2, 3}) {
     for (const auto& call : calls) {
-      const ncclUniqueId id = uniqueId();
       std::atomic<int> called{0}, told{0};
-      threads(ranks, [&](int rank) {
-        const ncclComm_t comm = init(id, ranks, rank);
+      threadRanks(ranks, [&](ncclComm_t comm, int rank) {
         float data[20] = {};
         ncclResult_t result = call(comm, data, rank);
         told += result == ncclInvalidUsage;
@@ -324,7 +292,6 @@ TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
         if (result == ncclSuccess) result = nccl().commFinalize(comm);
         CHECK_EQUAL(result, ncclInvalidUsage);
         CHECK_CONTAINS(nccl().getLastError(comm), "root=");
-        CHECK_NCCL(nccl().commDestroy(comm));
       });
     }
   }
@@ -381,31 +348,24 @@ TEST(mismatchIsDescribed) {
 }
 
 TEST(forkedChildCannotUseOrDisturbTheCommunicator) {
-  const ncclUniqueId id = uniqueId();
-  Processes ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.start([&, rank] {
-      const ncclComm_t comm = init(id, 2, rank);
-      std::vector<float> data(10);
-      CHECK_EQUAL(sum(comm, data), ncclSuccess);
-      Processes child;
-      child.start([&] {
-        CHECK_EQUAL(sum(comm, data), ncclInvalidUsage);
-        CHECK_CONTAINS(nccl().getLastError(nullptr), "forked");
-        ncclResult_t async;
-        CHECK_EQUAL(nccl().commGetAsyncError(comm, &async), ncclInvalidUsage);
-        CHECK_NCCL(rank == 0 ? nccl().commAbort(comm) : nccl().commDestroy(comm));
-        // It can make its own.
-        const ncclComm_t own = init(uniqueId(), 1, 0);
-        CHECK_EQUAL(sum(own, data), ncclSuccess);
-        CHECK_NCCL(nccl().commDestroy(own));
-      });
-      child.joinAll();
-      CHECK_EQUAL(sum(comm, data), ncclSuccess);
-      CHECK_NCCL(nccl().commDestroy(comm));
+  processRanks(2, [](ncclComm_t comm, int rank) {
+    std::vector<float> data(10);
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+    Processes child;
+    child.start([&] {
+      CHECK_EQUAL(sum(comm, data), ncclInvalidUsage);
+      CHECK_CONTAINS(nccl().getLastError(nullptr), "forked");
+      ncclResult_t async;
+      CHECK_EQUAL(nccl().commGetAsyncError(comm, &async), ncclInvalidUsage);
+      CHECK_NCCL(rank == 0 ? nccl().commAbort(comm) : nccl().commDestroy(comm));
+      // It can make its own.
+      const ncclComm_t own = init(uniqueId(), 1, 0);
+      CHECK_EQUAL(sum(own, data), ncclSuccess);
+      CHECK_NCCL(nccl().commDestroy(own));
     });
-  }
-  ranks.joinAll();
+    child.joinAll();
+    CHECK_EQUAL(sum(comm, data), ncclSuccess);
+  });
 }
 
 TEST(aLongListOfRanksDoesNotHideTheReason) {
