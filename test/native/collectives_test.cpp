@@ -284,6 +284,16 @@ TEST_WITHIN(valuesAroundEveryLimitOfSize, 60) {
   }
 }
 
+TEST(valuesAmongProcesses) {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    processRanks(ranks, [&](ncclComm_t comm, int rank) {
+      for (const size_t count : {1, 1000, 100'000, 1'000'000}) {
+        everything({ranks, rank, comm, ncclFloat32, ncclSum, count, 0, false});
+      }
+    });
+  }
+}
+
 TEST(manyRanksOnFewCpus) {
   threadRanks(9, [&](ncclComm_t comm, int rank) {
     for (const size_t count : {1, 1000, 100'000}) {
