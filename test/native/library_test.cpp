@@ -76,16 +76,6 @@ TEST(initOfTheRealLibraryFailsWithItsReasonWhereThereIsNoGpu) {
   CHECK_CONTAINS(std::string(api.getLastError(nullptr)), "driver");
 }
 
-TEST(aLibraryThatIsNotThereIsNamed) {
-  try {
-    Library::load({.path = "/nowhere/libnccl.so.2", .folder = ""});
-    CHECK(false);
-  } catch (const LibraryError& error) {
-    CHECK_CONTAINS(std::string(error.what()), "/nowhere/libnccl.so.2");
-    CHECK_CONTAINS(std::string(error.what()), "TORCHCOMM_NCCL_LIBRARY");
-  }
-}
-
 TEST(lateFunctionsFallBackToMessages) {
   for (int ranks = 1; ranks <= 3; ++ranks) threadRanks(ranks, exchangesWithoutLateFunctions);
 }
