@@ -179,13 +179,6 @@ def test_devices_are_apart():
     assert there.to("sim:0").cpu()[0] == 5
 
 
-def test_storage_can_be_freed_and_given_back():
-    values = filled(1)
-    values.untyped_storage().resize_(0)
-    values.untyped_storage().resize_(4000)
-    assert values.fill_(4).cpu()[0] == 4
-
-
 def test_delays_are_those_of_the_seed():
     """Streams dawdle: twenty operators take about ten milliseconds each."""
     simulated.set_delays(seed=1, probability=1, longest_us=20000)

@@ -289,10 +289,6 @@ c10::Stream newStream(c10::DeviceIndex device, bool highPriority) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id);
 }
 
-bool isHighPriority(const c10::Stream& stream) {
-  return stream.id() >= kHighPriority;
-}
-
 std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device) {
   std::vector<c10::StreamId> ids;
   for (auto* const stream : streamsOf(device).all()) {

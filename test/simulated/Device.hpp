@@ -89,7 +89,6 @@ c10::Stream exchangeStream(const c10::Stream& stream);
 c10::Stream newStream(c10::DeviceIndex device, bool highPriority);
 // Returns how often the calling thread has called the device for its streams and events.
 uint64_t deviceCalls();
-bool isHighPriority(const c10::Stream& stream);
 // Returns the ids of the streams of high priority in which something was queued.
 std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device);
 void synchronizeDevice(c10::DeviceIndex device);

@@ -77,9 +77,6 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
     return device < 0 ? currentDevice() : exchangeDevice(device);
   }
-  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    resizeStorage(storage, bytes);
-  }
 };
 
 // Holds a stream up until it is released, as a kernel would that waits.
@@ -172,9 +169,6 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("set_device", &setDevice, py::arg("device"));
   module.def("synchronize", &synchronizeDevice, py::arg("device"), NoGil());
   module.def("default_generator", &defaultGenerator, py::arg("device"));
-  module.def("is_high_priority", [](c10::StreamId id) {
-    return isHighPriority(c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, 0), id));
-  });
   module.def("device_calls", &deviceCalls);
   module.def("high_priority_streams", &highPriorityStreams, py::arg("device"));
 }

@@ -91,6 +91,21 @@ at::Tensor emptyStrided(
       c10::dtype_or_default(dtype));
 }
 
+// Gives the storage new memory of that size, with its old content.
+void resizeStorage(const c10::Storage& storage, size_t bytes) {
+  const c10::DeviceGuard guard(storage.device());
+  auto memory = allocator()->allocate(bytes);
+  const size_t kept = std::min(bytes, storage.nbytes());
+  if (kept > 0) {
+    current(currentDevice()).enqueue([to = memory.get(), from = storage.data(), kept] {
+      std::memcpy(to, from, kept);
+    });
+  }
+  auto* const impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(std::move(memory));
+  impl->set_nbytes(bytes);
+}
+
 const at::Tensor& resize(
     const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> /*format*/) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
@@ -170,20 +185,6 @@ void recordTensor(at::Tensor& self, c10::Stream stream) {
 }
 
 }  // namespace
-
-void resizeStorage(const c10::Storage& storage, size_t bytes) {
-  const c10::DeviceGuard guard(storage.device());
-  auto memory = allocator()->allocate(bytes);
-  const size_t kept = std::min(bytes, storage.nbytes());
-  if (kept > 0) {
-    current(currentDevice()).enqueue([to = memory.get(), from = storage.data(), kept] {
-      std::memcpy(to, from, kept);
-    });
-  }
-  auto* const impl = storage.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(std::move(memory));
-  impl->set_nbytes(bytes);
-}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <c10/core/Storage.h>
 
 namespace simulated {
 
@@ -11,8 +10,5 @@ at::Generator newGenerator(c10::DeviceIndex device);
 
 // Returns the next seed of a kernel.
 uint64_t drawSeed(at::Generator& generator);
-
-// Gives the storage new memory of that size, with its old content.
-void resizeStorage(const c10::Storage& storage, size_t bytes);
 
 }  // namespace simulated

@@ -1,7 +1,8 @@
-"""A simulated accelerator, the device ``sim``, for tests of code for GPUs without a GPU.
+"""A simulated accelerator, the device ``sim``, for tests of what is the same on any accelerator.
 
-`install` makes it known to torch; then ``torch.randn(3, device="sim")`` works, with streams and
-events as asynchronous as a GPU's. See Device.hpp.
+`install` makes it known to torch, with all that PyTorch's "Accelerator Hooks" asks of a device;
+then ``torch.randn(3, device="sim")`` works, with streams and events as asynchronous as a GPU's.
+See Device.hpp.
 """
 
 import atexit
@@ -161,6 +162,4 @@ def _device_module(native):
         _index(device)
     ).set_state(state)
     module.default_generators = [native.default_generator(i) for i in range(native.device_count())]
-    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
-    module.is_high_priority = lambda stream: native.is_high_priority(stream.stream_id)
     return module
