@@ -1,6 +1,8 @@
-"""Writes functions in the place of those that torch imports and the emulator does not define.
+"""Writes functions in the place of those that torch wants and the emulator does not define.
 
-Each says its name when it is called, and fails: `emulatedLacks` in libcudart/Calls.cpp.
+Torch imports most of them, and asks for functions of the driver by name
+(cudaGetDriverEntryPointByVersion). Each says its name when it is called, and fails: `emulatedLacks`
+in libcudart/Calls.cpp.
 
 python stubs.py OUT PATTERN ERROR TORCH_LIB OBJECT...
 """
@@ -19,10 +21,16 @@ def symbols(option, *files):
     return {line.split()[0].split("@")[0] for line in lines if len(line.split()) > 1}
 
 
+def texts(library):
+    """The strings of the library that may be names of functions, for which it asks."""
+    return {text.decode() for text in re.findall(rb"(?<=\0)\w+(?=\0)", library.read_bytes())}
+
+
 def main(out, pattern, error, torch_lib, *objects):
     """Writes the functions to `out`, and prints their names."""
-    libraries = pathlib.Path(torch_lib).glob("*.so")
-    wanted = symbols(["-D", "--undefined-only"], *libraries)
+    torch_lib = pathlib.Path(torch_lib)
+    wanted = symbols(["-D", "--undefined-only"], *torch_lib.glob("*.so"))
+    wanted |= texts(torch_lib / "libc10_cuda.so")
     lacking = sorted(
         name
         for name in wanted - symbols(["--defined-only"], *objects)

@@ -198,8 +198,8 @@ EMULATED_API const char* emulatedDriverWaiters() {
   return answer("[" + text + "]");
 }
 
-// Called by what build.py makes of symbols that torch imports and nobody here
-// defines: says so, and returns `error`.
+// Called by what stubs.py makes of functions that torch wants and nobody here defines: says so, and
+// returns `error`.
 EMULATED_API int emulatedLacks(const char* function, int error) {
   called(function);
   std::fprintf(
