@@ -107,21 +107,6 @@ def test_a_pool_without_memory_is_told_of(world):
 
 
 @on_recorder
-def test_memory_is_deregistered_before_it_is_freed(world):
-    _C.allocate_with(nccl.load(library.path))
-    functions = ctypes.CDLL(_C.__file__)
-    functions.torchcomms_pg_allocate.restype = ctypes.c_void_p
-    at = functions.torchcomms_pg_allocate(ctypes.c_size_t(64), 0, None)
-    pool = Pool((at, 64))
-    backend().register_mem_pool(pool)
-    library.latest()
-    functions.torchcomms_pg_free(ctypes.c_void_p(at), ctypes.c_size_t(64), 0, None)
-    assert library.latest() == [f"deregister:{at}", f"free:{at}"]
-    backend().deregister_mem_pool(pool)
-    assert library.latest() == []
-
-
-@on_recorder
 def test_what_the_library_refuses_to_register_is_an_error_with_its_reason(world):
     library.functions.fakeRefuse(5)
     with pytest.raises(torchcomms_pg.CommError, match="register_mem_pool.*manager is disabled"):
@@ -272,3 +257,67 @@ def test_a_library_that_cannot_suspend_is_told_of_with_the_version_that_can(worl
         with pytest.raises(NotImplementedError, match=r"has no ncclComm\w+, .* NCCL 2\.29\.7"):
             call()
     dist.all_reduce(torch.ones(4, device=DEVICE))
+
+
+# ---------------------------------------------------------------- registrations
+
+
+def allocation():
+    """The functions by which torch takes memory and gives it back, and a segment taken."""
+    _C.allocate_with(nccl.load(library.path))
+    functions = ctypes.CDLL(_C.__file__)
+    functions.torchcomms_pg_allocate.restype = ctypes.c_void_p
+    return functions, functions.torchcomms_pg_allocate(ctypes.c_size_t(64), 0, None)
+
+
+def free(functions, at):
+    functions.torchcomms_pg_free(ctypes.c_void_p(at), ctypes.c_size_t(64), 0, None)
+
+
+@on_recorder
+def test_a_pool_that_is_deregistered_takes_no_other_with_it(world):
+    pool, other = Pool((A, 10)), Pool((B, 20))
+    other.id = (0, 8)
+    backend().register_mem_pool(pool)
+    backend().register_mem_pool(other)
+    library.latest()
+    backend().deregister_mem_pool(pool)
+    assert library.latest() == [f"deregister:{A}"]
+    backend().deregister_mem_pool(other)
+    assert library.latest() == [f"deregister:{B}"]
+
+
+@on_recorder
+def test_a_segment_of_another_size_or_use_at_the_address_replaces_the_former(world):
+    backend().register_mem_pool(Pool((A, 10)))
+    backend().register_mem_pool(Pool((A, 30)))
+    assert library.latest() == [f"register:{A}:10", f"deregister:{A}", f"register:{A}:30"]
+    backend().register_mem_pool(Pool((A, 30)), symm=True)
+    backend().register_mem_pool(Pool((A, 30)), symm=True)
+    assert library.latest() == [f"deregister:{A}", f"window:{A}:30:1"]
+    backend().deregister_mem_pool(Pool())
+    assert library.latest() == [f"no_window:{A}"]
+
+
+@on_recorder
+def test_memory_that_is_freed_is_deregistered_from_all_groups_first(world):
+    functions, at = allocation()
+    other = dist.new_group([0])._get_backend(torch.device(DEVICE))
+    for group in (backend(), other):
+        group.register_mem_pool(Pool((at, 64), (A, 10)))
+    library.latest()
+    free(functions, at)
+    assert library.latest() == [f"deregister:{at}", f"deregister:{at}", f"free:{at}"]
+    for group in (backend(), other):
+        group.deregister_mem_pool(Pool())
+    assert library.latest() == [f"deregister:{A}"] * 2
+
+
+@on_recorder
+def test_what_an_aborted_group_had_registered_is_left_to_the_library(world):
+    functions, at = allocation()
+    backend().register_mem_pool(Pool((at, 64)))
+    library.latest()
+    backend().abort()
+    free(functions, at)
+    assert [call for call in library.latest() if str(at) in call] == [f"free:{at}"]

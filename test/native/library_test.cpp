@@ -1,9 +1,12 @@
 // The real libnccl, on a machine that may have no GPU and no driver.
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "Ranks.hpp"
 #include "nccl/Fallbacks.hpp"
 #include "nccl/Library.hpp"
+#include "nccl/Memory.hpp"
 
 using namespace test;
 using torchcomms_pg::Library;
@@ -89,5 +92,18 @@ TEST(theLibraryOfAnotherNameIsLookedForUnderIt) {
     CHECK_CONTAINS(std::string(error.what()), "none is librccl.so.1");
     CHECK_CONTAINS(std::string(error.what()), "/nowhere/lib/librccl.so.1");
     CHECK_CONTAINS(std::string(error.what()), "\n  librccl.so.1: ");
+  }
+}
+
+TEST(theAllocatorOfTheRealLibraryGivesMemoryOrSaysWhyNot) {
+  allocateWith(library());
+  allocateWith(library());
+  try {
+    void* const memory = torchcomms_pg_allocate(1 << 20, 0, nullptr);
+    CHECK(memory != nullptr);  // there is a GPU
+    torchcomms_pg_free(memory, 1 << 20, 0, nullptr);
+  } catch (const std::runtime_error& error) {
+    CHECK_CONTAINS(std::string(error.what()), "ncclMemAlloc of 1048576 bytes");
+    CHECK_CONTAINS(std::string(error.what()), "driver");
   }
 }
