@@ -230,18 +230,6 @@ def test_collectives_and_messages_may_alternate(world):
         assert_same(message, data(0, 3001, salt=turn))
 
 
-@beyond_gloo
-@on_ranks(2)
-def test_send_object_list_and_recv_object_list(world):
-    things = [{"a": 1}, "text", [1, 2.5]]
-    if dist.get_rank() == 0:
-        dist.send_object_list(things, 1)
-    else:
-        received = [None] * 3
-        assert dist.recv_object_list(received, 0) == 0
-        assert received == things
-
-
 @on_ranks(2)
 def test_waiting_for_a_message_does_not_wait_for_collectives(world):
     """Rank 1 calls the collective when it has had the answer to its message."""

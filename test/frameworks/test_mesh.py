@@ -129,13 +129,13 @@ def test_object_collectives():
     if me == 0:
         dist.send_object_list([{"to": 1}, 7], dst=1)
     received = [None, None]
-    if me == 1:
-        dist.recv_object_list(received, src=0)
+    source = dist.recv_object_list(received, src=0) if me == 1 else None
     errors = [
         raised(dist.all_gather_object, gathered, lambda: None),  # cannot be pickled
         raised(dist.scatter_object_list, [], ["a"] * world, src=0),
     ]
-    return gathered, [str(thing) for thing in things], collected, part, received, errors
+    things = [str(thing) for thing in things]
+    return gathered, things, collected, part, received, source, errors
 
 
 @like_gloo(2, 3)

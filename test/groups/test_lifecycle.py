@@ -1,4 +1,4 @@
-"""Start and end of groups and processes: torchrun, data loader workers, exits, debug modes."""
+"""Start and end of groups and processes: torchrun, data loader workers, debug modes."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, ROOT
+from harness import ROOT
 from harness.parity import like_gloo, raised
 from harness.ranks import Ranks, init_default_group, wait_for
 from harness.values import data
@@ -67,11 +67,13 @@ def in_detail(store, world, backend):
         net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
         net(torch.full((1, 3), float(me))).sum().backward()
         assert net.module.weight.grad.unique().tolist() == [0.5]
-    errors = [
-        raised(dist.all_reduce, torch.ones(3 + me)),
-        raised(lambda: dist.all_reduce(tensor) if me else dist.broadcast(tensor, 0)),
-    ]
-    return tensor, rows, names, errors
+    for wrong in (
+        lambda: dist.all_reduce(torch.ones(3 + me)),
+        lambda: dist.all_reduce(tensor) if me else dist.broadcast(tensor, 0),
+    ):
+        with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
+            wrong()
+    return tensor, rows, names
 
 
 @pytest.mark.torch_version
@@ -82,8 +84,7 @@ def test_debug_detail_is_the_same_as_over_gloo():
             results[backend] = ranks.run(in_detail, ranks.store_args(), 2, backend)
     for got, want in zip(results["torchcomms"], results["gloo"]):
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-        assert got[2:] == want[2:]
-        assert got[3] == [["RuntimeError"], ["RuntimeError"]]
+        assert got[2] == want[2]
 
 
 def attached_in_detail(store, world):
@@ -163,88 +164,6 @@ def test_forked_data_loader_workers_beside_a_live_group(world, persistent):
         before.wait()
         results.append(tensor)
     return results
-
-
-def use_in_child(store):
-    init_default_group(*store, 0, 1, 10)
-    dist.all_reduce(torch.ones(3))
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            dist.all_reduce(torch.ones(3))
-            os.write(writing, b"it ran")
-        except BaseException as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    dist.all_reduce(torch.ones(3))  # the parent's group has not suffered
-    dist.destroy_process_group()
-    return os.read(reading, 5000).decode()
-
-
-def test_a_forked_child_that_uses_the_group_gets_a_clear_error():
-    with Ranks(1, init=False) as ranks:
-        (text,) = ranks.run(use_in_child, ranks.store_args())
-    assert "Error" in text and "fork" in text, text
-
-
-LEAVE = """
-    import torch, torch.distributed as dist, torchcomms_pg
-    store = dist.FileStore({store!r}, 2)
-    dist.init_process_group("torchcomms", store=store, rank={rank}, world_size=2)
-    dist.all_reduce(tensor := torch.ones(1000))
-    work = dist.all_reduce(tensor, async_op=True)
-    work.wait()
-    print("sum", tensor[0].item())
-    {ending}
-"""
-ENDINGS = {
-    "without destroy": "",
-    "by sys.exit, with the group in a cycle and an operation in flight": "\n".join(
-        [
-            "cycle = [dist.group.WORLD]; cycle.append(cycle)",
-            "dist.all_reduce(torch.ones(9), async_op=True); dist.barrier()",
-            "import sys; sys.exit(0)",
-        ]
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "without destroy",
-        pytest.param(
-            "by sys.exit, with the group in a cycle and an operation in flight",
-            marks=pytest.mark.torch_version,
-        ),
-    ],
-)
-def test_a_process_may_end(how, tmp_path):
-    """With exit code 0, quickly, and nothing left in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                textwrap.dedent(LEAVE).format(
-                    store=str(tmp_path / "store"), rank=rank, ending=ENDINGS[how]
-                ),
-            ],
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        output, _ = process.communicate(timeout=PROGRAM_LIMIT)
-        assert process.returncode == 0, output
-        assert "sum 4.0" in output and "Traceback" not in output, output
-    assert not {name for name in os.listdir("/dev/shm") if "torchcomms" in name} - before
 
 
 ELASTIC = """

@@ -101,6 +101,7 @@ sys.meta_path.insert(0, Hide())
 import torch, torchcomms_pg
 maps = open("/proc/self/maps").read()
 assert torch.version.cuda or "libnccl" not in maps, "libnccl was loaded"
+assert not torch.cuda.is_initialized()
 print("imported", torchcomms_pg.__version__)
 """,
         CUDA_VISIBLE_DEVICES="",

@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import PROGRAM_LIMIT, ROOT
 from harness.ranks import Ranks, init_default_group, on_ranks
-from harness.values import assert_same
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
@@ -187,20 +186,6 @@ def test_options_of_a_wrong_type_are_refused():
         ranks.run(wrong_options, ranks.store_args())
 
 
-def detail(args, world):
-    init_default_group(*args, int(os.environ["RANK"]), world, 20)
-    tensor = torch.ones(100)
-    dist.all_reduce(tensor)
-    assert_same(tensor, torch.full((100,), float(world)))
-    with pytest.raises(RuntimeError, match="(?i)shape|collective|mismatch"):
-        dist.all_reduce(torch.ones(10 + dist.get_rank()))
-
-
-def test_debug_detail_wraps_the_backend_and_finds_mismatches():
-    with Ranks(2, init=False, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")) as ranks:
-        ranks.run(detail, ranks.store_args(), 2)
-
-
 def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path):
     """TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 would hand our name to another project's package."""
     fake = tmp_path / "torchcomms"
@@ -232,16 +217,3 @@ def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path):
 def test_the_switch_without_that_package_is_harmless():
     code, output = alone(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
     assert code == 0 and "name: torchcomms" in output, output
-
-
-def what_the_import_has_done():
-    with open("/proc/self/maps") as file:
-        nccl = [line for line in file if "libnccl" in line]
-    return nccl, torch.cuda.is_initialized()
-
-
-def test_import_needs_no_gpu_and_loads_no_nccl():
-    with Ranks(1, init=False) as ranks:  # which has just imported torchcomms_pg, and no more
-        ((nccl, initialized),) = ranks.run(what_the_import_has_done)
-    assert torch.version.cuda or not nccl, nccl
-    assert not initialized
