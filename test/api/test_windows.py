@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import make, torchcomms
+from harness.leaks import mappings
 from harness.ranks import Ranks, on_ranks, wait_for
 from harness.values import MOVABLE, assert_same, data, layouts
 
@@ -20,11 +21,6 @@ TORCH_2_14 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 def neighbours(world):
     rank = dist.get_rank()
     return (rank + 1) % world, (rank - 1) % world
-
-
-def library_mappings():
-    with open("/proc/self/maps") as maps:
-        return sum("memfd:torchcomms_pg" in line for line in maps)
 
 
 # ---------------------------------------------------------------- put, signal, wait
@@ -313,10 +309,10 @@ def test_a_mapped_tensor_outlives_everything(world):
         views[0].add_(1)
     dist.barrier()
     assert views[0].eq(6).all(), "the two ranks no longer share it"
-    mappings = library_mappings()
+    before = len(mappings())
     views.clear()
     view = None
-    assert wait_for(lambda: library_mappings() <= mappings - 2)
+    assert wait_for(lambda: len(mappings()) <= before - 2)
 
 
 @on_ranks(2)

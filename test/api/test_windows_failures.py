@@ -2,15 +2,14 @@
 
 import datetime
 import gc
-import os
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from api.test_windows import library_mappings
 from harness.comms import make, torchcomms
+from harness.leaks import descriptors, mappings
 from harness.rank_process import report
 from harness.ranks import Ranks, check, on_ranks, wait_for
 
@@ -219,7 +218,7 @@ def short_wait():
 def test_windows_leave_no_file_mapping_or_thread(world):
     def resources():
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), library_mappings()
+        return len(descriptors()), len(mappings())
 
     def use(comm):
         tensor = torch.zeros(5000)

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.leaks import descriptors, library_threads, mappings
 from harness.rank_process import receive, report
-from harness.ranks import connect_store, meet, thread_names, wait_for
+from harness.ranks import connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
 
 WORLD = 3
@@ -363,31 +364,13 @@ def serve():
     receive()
 
 
-def descriptors():
-    """What this process has open, by number."""
-    links = {}
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the folder's own
-            links[number] = os.readlink(f"/proc/self/fd/{number}")
-    return links
-
-
-def threads():
-    return [name for name in thread_names() if name.startswith("tcpg_")]
-
-
-def mappings():
-    with open("/proc/self/maps") as file:
-        return [line.split()[-1] for line in file if "memfd:torchcomms_pg" in line]
-
-
 def what_is_left(before):
     """Of all groups, when they are destroyed; "": nothing."""
     gc.collect()
 
     def left():
         new = [link for number, link in descriptors().items() if before.get(number) != link]
-        return [*threads(), *mappings(), *new]
+        return [*library_threads(), *mappings(), *new]
 
     wait_for(lambda: not left(), 10)
     return f"left behind: {left()}" if left() else ""

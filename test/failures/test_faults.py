@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness import ROOT
+from harness.leaks import descriptors, mappings
 from harness.rank_process import report
 from harness.ranks import (
     BACKEND,
@@ -164,16 +165,8 @@ def test_nothing_is_in_dev_shm_while_a_group_is_alive():
 
 
 def resources():
-    threads = thread_names()
-    files = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            files.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            pass
-    with open("/proc/self/maps") as file:
-        mapped = [line for line in file if "/dev/shm" in line or "memfd:" in line]
-    return sorted(threads), sorted(files), mapped
+    mapped = [*mappings("memfd:"), *mappings("/dev/shm")]
+    return sorted(thread_names()), sorted(descriptors().values()), mapped
 
 
 def leak_check(ports, world):

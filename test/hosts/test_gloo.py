@@ -1,6 +1,5 @@
 """Backend "gloo" of new_comm: what it has to do beyond what test_torchcomm.py asks of both."""
 
-import contextlib
 import datetime
 import os
 
@@ -9,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import make, torchcomms
-from harness.ranks import Ranks, check, connect_store, on_ranks, time_limit, wait_for
+from harness.leaks import descriptors
+from harness.ranks import Ranks, check, connect_store, on_ranks, thread_names, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -144,8 +144,8 @@ def test_whoever_aborts_is_in_the_error_of_all_others(world):
 @on_ranks(2)
 def test_threads_and_sockets_end_with_the_communicator(world):
     def held():
-        threads = len(os.listdir("/proc/self/task"))
-        return threads, sum(link.startswith("socket:") for link in _links())
+        sockets = [link for link in descriptors().values() if link.startswith("socket:")]
+        return len(thread_names()), len(sockets)
 
     def once():
         comm = make("leak", "gloo")
@@ -162,12 +162,6 @@ def test_threads_and_sockets_end_with_the_communicator(world):
     fewer = lambda: all(now <= then for now, then in zip(held(), before))  # noqa: E731
     assert wait_for(fewer), (held(), before)
     dist.barrier()
-
-
-def _links():
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it has just been closed
-            yield os.readlink(f"/proc/self/fd/{fd}")
 
 
 @on_ranks(3)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from harness.ranks import report, thread_names, wait_for
+from harness.leaks import descriptors, library_threads, mappings
+from harness.ranks import report, wait_for
 
 from .operations import Team, WrongValueError, draw, perform
 
@@ -185,27 +186,19 @@ class _Rank:
                 sum(range(10_000_000))
 
     def _look_for_leaks(self) -> None:
-        wait_for(lambda: not _threads())
-        left = _threads()
+        wait_for(lambda: not library_threads())
+        left = library_threads()
         if left and not self.error:
             self.wrong = self.wrong or f"threads were left: {left}"
-        held = (len(os.listdir("/proc/self/fd")), len(_mappings()))
+        mapped = mappings("memfd:")
+        held = (len(descriptors()), len(mapped))
         if self.held is None:
             self.held = held
         elif not self.error and (held[0] > self.held[0] + 2 or held[1] > self.held[1]):
             self.wrong = self.wrong or (
-                f"descriptors and mappings grew from {self.held} to {held}: {_mappings()}"
+                f"descriptors and mappings grew from {self.held} to {held}: {mapped}"
             )
         self.memory.append(_memory())
-
-
-def _threads() -> list[str]:
-    return [name for name in thread_names() if name.startswith("tcpg_")]
-
-
-def _mappings() -> list[str]:
-    with open("/proc/self/maps") as file:
-        return [line.strip() for line in file if "memfd:" in line]
 
 
 def _memory() -> float:
