@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -165,29 +165,17 @@ def test_the_module_tells_which_library_it_is(tmp_path, monkeypatch, capsys):
 
 
 def on_threads(size, body):
-    """body(rank) in a thread for each rank; what each returned or raised."""
-    results = [None] * size
-
-    def run(rank):
-        try:
-            results[rank] = body(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    """What body(rank) returned or raised, for each rank on a thread of its own."""
+    with ThreadPoolExecutor(size) as threads:
+        ranks = [threads.submit(body, rank) for rank in range(size)]
+    return [rank.exception() or rank.result() for rank in ranks]
 
 
 def meet(paths):
-    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+    store, timeout, size = dist.HashStore(), datetime.timedelta(seconds=20), len(paths)
     libraries = [nccl.load(path) for path in paths]
     return on_threads(
-        len(paths),
-        lambda rank: _C.meet_over_nccl(libraries[rank], store, rank, len(paths), "g", timeout, 128),
+        size, lambda rank: _C.meet_over_nccl(libraries[rank], store, rank, size, "g", timeout, 128)
     )
 
 

@@ -1,7 +1,7 @@
 """Ranks as threads of one process over a HashStore, each with a backend object of its own."""
 
 import datetime
-import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -27,24 +27,16 @@ def make_backend(store, rank, world, name="threads"):
 
 def in_threads(world, function, *args):
     """function(backend, rank, world, *args) on one thread per rank; raises the first error."""
-    store, errors = dist.HashStore(), []
+    store = dist.HashStore()
 
     def run(rank):
-        try:
-            backend = make_backend(dist.PrefixStore("ranks", store), rank, world)
-            function(backend, rank, world, *args)
-            backend.shutdown()
-        except BaseException as error:
-            errors.append(error)
+        backend = make_backend(dist.PrefixStore("ranks", store), rank, world)
+        function(backend, rank, world, *args)
+        backend.shutdown()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), f"a rank's thread hangs; errors so far: {errors}"
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(world) as threads:
+        for done in as_completed([threads.submit(run, rank) for rank in range(world)]):
+            done.result()
 
 
 def collectives(backend, rank, world):
@@ -107,19 +99,15 @@ def run_repeatedly(world):
 def make_many(backends):
     """Each thread makes objects that Python knows, while others do."""
 
-    def run():
+    def run(_):
         for _ in range(backends):
             backend = make_backend(dist.HashStore(), 0, 1)
             others = [dist.BarrierOptions() for _ in range(20)]
             backend.shutdown()
             del backend, others
 
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(run, range(8)))
 
 
 def test_many_threads_make_groups_at_once():

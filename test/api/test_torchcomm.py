@@ -6,9 +6,9 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -272,9 +272,8 @@ def test_several_communicators_of_one_name_and_in_threads(world, backend):
         for _ in range(20):
             comms[i].all_reduce(sums[i], torchcomms().ReduceOp.MAX, False)
 
-    threads = [threading.Thread(target=reduce, args=(i,)) for i in range(2)]
-    [thread.start() for thread in threads]
-    [thread.join(20) for thread in threads]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(reduce, range(2)))
     assert [float(s[0]) for s in sums] == [world - 1.0, float(world)]
     [comm.finalize() for comm in comms]
 

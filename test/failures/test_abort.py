@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -58,27 +59,22 @@ def blocked_caller(args, how):
     store = connect_store(*args)
     group, backend = warm_group()
     if dist.get_rank() == 0:
-        caught = []
 
         def block():
-            try:
-                if how == "sync":
-                    dist.all_reduce(torch.ones(300_001), group=group)
-                else:
-                    dist.all_reduce(torch.ones(300_001), group=group, async_op=True).wait()
-            except Exception as error:
-                caught.append(error)
+            if how == "sync":
+                dist.all_reduce(torch.ones(300_001), group=group)
+            else:
+                dist.all_reduce(torch.ones(300_001), group=group, async_op=True).wait()
 
-        thread = threading.Thread(target=block)
-        thread.start()
-        thread.join(0.3)  # gives it time to block; it is right whenever it comes
-        with time_limit(0, SOON, "abort"):
-            backend.abort()
-        thread.join(SOON)
-        assert not thread.is_alive(), "the blocked call was not released"
-        assert isinstance(caught[0], comm_error()), repr(caught[0])
-        assert "abort" in str(caught[0]).lower()
-        assert caught[0].op.replace("_", "").startswith("allreduce")
+        with ThreadPoolExecutor(1) as thread:
+            blocked = thread.submit(block)
+            wait([blocked], 0.3)  # gives it time to block; it is right whenever it comes
+            with time_limit(0, SOON, "abort"):
+                backend.abort()
+            error = blocked.exception(SOON)
+        assert isinstance(error, comm_error()), repr(error)
+        assert "abort" in str(error).lower()
+        assert error.op.replace("_", "").startswith("allreduce")
         store.set("done", "1")
     else:
         store.wait(["done"])
@@ -186,12 +182,9 @@ def test_abort_of_a_group_that_was_never_used(world):
 @on_ranks(2)
 def test_abort_from_many_threads_at_once(world):
     group, backend = warm_group()
-    threads = [threading.Thread(target=backend.abort) for _ in range(8)]
-    with time_limit(0, SOON, "eight aborts"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    together = threading.Barrier(8)
+    with time_limit(0, SOON, "eight aborts"), ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: (together.wait(), backend.abort()), range(8)))
     every_later_call_fails(group, world, "abort")
 
 

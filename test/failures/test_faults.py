@@ -7,8 +7,8 @@ import re
 import resource
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -258,52 +258,34 @@ def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(world):
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_threads_issuing_on_one_group_at_once_get_right_results(world, async_op):
     """All calls are alike, so that any order of the threads pairs them rightly."""
-    errors = []
 
-    def issue():
-        try:
-            for _ in range(25):
-                tensor = torch.full((20_001,), dist.get_rank() + 1.0)
-                work = dist.all_reduce(tensor, async_op=async_op)
-                if work is not None:
-                    work.wait()
-                assert_same(tensor, torch.full((20_001,), world * (world + 1) / 2))
-        except BaseException as error:
-            errors.append(error)
+    def issue(number):
+        for _ in range(25):
+            tensor = torch.full((20_001,), dist.get_rank() + 1.0)
+            work = dist.all_reduce(tensor, async_op=async_op)
+            if work is not None:
+                work.wait()
+            assert_same(tensor, torch.full((20_001,), world * (world + 1) / 2))
 
-    threads = [threading.Thread(target=issue) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(issue, range(4)))
 
 
 @on_ranks(2)
 def test_threads_may_use_groups_of_their_own(world):
     groups = [dist.new_group() for _ in range(4)]
-    errors = []
 
     def issue(number):
-        try:
-            for turn in range(10):
-                inputs = all_data(world, 30_001, salt=100 * number + turn)
-                tensor = inputs[dist.get_rank()].clone()
-                dist.all_reduce(tensor, group=groups[number])
-                assert_reduced(tensor, inputs)
-        except BaseException as error:
-            errors.append(error)
+        for turn in range(10):
+            inputs = all_data(world, 30_001, salt=100 * number + turn)
+            tensor = inputs[dist.get_rank()].clone()
+            dist.all_reduce(tensor, group=groups[number])
+            assert_reduced(tensor, inputs)
 
-    threads = [threading.Thread(target=issue, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(issue, range(4)))
     for group in groups:
         dist.destroy_process_group(group)
-    if errors:
-        raise errors[0]
 
 
 # A program's end, and the exit code it is to have.

@@ -6,6 +6,7 @@ import os
 import pathlib
 import runpy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,18 +30,11 @@ def filled(value, size=1000):
 
 def in_thread(function):
     """What `function` returns or raises in another thread, whose current device is 0."""
-    result = []
-
-    def run():
+    with ThreadPoolExecutor(1) as thread:
         try:
-            result.append(function())
+            return thread.submit(function).result()
         except RuntimeError as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return result[0]
+            return error
 
 
 def alone(body, *args, **env):
