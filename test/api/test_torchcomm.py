@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from harness import PROGRAM_LIMIT
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import on_ranks, pool, time_limit
+from harness.rank_process import receive
+from harness.ranks import Ranks, connect_store, on_ranks, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -353,40 +354,22 @@ def test_ncclx_is_the_library_that_the_environment_names(monkeypatch):
         torchcomms().new_comm("ncclx", "cuda:0", store=dist.HashStore(), rank=0, size=1)
 
 
-PROCESS = """
-import datetime, sys, torch, torch.distributed as dist, torchcomms_pg
-def hook(): print("hook ran", flush=True)
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-store = dist.PrefixStore(sys.argv[3], dist.TCPStore("127.0.0.1", port, is_master=False))
-comm = torchcomms_pg.new_comm("shm", "cpu", store=store, rank=rank, size=2,
-                              timeout=datetime.timedelta(seconds=20))
-comm.register_abort_hook(hook)
-comm.barrier(False)
-if rank == 0:
-    comm.barrier(False, timeout=datetime.timedelta(seconds=0.5))
-    print("not reached")
-else:
-    sys.stdin.read()
-"""
+def absent(args):
+    """Rank 0 waits in vain for rank 1, over a communicator with the default options."""
+    rank, store = int(os.environ["RANK"]), connect_store(*args)
+    comm = torchcomms().new_comm("shm", "cpu", store=store, rank=rank, size=2, timeout=20 * SECOND)
+    comm.register_abort_hook(lambda: print("hook ran", flush=True))
+    comm.barrier(False)
+    if rank == 1:
+        receive()
+    comm.barrier(False, timeout=SECOND / 2)
 
 
 def test_timeout_ends_the_process_after_the_abort_hooks():
-    port, prefix = pool(2).store_args()
-    env = dict(os.environ)
-    env.pop("TORCHCOMM_ABORT_ON_ERROR", None)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(port), prefix],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        out, err = processes[0].communicate(timeout=PROGRAM_LIMIT)
-        assert processes[0].returncode == 1, err
-        assert out == "hook ran\n"
-        assert "ends this process: barrier" in err and "rank 1 did not arrive" in err
-    finally:
-        [process.kill() for process in processes]
-        [process.communicate() for process in processes]
+    with Ranks(2, init=False, delete_env=["TORCHCOMM_ABORT_ON_ERROR"]) as ranks:
+        ranks.start(absent, ranks.store_args())
+        (outcome,) = ranks.wait(ranks=[0])
+        output = ranks.output(0)
+        assert ranks.exit_code(0) == 1, (outcome, output)
+        assert output.count("hook ran\n") == 1
+        assert "ends this process: barrier" in output and "rank 1 did not arrive" in output

@@ -36,86 +36,67 @@ class Interrupts:
         self.place = place
 
 
-def interrupted_over_gloo(what):
-    """Rank 0 waits in `what` of a communicator over Gloo; what rank 1 learns of it."""
-    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    options = dict(store=store, rank=me, size=2, timeout=LONG)
-    comm = torchcomms_pg.new_comm(
-        "gloo", "cpu", "g", abort_process_on_timeout_or_error=False, **options
-    )
-    comm.barrier(False)
-    one, op = torch.ones(1), torchcomms_pg.ReduceOp.SUM
+def all_reduce(comm, async_op=False):
+    if comm:
+        return comm.all_reduce(torch.ones(1), torchcomms_pg.ReduceOp.SUM, async_op)
+    return dist.all_reduce(torch.ones(1), async_op=async_op)
+
+
+# On the default group, which is over shared memory, or on a communicator over Gloo.
+CALLS = {
+    "all_reduce": lambda comm, work: all_reduce(comm),
+    "recv": lambda comm, work: (
+        comm.recv(torch.ones(1), 1, False) if comm else dist.recv(torch.ones(1), 1)
+    ),
+    "wait": lambda comm, work: work.wait(),
+    "wait with a timeout": lambda comm, work: work.wait(LONG),
+    "new_group": lambda comm, work: dist.new_group(timeout=LONG),
+    "destroy_process_group": lambda comm, work: dist.destroy_process_group(),
+    "split": lambda comm, work: comm.split([0, 1]),
+}
+ISSUED_BEFORE = ("wait", "wait with a timeout", "destroy_process_group")
+
+
+def interrupted(what, over):
+    """Rank 0 waits in `what`; what rank 1 learns of it."""
+    store, me, comm = dist.distributed_c10d._get_default_store(), dist.get_rank(), None
+    if over == "gloo":
+        options = dict(store=store, rank=me, size=2, timeout=LONG)
+        comm = torchcomms_pg.new_comm(
+            "gloo", "cpu", "g", abort_process_on_timeout_or_error=False, **options
+        )
+        comm.barrier(False)
     if me == 1:
         store.wait(["interrupted"], datetime.timedelta(seconds=60))
         with pytest.raises(torchcomms_pg.CommError) as raised:
-            comm.all_reduce(one, op, False)
+            dist.new_group(timeout=LONG) if what == "new_group" else all_reduce(comm)
+        if comm:
+            comm.finalize()
+        return str(raised.value)
+    Interrupts()
+    work = all_reduce(comm, async_op=True) if what in ISSUED_BEFORE else None
+    report(os.getpid())
+    with pytest.raises(KeyboardInterrupt):
+        CALLS[what](comm, work)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if comm:
+        with pytest.raises(torchcomms_pg.CommError, match="interrupt"):
+            all_reduce(comm)
         comm.finalize()
-        return str(raised.value)
-    Interrupts()
-    work = comm.all_reduce(one, op, True) if what == "wait" else None
-    report(os.getpid())
-    with pytest.raises(KeyboardInterrupt):
-        if what == "all_reduce":
-            comm.all_reduce(one, op, False)
-        elif what == "recv":
-            comm.recv(one, 1, False)
-        elif what == "wait":
-            work.wait()
-        else:
-            comm.split([0, 1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with pytest.raises(torchcomms_pg.CommError, match="interrupt"):
-        comm.all_reduce(one, op, False)
-    comm.finalize()
     store.set("interrupted", "")
     return None
-
-
-def interrupted(what):
-    """Rank 0 waits in `what`; what rank 1 learns of it."""
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() == 1:
-        store.wait(["interrupted"], datetime.timedelta(seconds=60))
-        with pytest.raises(torchcomms_pg.CommError) as raised:
-            dist.all_reduce(torch.ones(1)) if what != "new_group" else dist.new_group(timeout=LONG)
-        return str(raised.value)
-    Interrupts()
-    work = None
-    if what in ("wait", "wait with a timeout", "destroy_process_group"):
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-    report(os.getpid())
-    with pytest.raises(KeyboardInterrupt):
-        if what == "all_reduce":
-            dist.all_reduce(torch.ones(1))
-        elif what == "recv":
-            dist.recv(torch.ones(1), 1)
-        elif what == "wait":
-            work.wait()
-        elif what == "wait with a timeout":
-            work.wait(LONG)
-        elif what == "new_group":
-            dist.new_group(timeout=LONG)
-        else:
-            dist.destroy_process_group()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    store.set("interrupted", "")
-    return None
-
-
-CALLS = ["all_reduce", "recv", "wait", "wait with a timeout", "new_group", "destroy_process_group"]
 
 
 @pytest.mark.parametrize(
-    "body, what",
+    "what, over",
     [
-        *((interrupted, what) for what in CALLS),
-        *((interrupted_over_gloo, what) for what in ("all_reduce", "recv", "wait", "split")),
+        *((what, "shm") for what in CALLS if what != "split"),
+        *((what, "gloo") for what in ("all_reduce", "recv", "wait", "split")),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_a_waiting_call_raises_keyboard_interrupt_and_the_peers_are_told(body, what):
+def test_a_waiting_call_raises_keyboard_interrupt_and_the_peers_are_told(what, over):
     with Ranks(2, timeout=1800) as ranks:
-        ranks.start(body, what)
+        ranks.start(interrupted, what, over)
         pid = ranks.wait_report(0)
         begun = time.monotonic()
         while not ranks._done.get(0) and time.monotonic() - begun < 40:
