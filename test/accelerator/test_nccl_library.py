@@ -9,7 +9,6 @@ import datetime
 import os
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, ROOT
+from harness import ROOT, run_python
 from harness.ranks import time_limit
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.nccl import __main__ as nccl_main
@@ -109,14 +108,7 @@ def test_two_versions_in_one_process_keep_apart(tmp_path):
 
 @pytest.mark.skipif(not real_libraries(), reason="no libnccl is installed")
 def test_torchs_own_copy_is_taken_where_torch_has_one():
-    run = subprocess.run(
-        [sys.executable, "-m", "torchcomms_pg.nccl"],
-        env={**os.environ, "TORCHCOMM_NCCL_LIBRARY": ""},
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-        cwd=ROOT,
-    )
+    run = run_python("-m", "torchcomms_pg.nccl", TORCHCOMM_NCCL_LIBRARY="")
     assert run.returncode == 0, run
     text = run.stdout
     origin = "loaded by torch already" if torch.version.cuda else "of the installed NCCL package"

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness import run_python
 from harness.comms import new_group_with
 from harness.ranks import Ranks, init_default_group, on_ranks
 from harness.values import assert_same
-from package.test_registration import run_python
 from torchcomms_pg import _C
 
 pytestmark = pytest.mark.beyond_gloo
@@ -27,9 +27,10 @@ ALONE = """
 
 def test_a_group_logs_its_options_and_what_the_environment_says():
     env = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCHCOMM_COMPILE_TIMEOUT_SECONDS": "7"}
-    code, output = run_python(ALONE, TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env)
-    assert code == 0, output
-    (line,) = (line for line in output.splitlines() if "torchcomms_pg" in line and "rank 0" in line)
+    done = run_python("-c", ALONE, TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    (line,) = (line for line in lines if "torchcomms_pg" in line and "rank 0" in line)
     version = torchcomms_pg.__version__
     assert f"torchcomms_pg {version}, group '0': rank 0 of 1, global ranks [0], timeout" in line
     assert f"built with torch {_C.torch_version} and nccl.h 2." in line

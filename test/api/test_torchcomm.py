@@ -4,8 +4,6 @@ import copy
 import datetime
 import gc
 import os
-import subprocess
-import sys
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import PROGRAM_LIMIT
+from harness import run_python
 from harness.comms import each_backend, make, torchcomms
 from harness.rank_process import receive
 from harness.ranks import Ranks, connect_store, on_ranks, time_limit
@@ -305,14 +303,7 @@ comm.finalize()
 
 def test_a_forked_child_that_exits_is_not_told_to_finalize():
     # Without the threads of numpy's OpenBLAS, which it joins when a process forks.
-    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-    )
+    done = run_python("-c", FORKS, OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 0 and "finalize" not in done.stderr, done.stderr
 
 

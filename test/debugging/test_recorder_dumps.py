@@ -8,14 +8,12 @@ import logging
 import os
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import PROGRAM_LIMIT
+from harness import run_python
 from harness.comms import torchcomms
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, connect_store, wait_for
@@ -141,8 +139,7 @@ def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path)
     check(outcomes)
     name = outcomes[0].value
     traces = dumped(tmp_path, 3)
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_LIMIT)
+    done = run_python("-m", "torch.distributed.flight_recorder.fr_trace", tmp_path)
     ranks.tell(1, "go on")
     check(ranks.wait())
     assert done.returncode == 0, done.stderr

@@ -3,15 +3,13 @@
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import PROGRAM_LIMIT
+from harness import run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, thread_names, wait_for
 from harness.recorders import SOON, dumped_without_the_gil
@@ -74,16 +72,14 @@ def test_the_pipe_does_not_wait_for_the_gil(recording, tmp_path, pipe):
 
 
 def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
-    program = """if True:
+    program = """
         import os, sys, torch, torch.distributed as dist
         import torchcomms_pg
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
         assert os.listdir(sys.argv[1]) == ["0.pipe"]
     """
-    env = dict(os.environ, **{VARIABLE: f"{tmp_path}/"})
-    subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env=env, check=True, timeout=PROGRAM_LIMIT
-    )
+    done = run_python("-c", program, tmp_path, **{VARIABLE: f"{tmp_path}/"})
+    assert done.returncode == 0, done.stderr
     assert os.listdir(tmp_path) == []
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 
+from harness import run_python
 from torchcomms_pg.trace import Analysis, DumpError, load
 from torchcomms_pg.trace.__main__ import main
 
@@ -361,9 +360,7 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 def test_the_command_ends_with_zero_when_all_is_fine(tmp_path):
     recorders(1)[0].call("barrier").write(tmp_path)
-    run = subprocess.run(
-        [sys.executable, "-m", "torchcomms_pg.trace", tmp_path], capture_output=True, text=True
-    )
+    run = run_python("-m", "torchcomms_pg.trace", tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("Every recorded operation has finished.")
 

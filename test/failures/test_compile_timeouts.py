@@ -4,8 +4,6 @@ import datetime
 import json
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,7 +12,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from failures.joined import join
-from harness import PROGRAM_LIMIT, ROOT
+from harness import run_python
 from harness.rank_process import receive
 from harness.ranks import Ranks, check, meet, time_limit, wait_for
 
@@ -247,5 +245,5 @@ assert [len(callbacks) for callbacks in both] == [1, 1]
 
 
 def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before():
-    env = dict(os.environ, PYTHONPATH=str(ROOT))
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=env, timeout=PROGRAM_LIMIT)
+    done = run_python("-c", SCRIPT)
+    assert done.returncode == 0, done.stderr

@@ -4,14 +4,12 @@ import datetime
 import gc
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import PROGRAM_LIMIT
+from harness import run_python
 from harness.comms import torchcomms
 from harness.ranks import Ranks, on_ranks, time_limit
 
@@ -130,11 +128,7 @@ def test_options_and_their_variables(bare):
 
 
 def test_every_variable_is_listed():
-    env = dict(os.environ, TORCHCOMM_TIMEOUT_SECONDS="12")
-    command = [sys.executable, "-m", "torchcomms_pg.env"]
-    out = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=PROGRAM_LIMIT
-    ).stdout
+    out = run_python("-m", "torchcomms_pg.env", TORCHCOMM_TIMEOUT_SECONDS="12").stdout
     assert "TORCHCOMM_TIMEOUT_SECONDS = 12" in out
     for variable in torchcomms().env.VARIABLES:
         assert f"{variable.name} " in out and variable.meaning in out

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, gpus
+from harness import gpus, run_python
 from harness.ranks import Ranks, connect_store, init_default_group
 from harness.values import all_data, assert_reduced, assert_same
 from torchcomms_pg import as_gloo, run
@@ -107,13 +107,7 @@ print([name for name in sys.modules if name.startswith("torchcomms_pg.")])
     ids=["told to", "not rightly", "not told to"],
 )
 def test_the_variable_says_whether_groups_of_gloo_are_ours(variable, printed, said):
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        env={**os.environ, "TORCHCOMMS_PG_AS_GLOO": variable},
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-    )
+    done = run_python("-c", ALONE, TORCHCOMMS_PG_AS_GLOO=variable)
     assert done.stdout.startswith(printed) and said in done.stderr, done.stdout + done.stderr
     assert (MARK in done.stderr) == bool(said)
 

@@ -18,19 +18,10 @@ import pytest
 import torch
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, ROOT
+from harness import PROGRAM_LIMIT, ROOT, run_python
 from torchcomms_pg import _C, _compat
 
-
-def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", **env},
-    )
+BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
 
 
 def test_version_is_that_of_the_metadata():
@@ -91,19 +82,21 @@ def test_imports_without_gpu_driver_or_nccl_package():
     # A CUDA build of torch maps libnccl by itself; a CPU build leaves it to us, and we wait
     # until it is used.
     run = run_python(
+        "-c",
         """
-import sys
-class Hide:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "nvidia":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Hide())
-import torch, torchcomms_pg
-maps = open("/proc/self/maps").read()
-assert torch.version.cuda or "libnccl" not in maps, "libnccl was loaded"
-assert not torch.cuda.is_initialized()
-print("imported", torchcomms_pg.__version__)
-""",
+        import sys
+        class Hide:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] == "nvidia":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Hide())
+        import torch, torchcomms_pg
+        maps = open("/proc/self/maps").read()
+        assert torch.version.cuda or "libnccl" not in maps, "libnccl was loaded"
+        assert not torch.cuda.is_initialized()
+        print("imported", torchcomms_pg.__version__)
+        """,
+        env=BARE,
         CUDA_VISIBLE_DEVICES="",
     )
     assert run.stdout.strip() == f"imported {torchcomms_pg.__version__}", run.stderr
@@ -136,15 +129,19 @@ def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
 
 @pytest.mark.torch_version
 def test_a_torch_that_there_is_no_build_for_is_refused_with_the_command_to_build():
-    run = run_python("""
-import sys, torch
-torch.__version__ = "2.99.1+cpu"
-try:
-    import torchcomms_pg
-except ImportError as error:
-    assert "torchcomms_pg._C" not in sys.modules, "one was loaded all the same"
-    print(error)
-""")
+    run = run_python(
+        "-c",
+        """
+        import sys, torch
+        torch.__version__ = "2.99.1+cpu"
+        try:
+            import torchcomms_pg
+        except ImportError as error:
+            assert "torchcomms_pg._C" not in sys.modules, "one was loaded all the same"
+            print(error)
+        """,
+        env=BARE,
+    )
     minor = _compat.minor_of(torch.__version__)
     assert run.stdout.startswith("torchcomms_pg was built for torch "), run.stderr
     assert minor in run.stdout.partition(", and torch 2.99.1+cpu is installed")[0]
@@ -184,12 +181,7 @@ def test_extension_was_built_for_the_torch_that_runs():
 
 @pytest.mark.parametrize("module", ["env", "nccl"])
 def test_what_is_run_as_a_module_warns_of_nothing(module):
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", f"torchcomms_pg.{module}"],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-    )
+    run = run_python("-W", "error", "-m", f"torchcomms_pg.{module}")
     # Without any libnccl the second says so in its last line.
     assert "RuntimeWarning" not in run.stderr
     assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr

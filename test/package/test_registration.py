@@ -3,8 +3,7 @@
 import copy
 import datetime
 import os
-import subprocess
-import sys
+import re
 import textwrap
 import traceback
 
@@ -13,26 +12,11 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, ROOT
+from harness import run_python
 from harness.ranks import Ranks, init_default_group, on_ranks
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
-
-
-def run_python(code, **env):
-    """A fresh interpreter. (exit code, output)"""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", **env)
-    path = [env.get("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 ALONE = """
@@ -46,8 +30,10 @@ ALONE = """
 
 
 def alone(first="import torchcomms_pg", **env):
+    """In a fresh interpreter. (exit code, output)"""
     code = f"import torch, torch.distributed as dist\n{first}\n"
-    return run_python(code + textwrap.dedent(ALONE), **env)
+    done = run_python("-c", code + textwrap.dedent(ALONE), **env)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_import_registers_the_name_for_cpu_and_cuda():
@@ -66,7 +52,8 @@ def test_registering_again_changes_nothing():
 
 def test_register_fails_closed_when_the_name_is_taken():
     """The other creator stays in place, and nobody gets it while believing it is this one."""
-    code, output = run_python(
+    done = run_python(
+        "-c",
         """
         import torch.distributed as dist
 
@@ -80,20 +67,21 @@ def test_register_fails_closed_when_the_name_is_taken():
         except Exception as error:
             print("refused:", type(error).__name__, error)
         assert dist.Backend._plugins["TORCHCOMMS"].creator_fn is other
-        """
+        """,
     )
-    assert code == 0, output
-    assert "refused:" in output and "torchcomms" in output and "registered" in output.lower()
+    assert done.returncode == 0, done.stderr
+    assert re.search("refused: .*torchcomms.*registered", done.stdout), done.stdout
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 reads the entry points")
-def test_from_torch_2_14_the_name_works_without_an_import(tmp_path):
+def test_from_torch_2_14_the_name_works_without_an_import(tmp_path, monkeypatch):
     info = tmp_path / "entry-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: entry\nVersion: 1\n")
     target = "torchcomms_pg.registration:register"
     (info / "entry_points.txt").write_text(f"[torch.distributed.backends]\ntorchcomms = {target}\n")
-    code, output = alone(first="", PYTHONPATH=str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code, output = alone(first="")
     assert code == 0 and "name: torchcomms" in output, output
 
 
@@ -186,7 +174,7 @@ def test_options_of_a_wrong_type_are_refused():
         ranks.run(wrong_options, ranks.store_args())
 
 
-def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path):
+def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path, monkeypatch):
     """TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 would hand our name to another project's package."""
     fake = tmp_path / "torchcomms"
     fake.mkdir()
@@ -208,7 +196,8 @@ def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path):
     """
     for module in ("__init__", "_comms", "_backend_wrapper", "hooks", "objcol"):
         (fake / f"{module}.py").write_text(textwrap.dedent(contents))
-    code, output = alone(PYTHONPATH=str(tmp_path), TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code, output = alone(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
     assert code != 0, output
     assert "hijacked" not in output
     assert "TORCH_DISTRIBUTED_USE_TORCHCOMMS" in output and "torchcomms_pg" in output, output

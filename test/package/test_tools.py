@@ -15,7 +15,7 @@ import pip
 import pytest
 import torch
 
-from harness import PROGRAM_LIMIT, ROOT, TESTS
+from harness import ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.timeout(240)  # each run of a tool may take 110 s
 VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
@@ -141,17 +141,9 @@ def test_an_index_without_torch_and_one_that_cannot_be_reached_are_told_apart(ch
 
 def why(checkout, log):
     (checkout / "log").write_text(log)
-    command = [sys.executable, checkout / "tools/_torch.py", "why", checkout / "log"]
-    env = dict(os.environ, PIP_CONFIG_FILE=os.devnull)
-    env.pop("PIP_CONSTRAINT", None)
-    done = subprocess.run(
-        [*command, "torch==2.15.0", "tools/demo"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
-    )
-    return done.stderr
+    command = [checkout / "tools/_torch.py", "why", checkout / "log", "torch==2.15.0", "tools/demo"]
+    env = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    return run_python(*command, env=env, PIP_CONFIG_FILE=os.devnull).stderr
 
 
 def test_a_full_disk_is_told_as_one(checkout):
@@ -200,12 +192,9 @@ def test_a_python_that_cannot_make_environments_is_told_what_to_install(checkout
 
 
 def test_the_pins_are_of_the_range(checkout):
-    tool = [sys.executable, checkout / "tools/_torch.py", "name"]
     for file in (checkout / "requirements").iterdir():
         minor = file.stem.removeprefix("torch-")
-        done = subprocess.run(
-            tool, env=dict(os.environ, TORCH=minor), capture_output=True, text=True
-        )
+        done = run_python(checkout / "tools/_torch.py", "name", TORCH=minor)
         assert done.stdout.split() == [
             f".venv-{minor}",
             f"torch=={minor}." + done.stdout.strip()[-1],
@@ -231,13 +220,10 @@ def test_all_is_well():
 
 def test_the_table_has_a_row_for_each_test_function(tmp_path):
     (tmp_path / "test_gpu_sums.py").write_text(CASES)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "-p", "no:cacheprovider"]
-        + ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path)],
-        env=dict(os.environ, PYTHONPATH=str(TESTS)),
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_LIMIT,
+    done = run_python(
+        *("-m", "pytest", "-q", "-p", "harness.gpu_table", "-p", "no:cacheprovider"),
+        *("--rootdir", tmp_path, "-c", os.devnull, tmp_path),
+        PYTHONPATH=str(TESTS),
     )
     assert done.returncode == 1, done.stdout + done.stderr
     rows = done.stdout[done.stdout.index("what GPUs have shown") :].splitlines()[2:5]
