@@ -85,12 +85,17 @@ def test_imports_without_gpu_driver_or_nccl_package():
         "-c",
         """
         import sys
+        asked_for = []
         class Hide:
             def find_spec(self, name, path=None, target=None):
                 if name.split(".")[0] == "nvidia":
+                    asked_for.append(name)
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         sys.meta_path.insert(0, Hide())
-        import torch, torchcomms_pg
+        import torch
+        asked_for.clear()
+        import torchcomms_pg
+        assert not asked_for, asked_for
         maps = open("/proc/self/maps").read()
         assert torch.version.cuda or "libnccl" not in maps, "libnccl was loaded"
         assert not torch.cuda.is_initialized()
