@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from harness.leaks import descriptors, library_threads, mappings
-from harness.ranks import report, wait_for
+from harness.rank_process import report
+from harness.ranks import wait_for
 
 from .operations import Team, WrongValueError, draw, perform
 
