@@ -204,9 +204,9 @@ class Case(catalogue.Case):
 ROWS = (0, 1, 7, 23_334)
 
 
-def cases(world):
+def cases(world, **others):
     for how in ("sync", "async", "future"):
-        yield from (Case(world, rows, how) for rows in ROWS)
+        yield from (Case(world, rows, how, **others) for rows in ROWS)
 
 
 @beyond_gloo
@@ -216,14 +216,6 @@ def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases(world))
 
 
-class Moved(catalogue.Case):
-    row = ()
-
-    def __init__(self, world, size, dtype):
-        super().__init__(world, size)
-        self.dtype = dtype
-
-
 @beyond_gloo
 @on_ranks()
 @moves
@@ -231,7 +223,8 @@ class Moved(catalogue.Case):
     "operation", ("broadcast", "all_gather", "all_gather_single", "all_to_all_single")
 )
 def test_every_dtype_moves_bit_by_bit(world, operation, dtype):
-    catalogue.run(catalogue.OPERATIONS[operation], (Moved(world, size, dtype) for size in SIZES))
+    cases = (catalogue.Case(world, size, row=(), dtype=dtype) for size in SIZES)
+    catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
 # Of each operation: sizes, of which test_reduce_ops.py has the smaller ones, and dtypes.
@@ -250,7 +243,7 @@ LARGE = {
 @pytest.mark.parametrize("operation", LARGE)
 def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
     sizes, dtypes = LARGE[operation]
-    cases = (Moved(world, size, dtype) for dtype in dtypes for size in sizes)
+    cases = [catalogue.Case(world, size, row=(), dtype=dtype) for dtype in dtypes for size in sizes]
     catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
@@ -260,10 +253,7 @@ def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
 @pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
 def test_operations_of_torchcomm_give_the_values_of_plain_pytorch(world, operation, backend):
     comm = make("catalogue", backend)
-    every = list(cases(world))
-    for case in every:
-        case.comm = comm
-    catalogue.run(catalogue.TORCHCOMM[operation], every)
+    catalogue.run(catalogue.TORCHCOMM[operation], cases(world, comm=comm))
     comm.finalize()
 
 

@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from harness import catalogue
-from harness.comms import each_backend, make, torchcomms
+from harness.comms import each_backend, make
 from harness.document import reducible
 from harness.ranks import on_ranks
-from harness.values import MOVABLE, all_data, assert_reduced, assert_same
+from harness.values import MOVABLE
 
 pytestmark = pytest.mark.beyond_gloo
 
-FACTOR = 0.5
+REDUCING = ("all_reduce", "reduce", "reduce_scatter_single")
 MOVING = (
     "broadcast",
     "all_gather_single",
@@ -21,38 +20,39 @@ MOVING = (
     "scatter",
     "messages",
 )
+LOGICAL = {"or": torch.any, "and": torch.all}
 
 
-@on_ranks(2)
+class Reduced(catalogue.Case):
+    """A reduction of which the document says something."""
+
+    def check_reduced(self, got, inputs):
+        super().check_reduced(got, inputs)
+        if self.said in LOGICAL:
+            self.check(got, LOGICAL[self.said](torch.stack(inputs), 0))
+
+    def finish(self, name, work):
+        super().finish(name, work)
+        assert work.is_completed() and work.status().name == "COMPLETED"
+        assert work.exception() is None
+
+
+@on_ranks(1, 2, 3)
 @each_backend
 def test_every_reduction_takes_what_the_document_says(world, backend):
-    comm, rank, ops = make("reducible", backend), dist.get_rank(), torchcomms().ReduceOp
-    said = reducible()
-    assert len(said) == 9
-    for name, by_dtype in said.items():
-        scaled = name == "PREMUL_SUM"
-        op = ops.PREMUL_SUM(FACTOR) if scaled else getattr(ops, name)
-        for dtype, cell in by_dtype.items():
-            what = f"{name} of {dtype}"
-            inputs = all_data(world, (world, 5), dtype)
-            tensor, part = inputs[rank].clone(), torch.empty(5, dtype=dtype)
-            if cell == "-":
-                with pytest.raises((ValueError, TypeError)):
-                    comm.all_reduce(tensor, op, False)
+    comm, document = make("reducible", backend), reducible()
+    assert len(document) == 9
+    for op, by_dtype in document.items():
+        for dtype, said in by_dtype.items():
+            case = Reduced(world, 5, comm=comm, dtype=dtype, ops=(op,), said=said)
+            if said == "-":
+                for native in case.each_op():
+                    with pytest.raises((ValueError, TypeError)):
+                        case.call("all_reduce", case.mine(), native)
                 continue
-            if scaled:
-                inputs = [x * FACTOR for x in inputs]
-            reference = dist.ReduceOp.SUM if scaled else getattr(dist.ReduceOp, name)
-            comm.reduce_scatter_single(part, tensor, op, False)
-            assert_reduced(part, [x[rank] for x in inputs], reference, what)
-            comm.all_reduce(tensor, op, True).wait()
-            assert_reduced(tensor, inputs, reference, what)
-            words = {"or": "any", "and": "all"}
-            if cell in words:
-                want = getattr(torch.stack(inputs), words[cell])(0)
-                assert_same(tensor, want, what)
-            else:
-                assert cell in ("✓", "truncated"), what
+            assert said in ("✓", "truncated", *LOGICAL), f"{op} of {dtype}"
+            for name in REDUCING:
+                catalogue.run(catalogue.TORCHCOMM[name], case.over(("sync", "async")))
     comm.finalize()
 
 
@@ -61,8 +61,7 @@ def test_every_reduction_takes_what_the_document_says(world, backend):
 def test_every_dtype_moves(world, backend):
     comm = make("movable", backend)
     for dtype in (*MOVABLE, torch.uint16, torch.uint32, torch.uint64):
-        case = catalogue.Case(world, 5)
-        case.comm, case.dtype = comm, dtype
+        case = catalogue.Case(world, 5, comm=comm, dtype=dtype)
         for name in MOVING:
             catalogue.run(catalogue.TORCHCOMM[name], [case])
     comm.finalize()

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import catalogue
 from harness.ranks import on_ranks
 from harness.values import (
     COMPLEX,
@@ -12,7 +13,6 @@ from harness.values import (
     INTEGERS,
     SIZES,
     all_data,
-    assert_reduced,
     assert_same,
     data,
     reduced,
@@ -20,8 +20,8 @@ from harness.values import (
 )
 
 Op = dist.ReduceOp
-ARITHMETIC = {"SUM": Op.SUM, "PRODUCT": Op.PRODUCT, "MIN": Op.MIN, "MAX": Op.MAX}
-BITWISE = {"BAND": Op.BAND, "BOR": Op.BOR, "BXOR": Op.BXOR}
+ARITHMETIC = ("SUM", "PRODUCT", "MIN", "MAX")
+BITWISE = ("BAND", "BOR", "BXOR")
 beyond_gloo = pytest.mark.beyond_gloo
 
 
@@ -33,26 +33,25 @@ def every(name, values):
     return pytest.mark.parametrize(name, values, ids=short)
 
 
-def check_all_reduce(world, dtype, op, sizes=SIZES):
-    for size in sizes:
-        inputs = all_data(world, size, dtype)
-        tensor = inputs[dist.get_rank()].clone()
-        dist.all_reduce(tensor, op)
-        assert_reduced(tensor, inputs, op, f"size {size}")
+def check(operations, world, dtype, *ops, **others):
+    """Runs them with each of the ops, over tensors of all sizes."""
+    for size in SIZES:
+        case = catalogue.Case(world, size, row=(), dtype=dtype, ops=ops, **others)
+        for name in operations:
+            catalogue.run(catalogue.OPERATIONS[name], [case])
 
 
 @on_ranks()
-@every("op", ARITHMETIC)
 @every("dtype", FLOATS + INTEGERS)
-def test_all_reduce(world, dtype, op):
-    check_all_reduce(world, dtype, ARITHMETIC[op])
+def test_all_reduce(world, dtype):
+    check(["all_reduce"], world, dtype, *ARITHMETIC)
 
 
 @beyond_gloo
 @on_ranks()
 @every("dtype", FLOATS + INTEGERS)
 def test_avg_divides_by_the_number_of_ranks_and_integers_truncate(world, dtype):
-    check_all_reduce(world, dtype, Op.AVG)
+    check(["all_reduce"], world, dtype, "AVG")
 
 
 @on_ranks(2, 3)
@@ -61,23 +60,21 @@ def test_avg_divides_by_the_number_of_ranks_and_integers_truncate(world, dtype):
 def test_bitwise_all_reduce_of_integers(world, dtype, op):
     if op == "BXOR" and dist.get_backend() == "gloo":
         pytest.skip("Gloo has BXOR for some types only")
-    check_all_reduce(world, dtype, BITWISE[op])
+    check(["all_reduce"], world, dtype, op)
 
 
 @beyond_gloo
 @on_ranks()
-@every("op", ARITHMETIC | BITWISE)
-def test_bool_all_reduce_is_logical(world, op):
+def test_bool_all_reduce_is_logical(world):
     """SUM and MAX are or, PRODUCT and MIN are and, and the result holds only 0 and 1."""
-    check_all_reduce(world, torch.bool, (ARITHMETIC | BITWISE)[op])
+    check(["all_reduce"], world, torch.bool, *ARITHMETIC, *BITWISE)
 
 
 @beyond_gloo
 @on_ranks(2, 3)
 @every("dtype", COMPLEX)
-@every("op", ("SUM", "AVG"))
-def test_complex_sum_and_average(world, dtype, op):
-    check_all_reduce(world, dtype, getattr(Op, op))
+def test_complex_sum_and_average(world, dtype):
+    check(["all_reduce"], world, dtype, "SUM", "AVG")
 
 
 @beyond_gloo
@@ -113,20 +110,8 @@ def test_16_bit_floats_are_accumulated_in_32_bits(world, dtype):
 @every("dtype", FLOATS)
 @every("factor", ("scalar", "tensor"))
 def test_premul_sum_multiplies_before_it_adds(world, dtype, factor):
-    value = 0.25
-    scale = value if factor == "scalar" else torch.tensor([value], dtype=dtype)
-    for size in SIZES:
-        inputs = all_data(world, size, dtype)
-        tensor = inputs[dist.get_rank()].clone()
-        dist.all_reduce(tensor, dist._make_nccl_premul_sum(scale))
-        assert_reduced(tensor, [x * value for x in inputs], what=f"size {size}")
-        parts = all_data(world, world * size, dtype)
-        output = torch.empty(size, dtype=dtype)
-        dist.reduce_scatter_tensor(
-            output, parts[dist.get_rank()].clone(), dist._make_nccl_premul_sum(scale)
-        )
-        mine = [x.view(world, size)[dist.get_rank()] * value for x in parts]
-        assert_reduced(output, mine, what=f"reduce_scatter, size {size}")
+    factor = 0.25 if factor == "scalar" else torch.tensor([0.25], dtype=dtype)
+    check(["all_reduce", "reduce_scatter_single"], world, dtype, "PREMUL_SUM", factor=factor)
 
 
 @beyond_gloo
@@ -139,46 +124,22 @@ def test_premul_sum_uses_each_ranks_own_factor(world):
 
 
 @on_ranks()
-@every("op", ARITHMETIC)
 @every("dtype", (torch.float32, torch.float64, torch.int32, torch.uint8))
-def test_reduce(world, dtype, op):
-    for size in SIZES:
-        inputs = all_data(world, size, dtype)
-        tensor = inputs[dist.get_rank()].clone()
-        dist.reduce(tensor, world - 1, ARITHMETIC[op])
-        if dist.get_rank() == world - 1:
-            assert_reduced(tensor, inputs, ARITHMETIC[op], f"size {size}")
+def test_reduce(world, dtype):
+    check(["reduce"], world, dtype, *ARITHMETIC)
 
 
 @beyond_gloo
 @on_ranks()
-@every("op", ARITHMETIC | {"AVG": Op.AVG})
 @every("dtype", (torch.float32, torch.bfloat16, torch.int64))
-def test_reduce_scatter(world, dtype, op):
-    op, me = getattr(Op, op), dist.get_rank()
-    for size in SIZES:
-        inputs = all_data(world, (world, size), dtype)
-        output = torch.empty(size, dtype=dtype)
-        dist.reduce_scatter_tensor(output.unsqueeze(0), inputs[me].clone(), op)
-        assert_reduced(output, [x[me] for x in inputs], op, f"size {size}")
-        dist.reduce_scatter(output.zero_(), list(inputs[me].clone().unbind(0)), op)
-        assert_reduced(output, [x[me] for x in inputs], op, f"list, size {size}")
+def test_reduce_scatter(world, dtype):
+    check(["reduce_scatter_single", "reduce_scatter"], world, dtype, *ARITHMETIC, "AVG")
 
 
 @beyond_gloo
 @on_ranks(2, 3)
-@every("op", BITWISE)
-def test_bitwise_reduce_and_reduce_scatter(world, op):
-    op, me = BITWISE[op], dist.get_rank()
-    for size in SIZES:
-        inputs = all_data(world, (world, size), torch.int32)
-        tensor = inputs[me].clone()
-        dist.reduce(tensor, 0, op)
-        if me == 0:
-            assert_reduced(tensor, inputs, op, f"reduce, size {size}")
-        output = torch.empty(1, size, dtype=torch.int32)
-        dist.reduce_scatter_tensor(output, inputs[me].clone(), op)
-        assert_reduced(output[0], [x[me] for x in inputs], op, f"reduce_scatter, size {size}")
+def test_bitwise_reduce_and_reduce_scatter(world):
+    check(["reduce", "reduce_scatter_single"], world, torch.int32, *BITWISE)
 
 
 @beyond_gloo

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import values
+from harness.comms import torchcomms
 from harness.values import data
 
 LAYOUTS = ("contiguous", "transposed", "strided")
@@ -63,22 +64,32 @@ class Case:
         comm: a TorchComm; None for torch.distributed.
         roots: the ranks that an operation with a root is run for.
         splits: what rank r has for rank p where sizes differ, in rows.
+        ops: by name, the reduce ops that a reduction is run with.
+        factor: of PREMUL_SUM; a number, or a tensor of one element.
+
+    Any attribute may be given by its name.
     """
 
     device = "cpu"
     comm = None
     dtype = torch.float32
     row = (3,)
+    ops = ("SUM", "MAX")
+    op = ""  # of `ops`, the one that is run
+    factor = 0.5
     options = {}  # noqa: RUF012  (of each call over torch.distributed)
 
-    def __init__(self, world, rows, how="sync", layout="contiguous"):
+    def __init__(self, world, rows, how="sync", layout="contiguous", **others):
         self.world, self.rank, self.rows = world, dist.get_rank(), rows
         self.how, self.layout = how, layout
         self.roots = range(world)
         self.splits = [[rows + r + 2 * p for p in range(world)] for r in range(world)]
+        for name, value in others.items():
+            setattr(self, name, value)
 
     def __str__(self):
-        return f"{self.how}, {self.rows} rows of {self.dtype}, {self.layout}"
+        words = (self.how, f"{(self.rows, *self.row)} of {self.dtype}", self.layout, self.op)
+        return ", ".join(filter(None, words))
 
     def over(self, ways, layouts=("contiguous",)):
         """This case in each way and layout: what the ranks bring is made once."""
@@ -109,6 +120,15 @@ class Case:
         """What the front end calls this rank of the group."""
         return root
 
+    def each_op(self):
+        """What the front end calls each of `ops`."""
+        plain = torchcomms().ReduceOp if self.comm else dist.ReduceOp
+        scaled = plain.PREMUL_SUM if self.comm else dist._make_nccl_premul_sum
+        for op in self.ops:
+            self.op = op
+            yield scaled(self.factor) if op == "PREMUL_SUM" else getattr(plain, op)
+        self.op = ""
+
     # ------------------------------------------------------------ values and their check
 
     def values(self, rank, rows, salt=0):
@@ -138,8 +158,14 @@ class Case:
     def check(self, got, want, what=""):
         values.assert_same(got.cpu(), want, what)
 
-    def check_reduced(self, got, inputs, op=dist.ReduceOp.SUM):
-        values.assert_reduced(got.cpu(), inputs, op)
+    def of_plain_values(self, inputs):
+        """Inputs and reduce op for which `values` gives what `op` gives for these inputs."""
+        if self.op == "PREMUL_SUM":
+            return [each * float(self.factor) for each in inputs], dist.ReduceOp.SUM
+        return inputs, getattr(dist.ReduceOp, self.op)
+
+    def check_reduced(self, got, inputs):
+        values.assert_reduced(got.cpu(), *self.of_plain_values(inputs))
 
     # ------------------------------------------------------------ tensors on the device
 
@@ -162,14 +188,15 @@ class Case:
 
 def all_reduce(case):
     """In place; over TorchComm to an output, too."""
-    tensor = case.mine()
-    case.call("all_reduce", tensor, dist.ReduceOp.SUM)
-    case.check_reduced(tensor, case.inputs)
-    if case.comm:
-        output, tensor = case.room_for(tensor), case.mine()
-        case.call("all_reduce", tensor, dist.ReduceOp.MAX, output=output)
-        case.check_reduced(output, case.inputs, dist.ReduceOp.MAX)
-        case.check(tensor, case.inputs[case.rank], "the input")
+    for op in case.each_op():
+        tensor = case.mine()
+        case.call("all_reduce", tensor, op)
+        case.check_reduced(tensor, case.inputs)
+        if case.comm:
+            output, tensor = case.room_for(tensor), case.mine()
+            case.call("all_reduce", tensor, op, output=output)
+            case.check_reduced(output, case.inputs)
+            case.check(tensor, case.inputs[case.rank], "the input")
 
 
 def broadcast(case):
@@ -181,12 +208,12 @@ def broadcast(case):
 
 def reduce(case):
     """Over TorchComm the tensor stays as it is elsewhere."""
-    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+    for op in case.each_op():
         for root in case.roots:
             tensor = case.mine()
             case.call("reduce", tensor, case.to_global(root), op)
             if case.rank == root:
-                case.check_reduced(tensor, case.inputs, op)
+                case.check_reduced(tensor, case.inputs)
             elif case.comm:
                 case.check(tensor, case.inputs[case.rank])
 
@@ -212,9 +239,10 @@ def all_gather_single(case):
 
 
 def _reduce_scatter(case, name, tensor, inputs):
-    output = case.room_for(inputs[0])
-    case.call(name, output, tensor, dist.ReduceOp.SUM)
-    case.check_reduced(output, inputs)
+    for op in case.each_op():
+        output = case.room_for(inputs[0])
+        case.call(name, output, tensor, op)
+        case.check_reduced(output, inputs)
 
 
 def reduce_scatter(case):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -80,9 +80,9 @@ class Case(catalogue.Case):
         if got.shape != want.shape or not torch.equal(got, want):
             raise WrongValueError(f"{self.drawn}: got {got[:8]}..., expected {want[:8]}... {what}")
 
-    def check_reduced(self, got: torch.Tensor, inputs: list[torch.Tensor], *op: Any) -> None:
+    def check_reduced(self, got: torch.Tensor, inputs: list[torch.Tensor]) -> None:
         """Compares with the reduction, in which nothing was rounded."""
-        self.check(got, reduced(inputs, *op))
+        self.check(got, reduced(*self.of_plain_values(inputs)))
 
 
 def perform(team: Team, drawn: Draw) -> None:
