@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.catalogue import ALL_LAYOUTS, place
 from harness.comms import make, torchcomms
 from harness.leaks import mappings
 from harness.ranks import Ranks, on_ranks, wait_for
-from harness.values import MOVABLE, assert_same, data, layouts
+from harness.values import MOVABLE, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
 TORCH_2_14 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -250,8 +251,9 @@ def test_a_put_takes_any_strides(world):
     mine = torch.zeros(6 * 5 * 4, dtype=torch.complex64)
     window = comm.new_window(mine)
     theirs = data(1 - rank, (6, 5, 4), torch.complex64)
-    sources = layouts(rank, torch.complex64)
-    sources["conjugate"] = data(rank, (6, 5, 4), torch.complex64).conj()
+    values = data(rank, (6, 5, 4), torch.complex64)
+    sources = {layout: place(values, layout) for layout in ALL_LAYOUTS}
+    sources["conjugate"] = values.conj()
     for name, source in sources.items():
         mine.zero_()
         comm.barrier(False)

@@ -5,6 +5,7 @@ the name that TorchComm gives it. A Case says over what, where, how and with whi
 """
 
 import functools
+import math
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from harness.comms import torchcomms
 from harness.values import data
 
 LAYOUTS = ("contiguous", "transposed", "strided")
+ALL_LAYOUTS = (*LAYOUTS, "offset", "inner")
 
 # The functions of torch.distributed, with the arguments of TorchComm's methods.
 DIST = {
@@ -40,17 +42,21 @@ DIST = {
 
 
 def empty(shape, dtype=torch.float32, layout="contiguous", device="cpu"):
-    """A tensor in one of LAYOUTS, whose strides differ."""
+    """A tensor in one of ALL_LAYOUTS; the strides of those of LAYOUTS differ."""
     options = dict(dtype=dtype, device=device)
     if layout == "transposed":
         return torch.empty(shape[::-1], **options).permute(*range(len(shape))[::-1])
     if layout == "strided":
         return torch.empty((*shape[:-1], 2 * shape[-1]), **options)[..., ::2]
+    if layout == "offset":
+        return torch.empty(3 + math.prod(shape), **options)[3:].view(shape)
+    if layout == "inner":
+        return torch.empty([size + 2 for size in shape], **options)[(slice(1, -1),) * len(shape)]
     return torch.empty(shape, **options)
 
 
 def place(values, layout="contiguous", device="cpu"):
-    """The values of a CPU tensor on a device, in one of LAYOUTS."""
+    """The values of a CPU tensor on a device, in one of ALL_LAYOUTS."""
     return empty(tuple(values.shape), values.dtype, layout, device).copy_(values)
 
 
@@ -60,7 +66,7 @@ class Case:
     Attributes:
         rows: for each rank or each pair of ranks, of the shape `row` each.
         how: "sync", "async", or "future", which waits for the work's future.
-        layout: one of LAYOUTS.
+        layout: one of ALL_LAYOUTS.
         comm: a TorchComm; None for torch.distributed.
         roots: the ranks that an operation with a root is run for.
         splits: what rank r has for rank p where sizes differ, in rows.
@@ -170,7 +176,7 @@ class Case:
     # ------------------------------------------------------------ tensors on the device
 
     def place(self, values):
-        return place(values, self.layout, self.device)
+        return self.room_for(values).copy_(values)
 
     def place_all(self, tensors):
         return [self.place(tensor) for tensor in tensors]

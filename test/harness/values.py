@@ -103,16 +103,3 @@ def assert_reduced(got, inputs, op=dist.ReduceOp.SUM, what=""):
         (error - (len(inputs) + 1) * rounding(dtype) * scale - tiny).max() if got.numel() else -1
     )
     assert worst <= 0, f"{what}: off by {error.max():.3g}, allowed about {scale.max():.3g} * eps"
-
-
-def layouts(rank, dtype=torch.float32, salt=0):
-    """(name, tensor) of the same values in every layout a user may hand in."""
-    values = data(rank, (6, 5, 4), dtype, salt)
-    transposed = torch.empty(4, 5, 6, dtype=dtype).permute(2, 1, 0)
-    strided = torch.empty(6, 10, 4, dtype=dtype)[:, ::2]
-    offset = torch.empty(6 * 5 * 4 + 3, dtype=dtype)[3:].view(6, 5, 4)
-    inner = torch.empty(8, 7, 6, dtype=dtype)[1:7, 1:6, 1:5]
-    named = dict(transposed=transposed, strided=strided, offset=offset, inner=inner)
-    for tensor in named.values():
-        tensor.copy_(values)
-    return named | {"contiguous": values.clone()}
