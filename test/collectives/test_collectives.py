@@ -35,17 +35,6 @@ def test_all_gather_into_tensor_may_gather_in_place(world):
 
 @beyond_gloo
 @on_ranks()
-def test_all_gather_of_uneven_sizes(world):
-    for unit in (0, 1, 777, 70_001):
-        inputs = [data(rank, (unit * rank, 2)) for rank in range(world)]
-        outputs = [torch.empty_like(x) for x in inputs]
-        dist.all_gather(outputs, inputs[dist.get_rank()])
-        for rank in range(world):
-            assert_same(outputs[rank], inputs[rank], f"unit {unit}, output {rank}")
-
-
-@beyond_gloo
-@on_ranks()
 def test_reduce_scatter_tensor_may_scatter_in_place(world):
     for size in SIZES:
         inputs = all_data(world, (world, size))
@@ -56,33 +45,13 @@ def test_reduce_scatter_tensor_may_scatter_in_place(world):
 
 @beyond_gloo
 @on_ranks()
-def test_reduce_scatter_of_uneven_sizes(world):
-    for unit in (1, 777, 70_001):
-        inputs = [[data(r, unit * part, salt=part) for part in range(world)] for r in range(world)]
-        output = torch.empty(unit * dist.get_rank())
-        dist.reduce_scatter(output, inputs[dist.get_rank()])
-        assert_reduced(output, [x[dist.get_rank()] for x in inputs], what=f"unit {unit}")
-
-
-@on_ranks()
-def test_all_to_all_single_with_uneven_splits(world):
-    """Rank r sends (r + 2 * peer) % 4 rows to a peer: some pairs exchange nothing."""
-    me = dist.get_rank()
-
-    def rows(sender, receiver):
-        return (sender + 2 * receiver) % 4
-
-    for width in (0, 1, 33, 40_001):
-        inputs = [
-            data(rank, (sum(rows(rank, peer) for peer in range(world)), width))
-            for rank in range(world)
-        ]
-        split = [[rows(rank, peer) for peer in range(world)] for rank in range(world)]
-        output_splits = [rows(rank, me) for rank in range(world)]
-        output = torch.empty(sum(output_splits), width)
-        dist.all_to_all_single(output, inputs[me], output_splits, split[me])
-        want = torch.cat([inputs[rank].split(split[rank])[me] for rank in range(world)])
-        assert_same(output, want, f"width {width}")
+@pytest.mark.parametrize("operation", ("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
+def test_sizes_may_differ_and_be_zero(world, operation):
+    """Rank r has (r + 2 * p) % 4 rows for rank p: some have nothing."""
+    splits = [[(r + 2 * p) % 4 for p in range(world)] for r in range(world)]
+    widths = (0, 1, 777, 70_001)
+    cases = (catalogue.Case(world, 1, row=(width,), splits=splits) for width in widths)
+    catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
 @on_ranks()
