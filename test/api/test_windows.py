@@ -13,6 +13,7 @@ from harness.catalogue import ALL_LAYOUTS, place
 from harness.comms import make, torchcomms
 from harness.leaks import mappings
 from harness.ranks import Ranks, on_ranks, wait_for
+from harness.simulated_group import DEVICE, start
 from harness.values import MOVABLE, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -24,27 +25,43 @@ def neighbours(world):
     return (rank + 1) % world, (rank - 1) % world
 
 
+def start_simulated(*args):
+    pytest.importorskip("simulated._simulated", reason="python test/simulated/build.py builds it")
+    start(*args)
+
+
+def on_both(*worlds):
+    """As on_ranks, once for windows on CPU tensors and once for those on the simulated device."""
+    return on_ranks(*worlds, init={"cpu": True, "sim": start_simulated})
+
+
+def device():
+    """Of the windows of this rank."""
+    return DEVICE if hasattr(torch, "sim") else "cpu"
+
+
 # ---------------------------------------------------------------- put, signal, wait
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@on_ranks(1, 2, 3)
+@on_both(1, 2, 3)
 def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
-    comm, rank = make("windows"), dist.get_rank()
+    comm, rank = make("windows", "auto", device()), dist.get_rank()
     after, before = neighbours(world)
     for salt, dtype in enumerate((*MOVABLE, torch.uint16)):
-        whole = data(rank, 4001, torch.int32, salt).to(dtype)
-        window = comm.new_window(whole)
         want = data(rank, 4001, torch.int32, salt).to(dtype)
+        whole = place(want, device=device())
+        window = comm.new_window(whole)
         for offset, size in ((0, 1), (4000, 1), (17, 1025), (3, 0), (4001, 0), (0, 4001)):
-            part = data(rank, size, torch.int32, offset + salt).to(dtype)
+            part = data(rank, size, torch.int32, offset + salt).to(dtype).to(device())
             works = [window.put(part, after, offset, async_op), window.signal(after, async_op)]
             works.append(window.wait_signal(before, async_op))
             for work in works:
                 work.wait()
-                assert work.is_completed() and work.status().name == "COMPLETED"
+                if device() == "cpu":  # elsewhere a stream waits
+                    assert work.is_completed() and work.status().name == "COMPLETED"
             want[offset : offset + size] = data(before, size, torch.int32, offset + salt).to(dtype)
-            assert_same(whole, want, f"{dtype} at {offset}")
+            assert_same(whole.cpu(), want, f"{dtype} at {offset}")
             window.signal(before, False)  # has read it
             window.wait_signal(after, False)
         window.tensor_deregister()
@@ -52,34 +69,38 @@ def test_every_dtype_and_offset_arrives_before_its_signal(world, async_op):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@on_ranks(2, 3)
+@on_both(2, 3)
 def test_random_traffic_matches_a_reference(world, seed):
-    """Rounds of puts to random places, through windows of different sizes on every rank."""
-    comm, rank = make("windows"), dist.get_rank()
+    """Rounds of puts to random places, through windows of different sizes."""
+    comm, rank = make("windows", "auto", device()), dist.get_rank()
     draw, own = random.Random(seed), random.Random(rank)  # the same on all ranks, and not
-    sizes = [[draw.choice([1, 100, 5000, 300_000]) for _ in range(world)] for _ in range(3)]
-    windows = [comm.new_window(torch.zeros(by_rank[rank])) for by_rank in sizes]
+    if device() == "cpu":
+        sizes = [[draw.choice([1, 100, 5000, 300_000]) for _ in range(world)] for _ in range(3)]
+    else:  # NCCL has one window of a communicator, as large on every rank
+        sizes = [[draw.choice([100, 5000, 300_000])] * world]
+    windows = [comm.new_window(torch.zeros(by_rank[rank], device=device())) for by_rank in sizes]
     want = [torch.zeros(by_rank[rank]) for by_rank in sizes]
     for turn in range(20):
         used = [[0] * world for _ in sizes]  # puts of one round do not overlap
         waits = []
         for number in range(draw.randrange(1, 30)):
-            which, source, target = draw.randrange(3), draw.randrange(world), draw.randrange(world)
+            which = draw.randrange(len(windows))
+            source, target = draw.randrange(world), draw.randrange(world)
             offset = used[which][target]
             length = draw.randrange(sizes[which][target] - offset + 1)
             used[which][target] += length
             content = data(source, length, salt=100 * turn + number)
             if source == rank:
-                windows[which].put(content, target, offset, own.random() < 0.5)
+                windows[which].put(content.to(device()), target, offset, own.random() < 0.5)
                 windows[which].signal(target, own.random() < 0.5)
             if target == rank:
                 want[which][offset : offset + length] = content
                 waits.append((which, source))
         own.shuffle(waits)
         for which, source in waits:
-            windows[which].wait_signal(source, False)
+            windows[which].wait_signal(source, own.random() < 0.5).wait()
         for which, window in enumerate(windows):
-            assert_same(window.get_tensor(), want[which], f"round {turn}, window {which}")
+            assert_same(window.get_tensor().cpu(), want[which], f"round {turn}, window {which}")
         comm.barrier(False)
     for window in windows:
         window.tensor_deregister()
@@ -112,14 +133,13 @@ def test_signals_count_for_each_window_and_pair(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@on_both(2)
 def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
-    comm, peer = make("windows"), 1 - dist.get_rank()
-    mine = torch.zeros(2_000_000)
+    comm, peer = make("windows", "auto", device()), 1 - dist.get_rank()
+    mine = torch.zeros(2_000_000, device=device())
     window = comm.new_window(mine)
-    for turn in range(1, 6):
-        content = torch.full((2_000_000,), float(turn))
-        window.put(content, peer, 0, True)
+    for turn in range(1, 20):
+        window.put(torch.full_like(mine, turn), peer, 0, True)
         window.signal(peer, False)  # not waited for the put
         window.wait_signal(peer, False)
         assert mine.eq(turn).all(), f"turn {turn}: the signal overtook the put"
