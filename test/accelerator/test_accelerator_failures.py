@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.rank_process import report
-from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_for
+from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, time_limit, wait_for
 
 try:
     import simulated
@@ -69,7 +69,8 @@ def test_a_peer_that_dies_releases_the_streams_of_the_others():
         assert outcome.ok, outcome
 
 
-def abort_what_is_queued():
+@on_own_ranks(2, init=start)
+def test_abort_fails_what_is_queued_and_all_that_follows():
     tensor = torch.ones(10, device=DEVICE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -89,17 +90,13 @@ def abort_what_is_queued():
         dist.destroy_process_group()
 
 
-def test_abort_fails_what_is_queued_and_all_that_follows():
-    with Ranks(2, init=start) as ranks:
-        ranks.run(abort_what_is_queued)
-
-
 def eager(port, prefix, world, timeout):
     simulated.install()  # before there can be such a torch.device
     start(port, prefix, world, timeout, device_id=torch.device(DEVICE))
 
 
-def split_eagerly():
+@on_own_ranks(3, init=eager)
+def test_device_id_connects_at_once_and_groups_can_be_split():
     assert torchcomms_pg.get_comm(device=DEVICE).get_size() == 3
     tensor = torch.ones(10, device=DEVICE)
     dist.all_reduce(tensor)
@@ -111,28 +108,21 @@ def split_eagerly():
     dist.destroy_process_group()
 
 
-def test_device_id_connects_at_once_and_groups_can_be_split():
-    with Ranks(3, init=eager) as ranks:
-        ranks.run(split_eagerly)
-
-
-def mismatched():
+@on_own_ranks(2, init=start, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_debug_detail_finds_a_mismatch_before_anything_is_queued():
     tensor = torch.ones(3 + dist.get_rank(), device=DEVICE)
     with time_limit(0, 15, "the check"):
         with pytest.raises(RuntimeError, match="mismatch between collectives"):
             dist.all_reduce(tensor)
-    return tensor.cpu().unique().tolist()
-
-
-def test_debug_detail_finds_a_mismatch_before_anything_is_queued():
-    with Ranks(2, init=start, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
-        assert ranks.run(mismatched) == [[1], [1]]
+    assert tensor.cpu().unique().tolist() == [1]
 
 
 # ---------------------------------------------------------------- shrinking
 
 
-def shrink_by_one():
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
+@on_own_ranks(3, init=start)
+def test_dist_shrink_group_shrinks_the_communicator_of_the_device_too():
     # Torch registers what is left of a group for the one device that the group is bound to.
     group = dist.new_group(device_id=torch.device(DEVICE))
     if dist.get_rank() != 2:
@@ -146,12 +136,6 @@ def shrink_by_one():
         backend.allreduce([tensor]).wait()
         assert (tensor == 3).all()
     dist.barrier()
-
-
-@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch has it from 2.12 on")
-def test_dist_shrink_group_shrinks_the_communicator_of_the_device_too():
-    with Ranks(3, init=start) as ranks:
-        ranks.run(shrink_by_one)
 
 
 def survivors(how, store_args):

@@ -19,7 +19,14 @@ import torchcomms_pg.memory
 from accelerator.test_nccl_library import REQUIRED, make_library
 from harness import fake_nccl
 from harness.fake_nccl import Library
-from harness.ranks import Ranks, init_default_group, on_ranks, time_limit, wait_for
+from harness.ranks import (
+    Ranks,
+    init_default_group,
+    on_own_ranks,
+    on_ranks,
+    time_limit,
+    wait_for,
+)
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
@@ -117,16 +124,12 @@ def test_what_the_library_refuses_to_register_is_an_error_with_its_reason(world)
     assert library.latest() == []
 
 
-def register_and_leave():
+@on_own_ranks(1, init=over_fake)
+def test_the_end_of_the_group_deregisters_its_pools_first():
     backend().register_mem_pool(Pool((A, 10)))
     library.latest()
     dist.destroy_process_group()
     assert library.latest() == [f"deregister:{A}", "finalize", "destroy"]
-
-
-def test_the_end_of_the_group_deregisters_its_pools_first():
-    with Ranks(1, init=over_fake) as ranks:
-        ranks.run(register_and_leave)
 
 
 def test_an_allocator_is_refused_of_a_library_that_has_none(tmp_path):
@@ -235,16 +238,12 @@ def test_a_library_that_refuses_to_suspend_leaves_the_group_usable(world):
     dist.all_reduce(torch.ones(4, device=DEVICE))
 
 
-def suspend_alone():
+@on_own_ranks(1, init=over_fake, group_timeout=2)
+def test_suspending_has_the_deadline_of_an_operation():
     library.functions.fakeHang(True)
     with time_limit(1, 25, "suspending"):
         with pytest.raises(torchcomms_pg.CommError, match="suspend .*timed out"):
             backend().suspend()
-
-
-def test_suspending_has_the_deadline_of_an_operation():
-    with Ranks(1, init=over_fake, timeout=2) as ranks:
-        ranks.run(suspend_alone)
 
 
 @on_ranks(2, init=over_shared_memory)

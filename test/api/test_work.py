@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness import catalogue
-from harness.ranks import BACKEND, connect_store, on_ranks, pool, time_limit, wait_for
+from harness.ranks import BACKEND, connect_store, on_ranks, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.torch_version
@@ -35,9 +35,9 @@ def exception_of(work):
     return None
 
 
-def late_pair(args, first, late):
+def late_pair(port, prefix, first, late):
     """Rank 0 runs first(work) while the all_reduce cannot finish; then rank 1 comes."""
-    store = connect_store(*args)
+    store = connect_store(port, prefix)
     if dist.get_rank() == 0:
         tensor = torch.ones(1000)
         work = dist.all_reduce(tensor, async_op=True)
@@ -51,7 +51,8 @@ def late_pair(args, first, late):
         dist.all_reduce(torch.ones(1000))
 
 
-def not_completed(args):
+@on_ranks(2)
+def test_a_work_is_not_completed_before_the_peer_arrives_and_is_afterwards(port, prefix):
     def pending(work):
         assert not work.is_completed()
         assert not work.get_future().done()
@@ -61,26 +62,20 @@ def not_completed(args):
         assert work.is_completed() and exception_of(work) is None
         assert_same(tensor, torch.full((1000,), 2.0))
 
-    late_pair(args, pending, finished)
+    late_pair(port, prefix, pending, finished)
 
 
-def test_a_work_is_not_completed_before_the_peer_arrives_and_is_afterwards():
-    pool(2).run(not_completed, pool(2).store_args())
-
-
-def completes_unobserved(args):
+@on_ranks(2)
+def test_a_work_completes_without_anybody_waiting(port, prefix):
     def finished(work, tensor):
         assert wait_for(work.is_completed, 20), "is_completed() stays False without wait()"
         assert_same(tensor, torch.full((1000,), 2.0))
 
-    late_pair(args, lambda work: None, finished)
+    late_pair(port, prefix, lambda work: None, finished)
 
 
-def test_a_work_completes_without_anybody_waiting():
-    pool(2).run(completes_unobserved, pool(2).store_args())
-
-
-def future_callbacks(args):
+@on_ranks(2)
+def test_future_callbacks_run_after_the_result_is_there(port, prefix):
     seen = []
 
     def chain(work):
@@ -93,16 +88,13 @@ def future_callbacks(args):
         assert_same(seen[1].wait(), torch.full((1000,), 21.0))
         assert_same(work.get_future().value()[0], torch.full((1000,), 2.0))
 
-    late_pair(args, chain, finished)
+    late_pair(port, prefix, chain, finished)
 
 
-def test_future_callbacks_run_after_the_result_is_there():
-    pool(2).run(future_callbacks, pool(2).store_args())
-
-
-def gil_is_free(args):
+@on_ranks(2)
+def test_wait_releases_the_gil(port, prefix):
     """While the main thread waits, another thread runs Python and lets the peer go on."""
-    store = connect_store(*args)
+    store = connect_store(port, prefix)
     if dist.get_rank() == 0:
         thread = threading.Thread(target=lambda: (sum(range(1000)), store.set("go", "1")))
         work = dist.all_reduce(torch.ones(10), async_op=True)
@@ -112,10 +104,6 @@ def gil_is_free(args):
     else:
         store.wait(["go"])
         dist.all_reduce(torch.ones(10))
-
-
-def test_wait_releases_the_gil():
-    pool(2).run(gil_is_free, pool(2).store_args())
 
 
 def woken():
@@ -153,8 +141,9 @@ def test_operations_that_follow_one_that_nobody_has_waited_for_come_after_it(wor
         assert wait_for(first.is_completed)
 
 
-def peer_goes_on(args):
-    store = connect_store(*args)
+@on_ranks(2)
+def test_a_rank_that_waits_late_holds_up_nobody(port, prefix):
+    store = connect_store(port, prefix)
     tensor = torch.ones(1000)
     work = dist.all_reduce(tensor, async_op=True)
     if dist.get_rank() == 1:
@@ -164,10 +153,6 @@ def peer_goes_on(args):
         store.wait(["rank 1 has the sum"])
         work.wait()
     assert_same(tensor, torch.full((1000,), 2.0))
-
-
-def test_a_rank_that_waits_late_holds_up_nobody():
-    pool(2).run(peer_goes_on, pool(2).store_args())
 
 
 @on_ranks()
@@ -308,9 +293,10 @@ def test_repr_says_which_operation_it_is_and_how_far(world):
     assert re.fullmatch(rf"Work\({what}\)", repr(work)), repr(work)
 
 
-def wait_in_time(args):
+@on_ranks(2)
+def test_wait_with_a_timeout_raises_in_time(port, prefix):
     """A short wait(timeout) raises long before the group's 30 s, and says what it waited for."""
-    store = connect_store(*args)
+    store = connect_store(port, prefix)
     group = dist.new_group()
     dist.barrier(group)
     if dist.get_rank() == 0:
@@ -327,10 +313,6 @@ def wait_in_time(args):
     else:
         store.wait(["raised"])
     dist.distributed_c10d._abort_process_group(group)
-
-
-def test_wait_with_a_timeout_raises_in_time():
-    pool(2).run(wait_in_time, pool(2).store_args())
 
 
 @beyond_gloo

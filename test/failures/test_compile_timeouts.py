@@ -14,7 +14,7 @@ import torchcomms_pg
 from failures.joined import join
 from harness import run_python
 from harness.rank_process import receive
-from harness.ranks import Ranks, check, meet, time_limit, wait_for
+from harness.ranks import Ranks, check, meet, on_own_ranks, time_limit, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0
@@ -77,13 +77,15 @@ def test_only_up_to_the_limit(seconds):
     assert "it has been compiling for" in verdict
 
 
-def compiles_really(args, world, reset):
+@on_own_ranks(2, init=False)
+@pytest.mark.parametrize("reset", [False, True], ids=["", "after torch._dynamo.reset()"])
+def test_a_real_compilation_is_waited_for_and_recorded(port, prefix, world, reset):
     def slow(graph, inputs):
         store.set("compiling", "")
         time.sleep(LATE)
         return graph.forward
 
-    comm, store = join("dist", args, world, LIMIT)
+    comm, store = join("dist", (port, prefix), world, LIMIT)
     if reset:
         torch._dynamo.reset()  # clears torch's list of whom to call
     if comm.get_rank() == 1:
@@ -98,24 +100,22 @@ def compiles_really(args, world, reset):
     with open(path, "rb") as file:
         dump = pickle.load(file)
     os.unlink(path)
-    return json.loads(recorder.json(True)).get("compiling"), dump.get("compiling")
+    for intervals in (json.loads(recorder.json(True)).get("compiling"), dump.get("compiling")):
+        if comm.get_rank() == 0:
+            assert intervals is None
+        else:
+            longest = max(i["time_end_ns"] - i["time_begin_ns"] for i in intervals)
+            assert longest > LATE * 1e9
+            assert intervals[0]["trigger"] == "DYNAMO"
 
 
-@pytest.mark.parametrize("reset", [False, True], ids=["", "after torch._dynamo.reset()"])
-def test_a_real_compilation_is_waited_for_and_recorded(reset):
-    with Ranks(2, init=False) as ranks:
-        values = ranks.run(compiles_really, ranks.store_args(), 2, reset)
-    assert values[0] == (None, None)
-    for intervals in values[1]:
-        longest = max(i["time_end_ns"] - i["time_begin_ns"] for i in intervals)
-        assert longest > LATE * 1e9
-        assert intervals[0]["trigger"] == "DYNAMO"
-
-
-def waits_after_a_compilation(args, world, compiling):
+@on_own_ranks(2, init=False)
+@pytest.mark.parametrize("compiling", [True, False], ids=["compiles", "compiled before"])
+def test_a_wait_has_its_own_timeout_where_a_rank_compiles(port, prefix, world, compiling):
+    """The group's, of a minute, is no reason to wait long for a rank that compiled before."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-    comm, store = join("dist", args, world, LIMIT)
+    comm, store = join("dist", (port, prefix), world, LIMIT)
     comm.set_timeout(datetime.timedelta(seconds=60))
     if comm.get_rank() == 1:
         with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"):
@@ -141,15 +141,18 @@ def waits_after_a_compilation(args, world, compiling):
     return None
 
 
-@pytest.mark.parametrize("compiling", [True, False], ids=["compiles", "compiled before"])
-def test_a_wait_has_its_own_timeout_where_a_rank_compiles(compiling):
-    """The group's, of a minute, is no reason to wait long for a rank that compiled before."""
-    with Ranks(2, init=False) as ranks:
-        ranks.run(waits_after_a_compilation, ranks.store_args(), 2, compiling)
-
-
-def works_alone(args, world, kind, how):
-    comm, store = join(kind, args, world, LIMIT)
+@on_own_ranks(2, init=False)
+@pytest.mark.parametrize(
+    "kind, how",
+    [
+        ("dist", {"timeout": 20}),
+        ("gloo", {"timeout": datetime.timedelta(seconds=20)}),
+        ("dist", {"minutes": 1}),
+    ],
+    ids=["dist, seconds", "gloo, timedelta", "dist, minutes"],
+)
+def test_relaxed_timeout_has_the_peers_wait_until_it_ends(port, prefix, world, kind, how):
+    comm, store = join(kind, (port, prefix), world, LIMIT)
     if comm.get_rank() == 1:
         with comm.relaxed_timeout(**how):
             meet(store, "rank 1 is alone", world)
@@ -168,22 +171,9 @@ def works_alone(args, world, kind, how):
         store.wait(["done"])
 
 
-@pytest.mark.parametrize(
-    "kind, how",
-    [
-        ("dist", {"timeout": 20}),
-        ("gloo", {"timeout": datetime.timedelta(seconds=20)}),
-        ("dist", {"minutes": 1}),
-    ],
-    ids=["dist, seconds", "gloo, timedelta", "dist, minutes"],
-)
-def test_relaxed_timeout_has_the_peers_wait_until_it_ends(kind, how):
-    with Ranks(2, init=False) as ranks:
-        ranks.run(works_alone, ranks.store_args(), 2, kind, how)
-
-
-def waits_relaxed(args, world):
-    comm, store = join("dist", args, world, LIMIT)
+@on_own_ranks(2, init=False)
+def test_operations_issued_inside_may_take_that_long_and_contexts_nest(port, prefix, world):
+    comm, store = join("dist", (port, prefix), world, LIMIT)
     if comm.get_rank() == 1:
         store.wait(["rank 0 may wait"])
         time.sleep(LATE)  # being late is what is tested
@@ -194,11 +184,6 @@ def waits_relaxed(args, world):
                 pass
             store.set("rank 0 may wait", "")
             reduce(comm)
-
-
-def test_operations_issued_inside_may_take_that_long_and_contexts_nest():
-    with Ranks(2, init=False) as ranks:
-        ranks.run(waits_relaxed, ranks.store_args(), 2)
 
 
 @pytest.mark.parametrize("given", [{}, {"timeout": 0}, {"timeout": -1.0}])

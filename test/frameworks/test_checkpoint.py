@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from harness.parity import REFERENCE, assert_equal, bare_pool, like_gloo, run_over
-from harness.ranks import BACKEND, Ranks
+from harness.parity import REFERENCE, assert_equal, like_gloo, run_over
+from harness.ranks import BACKEND, Ranks, pool
 from harness.values import data
 
 pytestmark = pytest.mark.torch_version
@@ -100,7 +100,7 @@ def read(folder):
 
 def run(world, backend, body, folder):
     """The results of a default group of so many ranks."""
-    return bare_pool(world).run(
+    return pool(world, init=False).run(
         run_over, backend, Ranks.store_args(), world, body, {"folder": folder}, {}
     )
 

@@ -341,7 +341,8 @@ def test_a_trace_shows_the_calls():
 # ---------------------------------------------------------------- torch's nccl over it
 
 
-def groups_in_turn(port, prefix, world):
+@gpus.on_own_ranks(2)
+def test_groups_come_and_go_with_a_context_on_the_ranks_device_alone(port, prefix, world):
     for number in range(2):
         gpus.nccl(port, f"{prefix}.{number}", world, 20)
         values = filled(1)
@@ -349,7 +350,3 @@ def groups_in_turn(port, prefix, world):
         assert values.cpu()[0] == world
         dist.destroy_process_group()
     assert list(emulated.contexts()) == [int(os.environ["RANK"])]
-
-
-def test_groups_come_and_go_with_a_context_on_the_ranks_device_alone():
-    gpus.apart(2, groups_in_turn)

@@ -121,7 +121,8 @@ def test_tensors_that_the_group_allocates_are_reduced(world):
         assert_sums(tensor, world)
 
 
-def give_back_and_take_again(port, prefix, world):
+@gpus.on_own_ranks(1, 2)
+def test_memory_is_given_back_and_taken_again(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
     need("ncclCommSuspend", "2.29.7")
     group, tensor = backend(), torch.ones(MIB, device="cuda")
@@ -135,8 +136,3 @@ def give_back_and_take_again(port, prefix, world):
             dist.all_reduce(tensor)
         group.resume()
         assert_sums(tensor, world)
-
-
-@pytest.mark.parametrize("world", (1, 2))
-def test_memory_is_given_back_and_taken_again(world):
-    gpus.apart(world, give_back_and_take_again)

@@ -123,7 +123,9 @@ def test_a_future_holds_up_no_stream_of_the_user(world):
 # ---------------------------------------------------------------- what it costs the host
 
 
-def operations_and_the_monitor(port, prefix, world):
+@gpus.emulated_only
+@gpus.on_own_ranks(2)  # contexts stay as long as their process
+def test_operations_and_the_monitor_make_no_context_elsewhere(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
     tensor = torch.ones(1000, device="cuda")
     for _ in range(3):
@@ -133,11 +135,6 @@ def operations_and_the_monitor(port, prefix, world):
     work = dist.all_reduce(tensor, async_op=True)
     assert ranks.wait_for(work.get_future_result().done, 20)
     assert set(emulated.contexts()) == {torch.cuda.current_device()}
-
-
-@gpus.emulated_only
-def test_operations_and_the_monitor_make_no_context_elsewhere():
-    gpus.apart(2, operations_and_the_monitor)  # contexts stay as long as their process
 
 
 @gpus.emulated_only

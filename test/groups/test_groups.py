@@ -15,8 +15,8 @@ from harness.ranks import (
     check,
     connect_store,
     init_default_group,
+    on_own_ranks,
     on_ranks,
-    pool,
     time_limit,
 )
 from harness.values import HUGE, all_data, assert_reduced, assert_same, data
@@ -234,21 +234,17 @@ def test_shrink_gives_a_group_of_the_remaining_ranks(world):
     dist.destroy_process_group(group)
 
 
-def shrink_by_one():
+@beyond_gloo
+@on_own_ranks(3)
+def test_dist_shrink_group_replaces_the_group():
+    # Ranks of their own: torch counts groups on the ranks that call it, so the
+    # excluded rank would name its next group otherwise than the others.
     group = dist.new_group()
     dist.barrier(group)
     if dist.get_rank() != 2:
         smaller = dist.shrink_group([2], group)
         check_group(smaller, [0, 1])
     dist.barrier()
-
-
-@beyond_gloo
-def test_dist_shrink_group_replaces_the_group():
-    # Ranks of their own: torch counts groups on the ranks that call it, so the
-    # excluded rank would name its next group otherwise than the others.
-    with Ranks(3) as ranks:
-        ranks.run(shrink_by_one)
 
 
 def survivors(args):
@@ -278,9 +274,11 @@ def test_shrink_after_a_rank_has_died():
         assert "exit code 3" in outcomes[2].died
 
 
-def waits_for_a_late_survivor(args):
+@beyond_gloo
+@on_ranks(3)
+def test_shrink_has_a_deadline_and_can_be_tried_again(port, prefix):
     """Rank 1 gives up, and tries again when rank 0 is about to come."""
-    rank, store = dist.get_rank(), connect_store(*args)
+    rank, store = dist.get_rank(), connect_store(port, prefix)
     group = dist.new_group()
     dist.barrier(group)
     backend = group._get_backend(CPU)
@@ -303,17 +301,15 @@ def waits_for_a_late_survivor(args):
 
 
 @beyond_gloo
-def test_shrink_has_a_deadline_and_can_be_tried_again():
-    pool(3).run(waits_for_a_late_survivor, pool(3).store_args())
-
-
-def merged(args):
+@on_ranks(3)
+def test_merge_remote_group_joins_two_groups(port, prefix):
     """Groups {0, 1} and {2} become one of three."""
     me = dist.get_rank()
     pair, single = dist.new_group([0, 1]), dist.new_group([2])
     mine = pair if me < 2 else single
     dist.barrier(mine)
-    whole = mine.merge_remote_group(connect_store(*args), 3, timeout=LIMIT, group_name="merged")
+    store = connect_store(port, prefix)
+    whole = mine.merge_remote_group(store, 3, timeout=LIMIT, group_name="merged")
     assert whole.size() == 3
     ranks = torch.empty(3)
     whole._allgather_base(ranks, torch.tensor([float(me)])).wait()
@@ -324,15 +320,11 @@ def merged(args):
     whole.shutdown()
 
 
-@beyond_gloo
-def test_merge_remote_group_joins_two_groups():
-    pool(3).run(merged, pool(3).store_args())
-
-
-def again(ports, world):
+@on_own_ranks(1, 3, init=False)
+def test_destroy_and_init_again_in_one_process(port, prefix, world):
     rank = int(os.environ["RANK"])
-    for turn, args in enumerate(ports):
-        init_default_group(*args, rank, world, 30)
+    for turn in range(5):
+        init_default_group(port, f"{prefix}/{turn}", rank, world, 30)
         assert dist.get_backend() == BACKEND
         tensor = data(rank, 100_001, salt=turn)
         dist.all_reduce(tensor)
@@ -343,39 +335,28 @@ def again(ports, world):
         assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_destroy_and_init_again_in_one_process(world):
-    with Ranks(world, init=False) as ranks:
-        ranks.run(again, [ranks.store_args() for _ in range(5)], world)
-
-
-def abort_and_again(ports, world):
+@beyond_gloo
+@on_own_ranks(2, init=False)
+def test_abort_and_init_again_in_one_process(port, prefix, world):
     rank = int(os.environ["RANK"])
-    for args in ports:
-        init_default_group(*args, rank, world, 30)
+    for turn in range(3):
+        init_default_group(port, f"{prefix}/{turn}", rank, world, 30)
         dist.all_reduce(tensor := torch.ones(10))
         assert tensor[0] == world
         dist.distributed_c10d._abort_process_group()
 
 
-@beyond_gloo
-def test_abort_and_init_again_in_one_process():
-    with Ranks(2, init=False) as ranks:
-        ranks.run(abort_and_again, [ranks.store_args() for _ in range(3)], 2)
-
-
-def file_init(path, world):
+@on_own_ranks(3, init=False)
+def test_init_method_file(world, tmp_path):
     dist.init_process_group(
-        BACKEND, init_method=f"file://{path}", rank=int(os.environ["RANK"]), world_size=world
+        BACKEND,
+        init_method=f"file://{tmp_path}/store",
+        rank=int(os.environ["RANK"]),
+        world_size=world,
     )
     dist.all_reduce(tensor := torch.ones(HUGE))
     assert tensor[-1] == world
     dist.destroy_process_group()
-
-
-def test_init_method_file(tmp_path):
-    with Ranks(3, init=False) as ranks:
-        ranks.run(file_init, str(tmp_path / "store"), 3)
 
 
 def env_init(world):

@@ -11,7 +11,14 @@ import torch.distributed as dist
 from harness.comms import make, torchcomms
 from harness.parity import like_gloo, refused
 from harness.rank_process import report
-from harness.ranks import Ranks, init_default_group, on_ranks, time_limit, wait_for
+from harness.ranks import (
+    Ranks,
+    init_default_group,
+    on_own_ranks,
+    on_ranks,
+    time_limit,
+    wait_for,
+)
 from harness.recorders import process_entries, recorder
 from harness.values import all_data, assert_reduced, assert_same, data
 
@@ -109,14 +116,15 @@ def object_of_all():
     return objects
 
 
-def grow(args, newcomer):
+@on_own_ranks(3, init=False)
+def test_a_new_process_joins_two(port, prefix):
     me = int(os.environ["RANK"])
-    if me == newcomer:
-        init_default_group(*args, me, 3, 30, enable_reconfigure=True)
+    if me == 2:
+        init_default_group(port, prefix, me, 3, 30, enable_reconfigure=True)
         with pytest.raises(RuntimeError, match="enable_reconfigure; call reconfigure first"):
             dist.all_reduce(torch.ones(1))
     else:
-        init_default_group(*args, me, 2, 30)
+        init_default_group(port, prefix, me, 2, 30)
         check_group([0, 1])
     before = dist.group.WORLD
     assert reconfigure(1, handles_of([0, 1, 2], "grow")).wait()
@@ -127,11 +135,6 @@ def grow(args, newcomer):
         check_group([0, 2], subgroup)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_a_new_process_joins_two():
-    with Ranks(3, init=False) as ranks:
-        ranks.run(grow, ranks.store_args(), 2)
 
 
 def go_on_without(victim):
@@ -168,8 +171,9 @@ def test_two_go_on_after_kill_9_of_the_third(victim):
             assert outcome.rank == victim or outcome.ok, outcome
 
 
-def one_is_late():
-    me, world = dist.get_rank(), 3
+@on_own_ranks(3)
+def test_a_member_that_does_not_come_is_named_in_time_and_the_group_stays(world):
+    me = dist.get_rank()
     handles = handles_of(range(world), "late")
     store = dist.distributed_c10d._get_default_store()
     if me != 2:
@@ -189,22 +193,13 @@ def one_is_late():
     check_group([2, 1, 0])
 
 
-def test_a_member_that_does_not_come_is_named_in_time_and_the_group_stays():
-    with Ranks(3) as ranks:
-        ranks.run(one_is_late)
-
-
-def told_of_different_handles():
+@on_own_ranks(2)
+def test_members_that_were_told_of_different_handles_do_not_meet():
     me = dist.get_rank()
     handles = handles_of(range(2), "different")
     with pytest.raises(torchcomms().CommError, match="the same handles in the same order"):
         reconfigure(1, handles if me == 0 else handles[::-1], timeout=SHORT)
     check_group([0, 1])
-
-
-def test_members_that_were_told_of_different_handles_do_not_meet():
-    with Ranks(2) as ranks:
-        ranks.run(told_of_different_handles)
 
 
 @on_ranks(1)
@@ -230,7 +225,8 @@ def test_what_is_wrong_in_the_arguments_is_named(world):
     dist.destroy_process_group(group)
 
 
-def watched():
+@on_own_ranks(2, env=dict(TORCH_FR_BUFFER_SIZE="100"))
+def test_hooks_recorders_and_timing_stay():
     """Hooks, recorders and timing that were there before."""
     me, hooks = dist.get_rank(), torchcomms().hooks
     handles = handles_of(range(2), "watched")
@@ -263,12 +259,8 @@ def watched():
     assert torchcomms().get_comm(group).get_rank() == 1 - me
 
 
-def test_hooks_recorders_and_timing_stay():
-    with Ranks(2, env=dict(TORCH_FR_BUFFER_SIZE="100")) as ranks:
-        ranks.run(watched)
-
-
-def blocked():
+@on_own_ranks(2, env=dict(TORCH_FR_BUFFER_SIZE="100"))
+def test_operations_in_flight_fail_and_blocked_callers_are_released():
     """In messages that nobody sends."""
     me = dist.get_rank()
     handles = handles_of(range(2), "blocked")
@@ -300,14 +292,10 @@ def in_flight():
     return [entry for entry in messages if not entry["retired"]]
 
 
-def test_operations_in_flight_fail_and_blocked_callers_are_released():
-    with Ranks(2, env=dict(TORCH_FR_BUFFER_SIZE="100")) as ranks:
-        ranks.run(blocked)
-
-
-def again_and_again(turns):
+@on_own_ranks(2)
+def test_what_was_replaced_leaves_no_threads_and_no_files():
     handles = handles_of(range(2), "often")
-    counts = []
+    turns, counts = 20, []
     count = lambda: [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]  # noqa: E731
     for turn in range(turns):
         reconfigure(turn, handles[:: 1 if turn % 2 else -1]).wait()
@@ -319,11 +307,6 @@ def again_and_again(turns):
     most = [max(each) for each in zip(*counts[: turns // 2])]
     assert wait_for(lambda: all(now <= then for now, then in zip(count(), most))), counts
     dist.barrier()
-
-
-def test_what_was_replaced_leaves_no_threads_and_no_files():
-    with Ranks(2) as ranks:
-        ranks.run(again_and_again, 20)
 
 
 @on_ranks(3)
@@ -349,26 +332,20 @@ def options(uuid, handles):
     return made
 
 
-def policy(args, chosen):
+@on_own_ranks(2, init=False)
+@pytest.mark.parametrize("chosen", (False, True))
+def test_whether_a_failure_ends_the_process_stays(port, prefix, chosen):
     options = torchcomms().Backend.Options()
     options.abort_process_on_timeout_or_error = chosen
     rank, more = int(os.environ["RANK"]), dict(enable_reconfigure=True, pg_options=options)
-    init_default_group(*args, rank, 2, 30, **more)
+    init_default_group(port, prefix, rank, 2, 30, **more)
     seen = []
     for uuid in range(2):
         reconfigure(uuid, handles_of(range(2), uuid)).wait()
         seen.append(torchcomms().get_comm().get_options().abort_process_on_timeout_or_error)
     dist.barrier()
     dist.destroy_process_group()
-    return seen
-
-
-@pytest.mark.parametrize("chosen", (False, True))
-def test_whether_a_failure_ends_the_process_stays(chosen):
-    with Ranks(2, init=False) as ranks:
-        ranks.start(policy, ranks.store_args(), chosen)
-        for outcome in ranks.wait():
-            assert outcome.value == [chosen] * 2, outcome
+    assert seen == [chosen] * 2
 
 
 @on_ranks(1)
@@ -382,13 +359,14 @@ def test_the_group_of_a_torchcomm_refuses(world):
     comm.finalize()
 
 
-def trained(store_args, uuids):
+@on_own_ranks(2, init=False)
+def test_ddp_trains_on_with_a_reconfigured_group(port, prefix):
     """Steps of DistributedDataParallel, with a new wrapper after each change of the members."""
     me = int(os.environ["RANK"])
-    init_default_group(*store_args, me, 2, 30, enable_reconfigure=True)
+    init_default_group(port, prefix, me, 2, 30, enable_reconfigure=True)
     handles = handles_of(range(2), "train")
     torch.manual_seed(3)
-    net = torch.nn.Linear(4, 2)
+    net, uuids = torch.nn.Linear(4, 2), (5, 6, 7)
     for uuid in uuids:
         reconfigure(uuid, handles[:: 1 if uuid % 2 else -1]).wait()
         wrapped = torch.nn.parallel.DistributedDataParallel(net)
@@ -397,8 +375,3 @@ def trained(store_args, uuids):
     torch.testing.assert_close(net.weight.grad, len(uuids) * want.expand(2, 4))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_ddp_trains_on_with_a_reconfigured_group():
-    with Ranks(2, init=False) as ranks:
-        ranks.run(trained, ranks.store_args(), [5, 6, 7])

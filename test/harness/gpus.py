@@ -140,6 +140,19 @@ def apart(world, body, *args, env=None, **kwargs):
         return results
 
 
+def on_own_ranks(*worlds, env=None):
+    """Make a function a test whose body is run by `apart`, once per world size."""
+
+    def decorate(body):
+        def test(world, **kwargs):
+            __tracebackhide__ = True
+            apart(world, body, env=env, **kwargs)
+
+        return ranks.as_test(test, body, worlds, environment)
+
+    return decorate
+
+
 def by_root_over_nccl(name):
     """Whether torch's nccl runs a collective as messages from or to the root."""
     return dist.get_backend() == "nccl" and name in ("gather", "scatter")

@@ -7,29 +7,24 @@ the same seeds, and compares the two results bit by bit; with `rounding=True` up
 that another order of the additions has.
 """
 
-import functools
 import inspect
 import os
 import random
 
-from harness import ranks
-from harness.ranks import BACKEND, GROUP_TIMEOUT, Ranks, init_default_group
+from harness.ranks import (
+    BACKEND,
+    CALL_TIMEOUT,
+    GROUP_TIMEOUT,
+    Ranks,
+    as_test,
+    init_default_group,
+    pool,
+)
 
 REFERENCE = "gloo"
-_bare_pools = {}
 
 
-def bare_pool(world):
-    """The session's ranks for this world size, without a default group."""
-    if world in _bare_pools and _bare_pools[world].busy:
-        _bare_pools.pop(world).close()
-    if world not in _bare_pools:
-        _bare_pools[world] = Ranks(world, init=False)
-        ranks.at_close(_bare_pools[world].close)
-    return _bare_pools[world]
-
-
-def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, ours=None):
+def like_gloo(*worlds, rounding=False, timeout=CALL_TIMEOUT, ours=None):
     """Make a function a test of the backend against Gloo, once per world size.
 
     Args:
@@ -39,8 +34,6 @@ def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, ours=None):
     """
 
     def decorate(body):
-        import pytest
-
         def on_rank(stores, world, **kwargs):
             want = run_over(REFERENCE, stores[0], world, body, kwargs, {})
             got = run_over(BACKEND, stores[1], world, body, kwargs, ours or {})
@@ -48,18 +41,12 @@ def like_gloo(*worlds, rounding=False, timeout=ranks.CALL_TIMEOUT, ours=None):
 
         def test(world, **kwargs):
             __tracebackhide__ = True
-            pool = bare_pool(world)
             stores = [Ranks.store_args(), Ranks.store_args()]
-            pool.run(body, stores, world, timeout=timeout, **kwargs)
+            pool(world, init=False).run(body, stores, world, timeout=timeout, **kwargs)
 
-        functools.update_wrapper(test, body)
-        del test.__wrapped__
-        parameters = [p for p in inspect.signature(body).parameters.values() if p.name != "world"]
-        world = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        test.__signature__ = inspect.Signature([world, *parameters])
+        test = as_test(test, body, worlds)
         test.body = on_rank
-        ids = [f"{n}ranks" for n in worlds]
-        return pytest.mark.parametrize("world", worlds, ids=ids)(test)
+        return test
 
     return decorate
 

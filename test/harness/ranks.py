@@ -351,8 +351,8 @@ _pools = {}
 
 
 def pool(world, init=True, started_with=None):
-    """The session's ranks for this world size, with a default group initialised as by `init`."""
-    key = world, getattr(init, "__name__", ""), started_with
+    """The session's ranks for this world size, started as Ranks by `init`."""
+    key = world, getattr(init, "__name__", init), started_with
     if key in _pools and _pools[key].busy:
         _pools.pop(key).close()
     if key not in _pools:
@@ -360,17 +360,7 @@ def pool(world, init=True, started_with=None):
     return _pools[key]
 
 
-_at_close = []
-
-
-def at_close(close):
-    """Call `close` when the session ends."""
-    _at_close.append(close)
-
-
 def close_all():
-    while _at_close:
-        _at_close.pop()()
     while _pools:
         _pools.popitem()[1].close()
     while _zygotes:
@@ -379,39 +369,70 @@ def close_all():
         zygote.process.wait(5)
 
 
+GIVEN = ("world", "port", "prefix")
+
+
+def given(body, world):
+    """What a body on ranks asks for of the world size, and of (port, prefix) as of `store_args`."""
+    values = dict(zip(GIVEN, (world, *Ranks.store_args())))
+    return {name: values[name] for name in inspect.signature(body).parameters if name in GIVEN}
+
+
+def as_test(test, body, worlds, started_with=None, groups=()):
+    """Make `test` the test of a body that runs on every rank, once per world size.
+
+    It is called with the world size, with each of `groups` in turn where there are some, and with
+    what pytest has for the body's parameters other than those of `given`.
+    """
+    import pytest
+
+    functools.update_wrapper(test, body)
+    del test.__wrapped__
+    own = ["world", "group"] if groups else ["world"]
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in own]
+    parameters = inspect.signature(body).parameters.values()
+    parameters = [parameter for parameter in parameters if parameter.name not in GIVEN]
+    test.__signature__ = inspect.Signature([*own, *parameters])
+    test.body = body
+    test.started_with = started_with
+    if groups:
+        test = pytest.mark.parametrize("group", groups)(test)
+    return pytest.mark.parametrize("world", worlds, ids=[f"{n}ranks" for n in worlds])(test)
+
+
 def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
     """Make a function a test whose body runs on every rank, once per world size (default 1-4).
 
-    For a dictionary of functions `init`, also once for each of them, under its name.
+    For a dictionary of functions `init`, also once for each of them, under its name. The body may
+    ask for `world`, and for `port` and `prefix` of a store that nobody else uses.
     """
 
     def decorate(body):
-        import pytest
-
-        signature = inspect.signature(body)
-        wants_world = "world" in signature.parameters
-
-        several = isinstance(init, dict)
-
         def test(world, group=None, **kwargs):
             __tracebackhide__ = True
-            if wants_world:
-                kwargs["world"] = world
-            chosen = init[group] if several else init
+            chosen = init[group] if group else init
+            kwargs.update(given(body, world))
             pool(world, chosen, started_with).run(body, timeout=timeout, **kwargs)
 
-        functools.update_wrapper(test, body)
-        del test.__wrapped__
-        parameters = [p for p in signature.parameters.values() if p.name != "world"]
-        own = ["world", "group"] if several else ["world"]
-        own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in own]
-        test.__signature__ = inspect.Signature([*own, *parameters])
-        test.body = body
-        test.started_with = started_with
-        if several:
-            test = pytest.mark.parametrize("group", list(init))(test)
-        sizes = worlds or WORLDS
-        return pytest.mark.parametrize("world", sizes, ids=[f"{n}ranks" for n in sizes])(test)
+        groups = list(init) if isinstance(init, dict) else ()
+        return as_test(test, body, worlds or WORLDS, started_with, groups)
+
+    return decorate
+
+
+def on_own_ranks(
+    *worlds, timeout=CALL_TIMEOUT, group_timeout=GROUP_TIMEOUT, started_with=None, **options
+):
+    """As on_ranks, on ranks that only this test has; `options` are further ones of Ranks."""
+
+    def decorate(body):
+        def test(world, **kwargs):
+            __tracebackhide__ = True
+            kwargs.update(given(body, world))
+            with Ranks(world, timeout=group_timeout, started_with=started_with, **options) as own:
+                own.run(body, timeout=timeout, **kwargs)
+
+        return as_test(test, body, worlds, started_with)
 
     return decorate
 

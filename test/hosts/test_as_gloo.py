@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torchcomms_pg
 from harness import gpus, run_python
-from harness.ranks import Ranks, connect_store, init_default_group
+from harness.ranks import connect_store, init_default_group, on_own_ranks
 from harness.values import all_data, assert_reduced, assert_same
 from torchcomms_pg import as_gloo, run
 
@@ -158,7 +158,9 @@ def is_ours(group=None, device=CPU):
     return isinstance((group or dist.group.WORLD)._get_backend(device), torchcomms_pg.Backend)
 
 
-def every_group(world):
+@pytest.mark.torch_version
+@on_own_ranks(3, init=init)
+def test_groups_of_every_way_of_saying_gloo_are_ours(world):
     me, everyone = dist.get_rank(), list(range(world))
     inputs = all_data(world, (7, 3))
     groups = [None, dist.new_group(everyone), dist.new_group(everyone, backend="gloo")]
@@ -186,34 +188,20 @@ def every_group(world):
     assert is_ours(shape.get_group("all"))
 
 
-@pytest.mark.torch_version
-def test_groups_of_every_way_of_saying_gloo_are_ours():
-    with Ranks(3, init=init) as ranks:
-        ranks.run(every_group, 3)
-
-
-def exchange():
+@on_own_ranks(2, init=init)
+def test_a_batch_of_messages_gives_a_work_for_each():
     peer = 1 - dist.get_rank()
     got = [torch.empty(3), torch.empty(3)]
     ops = [dist.P2POp(dist.isend, torch.full((3,), i + peer), peer) for i in (0.0, 1.0)]
     works = dist.batch_isend_irecv(ops + [dist.P2POp(dist.irecv, t, peer) for t in got])
     [work.wait() for work in works]
     assert [tensor.tolist() for tensor in got] == [[i + 1 - peer] * 3 for i in (0, 1)]
-    return len(works)
-
-
-def test_a_batch_of_messages_gives_a_work_for_each():
-    with Ranks(2, init=init) as ranks:
-        assert ranks.run(exchange) == [4, 4]
+    assert len(works) == 4
 
 
 @pytest.mark.torch_version
+@on_own_ranks(2, init=init, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL"))
 def test_with_debug_detail_calls_are_compared_and_run_over_ours():
-    with Ranks(2, init=init, env=dict(TORCH_DISTRIBUTED_DEBUG="DETAIL")) as ranks:
-        ranks.run(compared)
-
-
-def compared():
     wrapper = dist.group.WORLD._get_backend(CPU)
     assert isinstance(wrapper.wrapped_pg, torchcomms_pg.Backend)
     tensor = torch.ones(2)
@@ -223,7 +211,9 @@ def compared():
         dist.all_reduce(torch.ones(2 + dist.get_rank()))
 
 
-def as_programs_look_at_it():
+@pytest.mark.torch_version
+@on_own_ranks(2, init=init)
+def test_names_and_words_are_those_of_gloo():
     """What a group tells of itself, in profiles, logs and errors."""
     me = dist.get_rank()
     assert dist.group.WORLD.name() == dist.group.WORLD._get_backend(CPU).name() == "gloo"
@@ -240,17 +230,13 @@ def as_programs_look_at_it():
     with pytest.raises(RuntimeError) as raised:
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
     store.set("told", "")
-    return str(raised.value)
-
-
-@pytest.mark.torch_version
-def test_names_and_words_are_those_of_gloo():
-    with Ranks(2, init=init) as ranks:
-        text = ranks.run(as_programs_look_at_it)[0]
+    text = str(raised.value)
     assert text.startswith("Rank 1 failed to pass monitoredBarrier. monitored_barrier #"), text
 
 
-def what_is_not_a_groups(port, prefix, world):
+@pytest.mark.torch_version
+@on_own_ranks(2, init=False)
+def test_gloo_by_its_own_name_and_other_backends_are_as_they_were(port, prefix, world):
     """Gloo under its own name, and groups of other backends."""
     as_gloo.install()
     me = int(os.environ["RANK"])
@@ -265,13 +251,12 @@ def what_is_not_a_groups(port, prefix, world):
 
 
 @pytest.mark.torch_version
-def test_gloo_by_its_own_name_and_other_backends_are_as_they_were():
-    with Ranks(2, init=False) as ranks:
-        ranks.run(what_is_not_a_groups, *ranks.store_args(), 2)
+@on_own_ranks(2, init=init)
+def test_a_message_is_sent_once_it_is_received_as_over_gloo():
+    """TorchRL's workers leave when their messages are sent, and are asked for others later.
 
-
-def messages():
-    """Rank 1 receives the first message last."""
+    Rank 1 receives the first message last.
+    """
     first, other = torch.arange(3.0), torch.zeros(1)
     if dist.get_rank() == 1:
         dist.send(other, 0, tag=2)
@@ -291,13 +276,10 @@ def messages():
 
 
 @pytest.mark.torch_version
-def test_a_message_is_sent_once_it_is_received_as_over_gloo():
-    """TorchRL's workers leave when their messages are sent, and are asked for others later."""
-    with Ranks(2, init=init) as ranks:
-        ranks.run(messages)
-
-
-def messages_that_nobody_takes(kind):
+@pytest.mark.timeout(50)
+@on_own_ranks(2, init=init, group_timeout=100)
+@pytest.mark.parametrize("kind", ["isend", "irecv"])
+def test_a_group_ends_without_messages_that_nobody_takes(kind):
     """Both ranks wait for each other, in a group whose deadline is later than the test's."""
     peer, tensor = 1 - dist.get_rank(), torch.zeros(4)
     work = getattr(dist, kind)(tensor, peer)
@@ -307,21 +289,14 @@ def messages_that_nobody_takes(kind):
         work.wait()
 
 
-@pytest.mark.torch_version
-@pytest.mark.timeout(50)
-@pytest.mark.parametrize("kind", ["isend", "irecv"])
-def test_a_group_ends_without_messages_that_nobody_takes(kind):
-    with Ranks(2, init=init, timeout=100) as ranks:
-        ranks.run(messages_that_nobody_takes, kind)
-
-
 def skip_a_collective(rank):
     if rank == 1:
         return
     dist.all_reduce(torch.ones(4))
 
 
-def hang():
+@on_own_ranks(2, init=init)
+def test_a_hang_has_a_verdict_with_the_programs_own_lines():
     dist.barrier()
     c10d._set_pg_timeout(datetime.timedelta(seconds=1))
     me = dist.get_rank()
@@ -332,16 +307,10 @@ def hang():
     with pytest.raises(RuntimeError) as raised:
         skip_a_collective(me)
     store.set("told", "")
-    return str(raised.value)
-
-
-def test_a_hang_has_a_verdict_with_the_programs_own_lines():
-    with Ranks(2, init=init) as ranks:
-        text = ranks.run(hang)[0]
+    text = str(raised.value)
     assert re.search(r"rank 1 (has not arrived at|did not answer)", text), text
-    assert re.search(r"rank 0: in all_reduce .*test_as_gloo.py:\d+ in skip_a_collective", text), (
-        text
-    )
+    program = r"rank 0: in all_reduce .*test_as_gloo.py:\d+ in skip_a_collective"
+    assert re.search(program, text), text
 
 
 # ---------------------------------------------------------------- GPUs
