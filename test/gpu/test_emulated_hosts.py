@@ -1,6 +1,7 @@
 """Groups of emulated GPUs on several hosts: the first CPU tensor has the ranks connected."""
 
 import datetime
+import functools
 import os
 import signal
 
@@ -16,7 +17,7 @@ if reason := emulated.available():
 import torchcomms_pg
 from harness import gpus, ranks
 from harness.rank_process import report
-from harness.ranks import connect_store, time_limit
+from harness.ranks import connect_store, on_own_ranks, time_limit
 from hosts.test_hosts import move
 
 pytestmark = pytest.mark.torch_version
@@ -25,10 +26,10 @@ SECOND = datetime.timedelta(seconds=1)
 
 
 class Meshes:
-    """Counts what this process connects through Gloo; calls `hold` before that."""
+    """Counts what this process connects through Gloo; calls `hold`, if set, before that."""
 
-    def __init__(self, hold=None):
-        self.made, self.real, self.hold = 0, dist.ProcessGroupGloo, hold
+    def __init__(self):
+        self.made, self.real, self.hold = 0, dist.ProcessGroupGloo, None
         dist.ProcessGroupGloo = self
 
     def __call__(self, *args):
@@ -38,29 +39,22 @@ class Meshes:
         return self.real(*args)
 
 
-def on_two_hosts(body, world):
-    """Runs a body on ranks of which rank 0 is on another host than the others."""
-    if os.geteuid() != 0:
-        pytest.skip("a host name of its own needs root")
-    with ranks.Ranks(world, init=False, started_with=emulated.environment) as processes:
-        outcomes = processes.run(body, *processes.store_args(), world, timeout=45)
-    if "no namespace" in outcomes:
-        pytest.skip("this machine does not let a process have a host name of its own")
+on_emulated_ranks = functools.partial(
+    on_own_ranks, init=False, started_with=emulated.environment, timeout=45
+)
 
 
 def start(port, prefix, world, timeout=40):
-    """The meshes of a default group whose rank 0 is elsewhere, and a store; None: it may not."""
-    if not move("abbb"):
-        return None
+    """The meshes of a default group whose rank 0 is on a host of its own, and a store."""
+    move("abbb")
     meshes = Meshes()
     gpus.torchcomms(port, prefix, world, timeout)
     return meshes, connect_store(port, f"{prefix}/beside")
 
 
-def needs_none(port, prefix, world):
-    if not (started := start(port, prefix, world)):
-        return "no namespace"
-    meshes, store = started
+@on_emulated_ranks(3)
+def test_hosts_are_connected_for_cpu_tensors_with_the_first_of_them(port, prefix, world):
+    meshes, store = start(port, prefix, world)
     rank = dist.get_rank()
     tensor = torch.full((1000,), float(rank), device="cuda")
     dist.all_reduce(tensor)
@@ -89,20 +83,15 @@ def needs_none(port, prefix, world):
     dist.destroy_process_group()
 
 
-def test_hosts_are_connected_for_cpu_tensors_with_the_first_of_them():
-    on_two_hosts(needs_none, 3)
-
-
-def leave(port, prefix, world):
-    if not (started := start(port, prefix, world)):
-        return "no namespace"
-    meshes, store = started
+@on_emulated_ranks(2)
+def test_a_rank_that_has_left_before_the_first_cpu_tensor_is_named(port, prefix, world):
+    meshes, store = start(port, prefix, world)
     dist.all_reduce(torch.ones(1, device="cuda"))
     if dist.get_rank() == 1:
         dist.destroy_process_group()
         store.set("gone", "")
         store.wait(["told"])
-        return None
+        return
     store.wait(["gone"])
     with time_limit(0, 20, "finding who has left"):  # the deadline is after 40 s
         with pytest.raises(torchcomms_pg.CommError, match="rank 1 has left") as raised:
@@ -110,36 +99,25 @@ def leave(port, prefix, world):
     assert raised.value.ranks == [1] and meshes.made == 1
     store.set("told", "")
     dist.destroy_process_group()
-    return None
-
-
-def test_a_rank_that_has_left_before_the_first_cpu_tensor_is_named():
-    on_two_hosts(leave, 2)
 
 
 def send_to_none(port, prefix, world, timeout, error, told):
     """Rank 0 cannot be connected with rank 1, and raises `error`, of which rank 1 is told."""
-    rank = int(os.environ["RANK"])
-    if not move("abbb"):
-        report(None)
-        return None
-    gpus.torchcomms(port, prefix, world, 40)
-    store = connect_store(port, f"{prefix}/beside")
+    meshes, store = start(port, prefix, world)
     dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
-    if rank == 1:
-        Meshes(hold=lambda: store.wait(["raised"]))
+    if dist.get_rank() == 1:
+        meshes.hold = lambda: store.wait(["raised"])
         store.wait(["raised"])
         with pytest.raises(torchcomms_pg.CommError, match=told):
             dist.recv(torch.ones(1), 0)
     else:
-        Meshes(hold=lambda: report(os.getpid()))
+        meshes.hold = lambda: report(os.getpid())
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
         with pytest.raises(error):
             dist.send(torch.ones(1), 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         store.set("raised", "")
     dist.destroy_process_group()
-    return None
 
 
 @pytest.mark.parametrize(
@@ -148,43 +126,36 @@ def send_to_none(port, prefix, world, timeout, error, told):
     ids=("ctrl-c", "the deadline"),
 )
 def test_a_wait_for_the_first_connections_ends(timeout, error, told):
-    if os.geteuid() != 0:
-        pytest.skip("a host name of its own needs root")
     with ranks.Ranks(2, init=False, started_with=emulated.environment) as processes:
         processes.start(send_to_none, *processes.store_args(), 2, timeout, error, told)
-        if (pid := processes.wait_report(0)) is None:
-            pytest.skip("this machine does not let a process have a host name of its own")
+        pid = processes.wait_report(0)
         if error is KeyboardInterrupt:
             os.kill(pid, signal.SIGINT)
         ranks.check(processes.wait(45))
 
 
-def fail_to_connect(port, prefix, world):
-    if not (started := start(port, prefix, world, timeout=30)):
-        return "no namespace"
+@on_emulated_ranks(2)
+def test_why_a_rank_cannot_be_connected_is_told_to_all(port, prefix, world):
+    meshes, _ = start(port, prefix, world, timeout=30)
 
     def refuse():
         if dist.get_rank() == 1:
             raise RuntimeError("no such interface")
 
-    started[0].hold = refuse
+    meshes.hold = refuse
     tensor = torch.ones(1, device="cuda")
     dist.all_reduce(tensor)
     with time_limit(0, 20, "the error"):  # the deadline is after 30 s
         with pytest.raises(torchcomms_pg.CommError, match="no such interface.*GLOO_SOCKET_IFNAME"):
             dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
-    return None
 
 
-def test_why_a_rank_cannot_be_connected_is_told_to_all():
-    on_two_hosts(fail_to_connect, 2)
-
-
-def come_late(port, prefix, world):
-    if not (started := start(port, prefix, world)):
-        return "no namespace"
-    store = started[1]
+@on_emulated_ranks(2)
+def test_a_rank_that_is_missed_by_the_first_cpu_tensor_is_named_at_the_deadline(
+    port, prefix, world
+):
+    _, store = start(port, prefix, world)
     dist.distributed_c10d._set_pg_timeout(2 * SECOND, dist.group.WORLD)
     if dist.get_rank() == 0:
         with pytest.raises(torchcomms_pg.CommError) as raised:
@@ -195,8 +166,3 @@ def come_late(port, prefix, world):
     else:
         store.wait(["told"])
     dist.destroy_process_group()
-    return None
-
-
-def test_a_rank_that_is_missed_by_the_first_cpu_tensor_is_named_at_the_deadline():
-    on_two_hosts(come_late, 2)

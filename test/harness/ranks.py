@@ -60,8 +60,12 @@ class Outcome:
     hung: str = ""
 
     @property
+    def failed(self):
+        return bool(self.error or self.died or self.hung)
+
+    @property
     def ok(self):
-        return not (self.error or self.died or self.hung or self.skip)
+        return not (self.failed or self.skip)
 
 
 START = "import sys; from harness import rank_process; rank_process.zygote(int(sys.argv[1]))"
@@ -223,21 +227,14 @@ class Ranks:
                     if rank not in self._done:
                         self._done[rank] = Outcome(rank, hung=self._stacks(rank))
                         self.kill(rank)
-        self.busy = any(not self._done[rank].ok for rank in ranks)
+        self.busy = any(self._done[rank].failed for rank in ranks)
         return [self._done[rank] for rank in ranks]
 
     def run(self, function, *args, timeout=CALL_TIMEOUT, **kwargs):
         """start() and wait(); raises RankFailure unless every rank returned. Their values."""
-        import pytest
-
         __tracebackhide__ = True
         self.start(function, *args, **kwargs)
         outcomes = self.wait(timeout)
-        if not any(o.error or o.died or o.hung for o in outcomes):
-            for outcome in outcomes:
-                if outcome.skip:
-                    self.busy = False
-                    pytest.skip(outcome.skip)
         check(outcomes)
         return [outcome.value for outcome in outcomes]
 
@@ -330,17 +327,22 @@ class Ranks:
 
 
 def check(outcomes):
-    """Raise RankFailure, naming each rank that failed."""
+    """Raise RankFailure, naming each rank that failed; where none did, skip if one skipped."""
+    import pytest
+
     __tracebackhide__ = True
-    bad = [o for o in outcomes if not o.ok]
+    bad = [o for o in outcomes if o.failed]
     if bad:
         lines = []
         for o in bad:
-            what = [w for w in ("error", "died", "hung", "skip") if getattr(o, w)][0]
+            what = [w for w in ("error", "died", "hung") if getattr(o, w)][0]
             lines.append(f"rank {o.rank} {what}: {getattr(o, what)}")
         raise RankFailure(
             f"{len(bad)} of {len(outcomes)} ranks did not succeed\n" + "\n".join(lines)
         )
+    for outcome in outcomes:
+        if outcome.skip:
+            pytest.skip(outcome.skip)
 
 
 def _init(port, prefix, world, timeout):

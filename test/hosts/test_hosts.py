@@ -28,21 +28,27 @@ pytestmark = pytest.mark.beyond_gloo
 
 
 def move(places):
-    """Gives this rank, and it alone, the host of its letter. False: it may not have one."""
+    """Gives this rank, and it alone, the host of its letter; skips where it may not have one."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     host = f"host-{places[int(os.environ['RANK'])]}".encode()
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.unshare(CLONE_NEWUTS) == 0 and libc.sethostname(host, len(host)) == 0
+    if libc.unshare(CLONE_NEWUTS) != 0 or libc.sethostname(host, len(host)) != 0:
+        pytest.skip(f"a host name of its own needs root: {os.strerror(ctypes.get_errno())}")
 
 
 def on_hosts(function, places, *args, timeout=40):
-    if os.geteuid() != 0:
-        pytest.skip("a host name of its own needs root")
     with Ranks(len(places), init=False) as ranks:
-        outcomes = ranks.run(function, ranks.store_args(), places, *args, timeout=timeout)
-    if None in outcomes:
-        pytest.skip("this machine does not let a process have a host name of its own")
-    return outcomes
+        return ranks.run(function, ranks.store_args(), places, *args, timeout=timeout)
+
+
+def in_group(args, places, body, *rest):
+    """What `body` returns in a group of the ranks' hosts."""
+    rank, world = int(os.environ["RANK"]), len(places)
+    move(places)
+    init_default_group(*args, rank, world, 30)
+    result = body(rank, world, *rest)
+    dist.destroy_process_group()
+    return result
 
 
 def library(group):
@@ -52,8 +58,7 @@ def library(group):
 
 def operate(args, places, backend):
     rank = int(os.environ["RANK"])
-    if not move(places):
-        return None
+    move(places)
     if backend == "gloo":
         as_gloo.install()
     init_default_group(*args, rank, 3, 20, backend)
@@ -95,36 +100,25 @@ def test_groups_of_several_hosts_go_over_gloo_and_those_of_one_through_memory(ba
             assert apart == (None if rank == 1 else "gloo")
 
 
-def shrink(args, places):
-    rank = int(os.environ["RANK"])
-    if not move(places):
-        return None
-    init_default_group(*args, rank, len(places), 30)
+def shrink(rank, world):
     with pytest.raises(RuntimeError, match="on several hosts, where .* make a new group"):
         dist.shrink_group([1 - rank])
     dist.barrier()
-    dist.destroy_process_group()
-    return True
 
 
 def test_shrinking_says_that_groups_of_several_hosts_cannot():
-    on_hosts(shrink, "ab")
+    on_hosts(in_group, "ab", shrink)
 
 
-def share_memory(args, places):
-    rank = int(os.environ["RANK"])
-    if not move(places):
-        return None
-    init_default_group(*args, rank, 2, 20)
+def share_memory(rank, world):
     store = dist.distributed_c10d._get_default_store()
     with pytest.raises(RuntimeError) as error:
-        torchcomms_pg.new_comm("shm", "cpu", "here", store=store, rank=rank, size=2)
-    dist.destroy_process_group()
+        torchcomms_pg.new_comm("shm", "cpu", "here", store=store, rank=rank, size=world)
     return str(error.value)
 
 
 def test_shared_memory_names_the_ranks_on_different_hosts_with_their_hosts():
-    for message in on_hosts(share_memory, "ab"):
+    for message in on_hosts(in_group, "ab", share_memory):
         assert "'here'" in message and "different hosts" in message
         assert "rank 0 on host 'host-a'" in message and "rank 1 on host 'host-b'" in message
 
@@ -137,17 +131,6 @@ FEW_PLACES = ("aab", "abba", "aabc", "abcdefghii")
 # Nothing, one, what one rank of a host reduces, parts that fit no lane, several pieces (of 4 MiB).
 NUMBERS = (0, 1, 7, 1025, 70_001, 2_100_003)
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-
-
-def in_group(args, places, body, *rest):
-    """Runs `body` in a group of the ranks' hosts; None: they cannot be moved."""
-    rank, world = int(os.environ["RANK"]), len(places)
-    if not move(places):
-        return None
-    init_default_group(*args, rank, world, 30)
-    body(rank, world, *rest)
-    dist.destroy_process_group()
-    return True
 
 
 def reduce_everything(rank, world):
