@@ -202,6 +202,14 @@ def test_the_pins_are_of_the_range(checkout):
     assert len(list((checkout / "requirements").iterdir())) == 5
 
 
+# ---------------------------------------------------------------- tools/soak
+
+
+def test_the_soak_starts():
+    done = run_python("-m", "soak", "--help", PYTHONPATH=f"{ROOT}:{TESTS}")
+    assert done.returncode == 0 and "usage: tools/soak" in done.stdout, done.stderr
+
+
 # ---------------------------------------------------------------- tools/gpu_check
 
 CASES = """
