@@ -1,10 +1,7 @@
 // Windows: memory that peers put into, and the signals that tell of it.
-#include <dirent.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 
 #include "Ranks.hpp"
@@ -72,22 +69,6 @@ ncclResult_t wait(
 void barrier(ncclComm_t comm) {
   char token = 0;
   CHECK_NCCL(nccl().allReduce(&token, &token, 1, ncclInt8, ncclSum, comm, nullptr));
-}
-
-int openFiles() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
-int mappings() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += line.find("memfd:torchcomms_pg") != std::string::npos;
-  return count;
 }
 
 // Puts from every rank to the next one, round after round, with no other synchronization than
@@ -249,14 +230,14 @@ TEST(viewOutlivesWindowMemoryAndCommunicator) {
     CHECK_EQUAL(content[2999], 41 - rank);
     content[0] = 7;
   }
-  CHECK_EQUAL(mappings(), 2);
+  CHECK_EQUAL(mappedSegments(), 2);
   views.clear();
-  CHECK_EQUAL(mappings(), 0);
+  CHECK_EQUAL(mappedSegments(), 0);
 }
 
 TEST(windowsLeaveNothingBehind) {
   // The stream of errors opens nothing any more.
-  const int filesBefore = openFiles();
+  const int filesBefore = descriptors();
   for (int i = 0; i < 20; ++i) {
     threadRanks(2, [](ncclComm_t comm, int) {
       const Buffer buffer(100), other(5000);
@@ -266,8 +247,8 @@ TEST(windowsLeaveNothingBehind) {
       CHECK_NCCL(nccl().commWindowDeregister(comm, window));
     });
   }
-  CHECK_EQUAL(openFiles(), filesBefore);
-  CHECK_EQUAL(mappings(), 0);
+  CHECK_EQUAL(descriptors(), filesBefore);
+  CHECK_EQUAL(mappedSegments(), 0);
 }
 
 TEST(windowArgumentsAreChecked) {
