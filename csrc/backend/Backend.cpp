@@ -226,10 +226,10 @@ Backend::CommPtr Backend::route(const char* what, const at::Tensor& tensor) {
 
 std::vector<Backend::CommPtr> Backend::communicators() const {
   std::vector<CommPtr> all;
-  if (auto comm = cpu()) {
-    all.push_back(std::move(comm));
-  }
   std::lock_guard lock(communicatorsMutex_);
+  if (cpu_) {
+    all.push_back(cpu_);
+  }
   for (const auto& [index, comm] : accelerators_) {
     all.push_back(comm);
   }
