@@ -10,8 +10,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
 Group describeGroup(const GroupOptions& options) {
   Group group;
   group.name = options.group_name;
@@ -25,6 +23,8 @@ Group describeGroup(const GroupOptions& options) {
   }
   return group;
 }
+
+namespace {
 
 // Groups of this process that know the processes of their ranks. A group may outlive the statics.
 struct Acquaintances {

@@ -7,6 +7,7 @@
 
 #include "base/TorchCompat.hpp"
 #include "connect/Connect.hpp"
+#include "operation/Group.hpp"
 
 namespace torchcomms_pg {
 
@@ -37,5 +38,8 @@ struct GroupOptions : latest::Backend::Options {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 };
+
+// Describes the group that has these options.
+Group describeGroup(const GroupOptions& options);
 
 }  // namespace torchcomms_pg
