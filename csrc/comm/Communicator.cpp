@@ -35,6 +35,7 @@ Communicator::Communicator(
       group_(std::move(group)),
       config_(std::move(config)),
       timeoutMs_(timeout.count()),
+      issued_(size),
       library_(api, std::move(made), place.device),
       executor_(makeExecutor(*this, place.device, place.highPriority)),
       signalSlots_(api.signals),
@@ -183,10 +184,7 @@ WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
 WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   auto& op = call.op;
   executor_->prepare(op);  // before the operation counts
-  // Ranks that exchange no messages must still agree on the number of collectives.
-  auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
-  const auto count = std::max<size_t>(call.parts.size(), 1);
-  op.seq = counter.fetch_add(count, std::memory_order_relaxed) + 1;
+  issued_.number(call);
   op.issued = Clock::now();
   if (C10_UNLIKELY(recorders_.any()) && !op.captured) {
     recorders_.record(call);

@@ -17,6 +17,7 @@
 #include "comm/GroupHooks.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/InFlightOps.hpp"
+#include "comm/IssueCounts.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/SignalSlots.hpp"
 #include "comm/Work.hpp"
@@ -124,7 +125,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void drain() { executor_->drain(Milliseconds::max()); }
 
   // Number of collectives issued so far.
-  uint64_t sequenceNumber() const { return collectives_.load(std::memory_order_relaxed); }
+  uint64_t sequenceNumber() const { return issued_.collectives(); }
+  const IssueCounts& issued() const { return issued_; }
 
   // Gives every operation, also a synchronous one, a Work that knows its duration from now on.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
@@ -193,8 +195,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> timing_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<uint64_t> collectives_{0};
-  std::atomic<uint64_t> messages_{0};
+  IssueCounts issued_;
   std::atomic<uint64_t> splits_{0};
   CommHandle library_;
   const std::unique_ptr<Executor> executor_;

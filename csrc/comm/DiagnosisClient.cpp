@@ -61,27 +61,45 @@ class Registry {
   std::vector<std::weak_ptr<Communicator>> comms_;
 };
 
-std::string describeSilent(const std::string& introduction) {
+Silent describeSilent(const std::string& introduction) {
   const auto peer = Peer::parse(introduction);
   const auto pid = std::to_string(peer.pid);
   if (peer.pid == 0) {
-    return "did not answer, and has not said where it runs";
+    return {"did not answer, and has not said where it runs"};
   }
   if (!peer.sameHost(Peer::self())) {
-    return "did not answer (pid " + pid + " on " + peer.host +
-           "): it is dead or stopped, or the network is down";
+    return {
+        "did not answer (pid " + pid + " on " + peer.host +
+        "): it is dead or stopped, or the network is down"};
   }
   const char state = host::processState(peer.pid);
   if (state == 'T' || state == 't') {
-    return "its process is stopped (pid " + pid +
-           "): by SIGSTOP, or by a debugger; SIGCONT has it go on";
+    return {
+        "its process is stopped (pid " + pid +
+            "): by SIGSTOP, or by a debugger; SIGCONT has it go on",
+        true};
   }
   if (!host::processAlive(peer.pid, 0)) {
-    return "its process is dead (pid " + pid + ")";
+    return {"its process is dead (pid " + pid + ")", true};
   }
-  return "did not answer, though its process is there (pid " + pid + ", state " +
-         (state == '\0' ? std::string("unknown") : std::string(1, state)) +
-         "): see py-spy dump --pid " + pid + ", or gdb";
+  return {
+      "did not answer, though its process is there (pid " + pid + ", state " +
+      (state == '\0' ? std::string("unknown") : std::string(1, state)) +
+      "): see py-spy dump --pid " + pid + ", or gdb"};
+}
+
+// Returns what tells a group from every other, and is the same on its ranks.
+uint64_t keyOf(const Communicator& comm) {
+  const auto ranks = comm.globalRanks();
+  const auto text = comm.group().name + '\0' +
+                    std::string(
+                        reinterpret_cast<const char*>(ranks.data()),
+                        ranks.size() * sizeof ranks.front());
+  return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
+}
+
+bool isAwaited(const InFlight& entry) {
+  return entry.work == nullptr || !entry.op->async || entry.work->awaited();
 }
 
 }  // namespace
@@ -96,6 +114,7 @@ void DiagnosisClient::open(
   const auto self = Peer::self().text();
   store_->set(
       "who/" + std::to_string(comm_.rank()), std::vector<uint8_t>(self.begin(), self.end()));
+  key_ = keyOf(comm_);
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
   options.size = comm_.size();
@@ -409,47 +428,108 @@ DiagnosisRequest DiagnosisClient::request(
   DiagnosisRequest request;
   const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
   request.compileLeftMs = (Compiling::limit() - late).count();
+  request.rank = comm_.rank();
   request.group = comm_.group().name;
   request.globalRanks = comm_.group().globalRanks;
+  request.hosts = comm_.group().hosts;
   request.size = comm_.size();
   request.op = describe(op);
-  // A batch may consist of messages, which are counted apart.
-  request.pointToPoint = isPointToPoint(op.kind) || op.kind == OpKind::coalesced;
-  request.peer = waitsForPeer(op.kind) ? op.peer : -1;
-  request.seq = op.seq;
+  request.signature = signature(op);
+  request.seq = op.collective ? op.seq : 0;
+  bool collectives = true;  // and nothing else is in flight
+  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    collectives = std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
+    request.wait = describeWait(comm_, ops, op, key_, /*here=*/true);
+  });
   request.timeoutMs = timeout.count();
   request.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   const auto& library = comm_.library();
-  if (library.absenceIsCertain() || library.failed()) {
+  const bool certain = library.absenceIsCertain();
+  if (certain || library.failed()) {
     request.absent = library.absentRanks();
+    // What the library misses, it misses at its oldest operation.
+    request.absentIsAll = certain && comm_.api().absentRanks != nullptr && !library.failed() &&
+                          collectives && request.seq > 0 && !request.absent.empty();
   }
   request.queued = comm_.executor().queues();
   return request;
 }
 
-void DiagnosisClient::tellElsewhere(RankStatus& answer) {
-  for (const auto& other : Registry::get().alive()) {
-    if (other.get() == &comm_ || other->executor().queues()) {
-      continue;  // the ranks that a device's queue waits for are unknown
+Wait DiagnosisClient::describeWait(
+    const Communicator& comm,
+    const InFlightOps::List& ops,
+    const Operation& op,
+    uint64_t key,
+    bool here) {
+  Wait wait;
+  wait.text = describe(op) + (here ? "" : " of group '" + comm.group().name + "'");
+  // The ranks that a shrunk communicator leaves out are not needed.
+  wait.group = op.kind == OpKind::shrink ? 0 : key;
+  wait.members = comm.globalRanks();
+  const auto await = [&](OpKind kind, int peer, uint64_t number) {
+    using Kind = AwaitedMessage::Kind;
+    if (waitsForPeer(kind)) {
+      wait.messages.push_back(
+          {kind == OpKind::send   ? Kind::send
+           : kind == OpKind::recv ? Kind::receive
+                                  : Kind::signal,
+           peer < 0 ? AwaitedMessage::kAnyRank : wait.members[peer],
+           number});
     }
-    const auto awaited = other->inFlight().inspect([&](const auto& ops, const Operation&) {
+  };
+  await(op.kind, op.peer, op.number);
+  for (const auto& message : op.messages) {
+    await(message.kind, message.peer, message.number);
+  }
+  // Shared memory alone has every rank exchange its part with the root and nobody else.
+  const bool withRoot = comm.device().is_cpu() && comm.group().hosts.empty();
+  const auto need = [&](const Operation& collective) {
+    const bool one = withRoot && hasRoot(collective.kind) && collective.peer != comm.rank();
+    const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
+    auto& all = wait.collectives;
+    if (!all.empty() && all.back().rank == needed.rank) {
+      all.back() = needed;  // whoever has come to this has come to the one before
+    } else {
+      all.push_back(needed);
+    }
+  };
+  for (const auto& entry : ops) {
+    if (op.collective && entry.op->collective && entry.op->seq < op.seq) {
+      need(*entry.op);
+    }
+  }
+  if (op.collective) {
+    need(op);
+  }
+  return wait;
+}
+
+void DiagnosisClient::tellGroups(RankStatus& answer) const {
+  const auto alive = Registry::get().alive();
+  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
+  for (const auto& comm : alive) {
+    ++groups[comm->diagnosis().key_];
+  }
+  for (const auto& comm : alive) {
+    const bool here = comm.get() == &comm_;
+    const auto key = comm->diagnosis().key_;
+    const bool known = here || (groups[key] == 1 && key != key_);
+    const bool queues = comm->executor().queues();
+    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
+    // seems to have arrived, and is not blamed.
+    comm->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {
-        if (entry.work == nullptr || entry.work->awaited()) {
-          return describe(*entry.op) + " of group '" + other->group().name + "'";
+        const bool awaited = isAwaited(entry) && !queues;
+        if (awaited || (queues && &entry == &ops.front()) ||
+            (entry.work != nullptr && entry.work->hasFuture())) {
+          answer.waits.push_back(describeWait(*comm, ops, *entry.op, known ? key : 0, here));
+          answer.waits.back().indirect = !awaited;
         }
       }
-      return std::string();
     });
-    if (awaited.empty()) {
-      continue;
+    if (known && !comm->closed()) {
+      answer.counts.push_back(comm->issued().all(key, comm->globalRanks()));
     }
-    for (const int rank : other->library().absentRanks()) {
-      const auto& global = other->group().globalRanks;
-      const auto known = static_cast<size_t>(rank) < global.size();
-      answer.elsewhereFor.push_back(known ? global[rank] : rank);
-    }
-    answer.elsewhere = awaited;
-    break;
   }
 }
 
@@ -457,7 +537,6 @@ HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
   HangDiagnosis::Snapshot snapshot;
   auto& answer = snapshot.answer;
   answer.rank = comm_.rank();
-  answer.issued = comm_.sequenceNumber();
   answer.relaxedMs = relaxed().count();
   const auto compiling = Compiling::state(now);
   answer.compilingMs = compiling.since ? compiling.since->count() : -1;
@@ -465,12 +544,13 @@ HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
   if (const auto known = comm_.failureState().get()) {
     answer.failure = known->message;
   }
-  tellElsewhere(answer);
+  tellGroups(answer);
   comm_.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
     if (!ops.empty()) {
       const auto& oldest = *ops.front().op;
       answer.current = describe(oldest);
-      answer.currentSeq = oldest.seq;
+      answer.signature = signature(oldest);
+      answer.currentSeq = answer.signature.empty() ? 0 : oldest.seq;
       answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
       if (oldest.recording) {
         snapshot.stack = oldest.recording->stack();

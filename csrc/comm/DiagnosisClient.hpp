@@ -80,8 +80,15 @@ class DiagnosisClient {
   // Logs why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
-  // Fills in the operation of another group that this process waits in.
-  void tellElsewhere(RankStatus& answer);
+  // Returns what `op` of `comm`, which has `ops` in flight, needs; `here`: of the group asked about.
+  static Wait describeWait(
+      const Communicator& comm,
+      const InFlightOps::List& ops,
+      const Operation& op,
+      uint64_t key,
+      bool here);
+  // Fills in what threads of this process wait in, and what it has issued, in all groups.
+  void tellGroups(RankStatus& answer) const;
   void apart(std::function<void()> body);
   std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
 
@@ -89,6 +96,7 @@ class DiagnosisClient {
   std::shared_ptr<HangDiagnosis>
       diagnosis_;  // accessed by std::atomic_load; null: a rank alone, or no store
   c10::intrusive_ptr<c10d::Store> store_;
+  uint64_t key_ = 0;  // that of the group, see GroupCounts
   std::mutex relaxationsMutex_;
   std::multiset<Clock::time_point> relaxations_;  // ends of those that have not been ended
   std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them; 0: there are none

@@ -237,49 +237,33 @@ Failure FailureState::elsewhere() const {
 }
 
 void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
-  const auto& library = comm_.library();
-  auto absent = library.absentRanks();
-  const bool certain = library.absenceIsCertain();
-  if (waitsForPeer(op.kind) && op.peer >= 0) {
-    absent = {op.peer};
-  } else if (!verdict.ranks.empty() || (!certain && verdict.answered == comm_.size())) {
-    absent = verdict.ranks;
-  }
   // Programs look for Gloo's words.
   const bool gloo = comm_.group().backend == "gloo";
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
+  const auto& library = comm_.library();
+  auto ranks = verdict.ranks;
   if (!library.ready()) {
-    text += absent.empty() ? std::string("the group was still being set up")
-                           : rankNames(absent) + " did not join the group";
-  } else if (absent.empty() && library.api().absentRanks == nullptr) {
+    ranks = ranks.empty() ? library.absentRanks() : ranks;
+    text += ranks.empty() ? std::string("the group was still being set up")
+                          : rankNames(ranks) + " did not join the group";
+  } else if (!verdict.summary.empty()) {
+    text += verdict.summary;
+  } else if (library.api().absentRanks == nullptr) {
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
         "ranks it waits for";
-  } else if (!certain && verdict.ranks.empty() && verdict.answered < comm_.size()) {
-    text += "it has not finished" +
-            (absent.empty() ? "" : "; here it waits for " + rankNames(absent)) +
-            ", and nobody knows who is late";
-    absent.clear();
-  } else if (absent.empty()) {
-    text += "all ranks have arrived, and the operation has not finished";
-  } else if (verdict.disagree) {
-    text += "the ranks call different operations";
+  } else if (const auto absent = library.absentRanks(); absent.empty()) {
+    text += "it has not finished, and nobody knows who is late";
+  } else if (library.absenceIsCertain()) {
+    ranks = absent;
+    text +=
+        rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
   } else {
-    const auto& silent = verdict.silent;
-    std::vector<int> late;
-    std::copy_if(absent.begin(), absent.end(), std::back_inserter(late), [&silent](int rank) {
-      return std::find(silent.begin(), silent.end(), rank) == silent.end();
-    });
-    if (!late.empty()) {
-      text +=
-          rankNames(late) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
-    }
-    if (!silent.empty()) {
-      text += (late.empty() ? "" : ", ") + rankNames(silent) + " did not answer";
-    }
+    text += "it has not finished; here it waits for " + rankNames(absent) +
+            ", and nobody knows who is late";
   }
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text);
-  failure.ranks = std::move(absent);
+  failure.ranks = std::move(ranks);
   failure.verdict = verdict.text;
   const auto first = set(std::move(failure));
   auto told = *first;

@@ -158,7 +158,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   }
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
-    call.op.seq = collectives_.fetch_add(1) + 1;
+    issued_.number(call);
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);

@@ -332,7 +332,7 @@ void HangDiagnosis::lead(Clock::time_point now) {
   if (round_.answers.size() < static_cast<size_t>(options_.size) && now - round_.begun < kGather) {
     return;
   }
-  std::map<int, std::string> silent;
+  std::map<int, Silent> silent;
   for (int rank = 0; rank < options_.size; ++rank) {
     if (round_.answers.count(rank) == 0) {
       const auto introduction = board_->get("who/" + std::to_string(rank));

@@ -1,23 +1,16 @@
 #include "monitor/Verdict.hpp"
 
 #include <algorithm>
-#include <iomanip>
-#include <iterator>
+#include <set>
 #include <sstream>
 #include <utility>
 
+#include "monitor/Fields.hpp"
 #include "monitor/Printable.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
-
-using std::quoted;
-
-// Returns whether all has been read, and nothing else is there.
-bool ended(std::istream& in) {
-  return in && in.peek() == std::istream::traits_type::eof();
-}
 
 std::string seconds(int64_t milliseconds) {
   if (milliseconds < 100) {
@@ -26,19 +19,6 @@ std::string seconds(int64_t milliseconds) {
   std::ostringstream out;
   out << static_cast<double>(milliseconds / 100) / 10 << " s";
   return out.str();
-}
-
-// Returns the part of a collective's description that must be the same on all ranks: its name, and
-// what follows the sizes, which may differ. Empty: no collective.
-std::string kindOf(const std::string& op) {
-  const auto name = op.substr(0, op.find(" #"));
-  for (const char* other : {"send", "recv", "put", "signal", "wait_signal", "coalesced"}) {
-    if (name == other) {
-      return "";
-    }
-  }
-  const auto sizes = op.find(" x ");
-  return sizes == std::string::npos ? name : name + op.substr(sizes);
 }
 
 bool contains(const std::vector<int>& ranks, int rank) {
@@ -59,84 +39,63 @@ class Report {
   Report(
       const DiagnosisRequest& request,
       const std::map<int, RankStatus>& answers,
-      const std::map<int, std::string>& silent)
-      : request_(request), answers_(answers), silent_(silent) {}
+      const std::map<int, Silent>& silent)
+      : request_(request),
+        answers_(answers),
+        silent_(silent),
+        blame_(blame(request, answers, silent)),
+        late_(blame_.lateRanks()),
+        disagree_(!request.disagreement.empty() || !blame_.disagree.empty()) {}
 
   Verdict judge() {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
-    disagree_ = !request_.disagreement.empty() || !others().empty();
-    verdict.disagree = disagree_;
-    if (!disagree_) {
-      verdict.ranks = missing();
-      if (const auto [more, why] = extension(verdict.ranks); more > 0) {
+    if (disagree_) {
+      verdict.ranks = request_.disagreement.empty() ? blame_.disagree : request_.absent;
+    } else {
+      if (const auto [more, why] = extension(); more > 0) {
         verdict.extensionMs = more;
         verdict.text = why;
         return verdict;
       }
-    } else {
-      verdict.ranks = request_.disagreement.empty() ? others() : request_.absent;
+      verdict.ranks = atFault();
     }
-    std::copy_if(
-        verdict.ranks.begin(),
-        verdict.ranks.end(),
-        std::back_inserter(verdict.silent),
-        [this](int rank) { return !contains(request_.absent, rank) && answers_.count(rank) == 0; });
-    verdict.text = printable(headline(verdict) + cycles(verdict.ranks) + details(verdict.ranks));
+    verdict.summary = printable(summary());
+    verdict.text = printable(
+        "verdict on group '" + request_.group + "', " + std::to_string(request_.size) +
+        " ranks: " + headline() + deadlock() + details(verdict.ranks));
     return verdict;
   }
 
  private:
-  // Returns the ranks in another operation with the same number: than the one asked about, or than
-  // each other, if the asking rank is further than they are.
-  std::vector<int> others() const {
-    std::vector<int> ranks;
-    if (request_.pointToPoint) {
-      return ranks;
-    }
-    std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by kind
-    for (const auto& [rank, answer] : answers_) {
-      if (const auto kind = kindOf(answer.current); !kind.empty()) {
-        called[answer.currentSeq][kind].push_back(rank);
-      }
-    }
-    const auto asked = kindOf(request_.op);
-    for (const auto& [number, kinds] : called) {
-      for (const auto& [kind, who] : kinds) {
-        if (number == request_.seq && !asked.empty() ? kind != asked : kinds.size() > 1) {
-          ranks.insert(ranks.end(), who.begin(), who.end());
-        }
-      }
-    }
-    return ranks;
+  // Returns the ranks of which it is proven; else those that nothing is known of, if the operation
+  // waits for them and no circle explains it.
+  std::vector<int> atFault() const {
+    auto ranks = late_;
+    ranks.insert(ranks.end(), blame_.gone.begin(), blame_.gone.end());
+    std::sort(ranks.begin(), ranks.end());
+    return ranks.empty() && blame_.circle.empty() ? blame_.silent : ranks;
   }
 
-  // Returns the ranks that have not come. A rank's own word counts more than the library's, which
-  // may know only the ranks it waits for first.
-  std::vector<int> missing() const {
-    if (request_.pointToPoint && request_.peer >= 0) {
-      return {request_.peer};
-    }
-    std::vector<int> ranks;
-    for (int rank = 0; rank < request_.size; ++rank) {
-      const auto found = answers_.find(rank);
-      const bool silent = found == answers_.end();
-      if (silent || (!request_.pointToPoint && found->second.issued < request_.seq)) {
-        ranks.push_back(rank);
-      }
-    }
-    return ranks.empty() ? request_.absent : ranks;
+  std::vector<int> unanswered() const {
+    auto ranks = blame_.gone;
+    ranks.insert(ranks.end(), blame_.silent.begin(), blame_.silent.end());
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
   }
 
   // Returns the extension and its reason. A rank that compiles, or has just ended, gets the length
   // of a timeout from then on, within the limit; one that has asked for time, until it is over.
-  std::pair<int64_t, std::string> extension(const std::vector<int>& missing) const {
+  std::pair<int64_t, std::string> extension() const {
+    if (!unanswered().empty() || !blame_.circle.empty()) {
+      return {0, ""};  // no sign that these ranks will come
+    }
     int64_t more = 0;
     std::string why;
-    for (const int rank : missing) {
+    for (const int rank : late_) {
       const auto found = answers_.find(rank);
       if (found == answers_.end()) {
-        return {0, ""};  // no sign that the rank will come
+        return {0, ""};
       }
       const auto& answer = found->second;
       // Grants not all of it at once: the rank may be done sooner, and then be lost.
@@ -160,49 +119,129 @@ class Report {
     return {more, why};
   }
 
-  std::string named(const std::vector<int>& ranks) const {
+  // Names ranks by the group's numbers, and by the job's if these differ.
+  std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     std::string numbers;
     bool same = true;
     for (size_t i = 0; i < ranks.size(); ++i) {
       const auto number = global(ranks[i]);
       text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+      if (withHosts && static_cast<size_t>(ranks[i]) < request_.hosts.size()) {
+        text += " on " + request_.hosts[ranks[i]];
+      }
       numbers += (i == 0 ? "" : ", ") + std::to_string(number);
       same = same && number == ranks[i];
     }
     return same ? text : text + " (global " + numbers + ")";
   }
 
-  std::string headline(const Verdict& verdict) const {
-    const auto group =
-        "group '" + request_.group + "', " + std::to_string(request_.size) + " ranks: ";
+  bool isAsked(const Wait& wait) const {
+    return wait.group == request_.wait.group && wait.text == request_.wait.text;
+  }
+
+  std::string headline() const {
     if (disagree_) {
-      return "verdict on " + group + "its ranks call different operations";
+      return "its ranks call different operations";
     }
     const auto what = request_.op + ", issued " + seconds(request_.waitedMs) + " ago";
-    if (verdict.ranks.empty()) {
-      return "verdict on " + group +
-             (request_.queued
-                  ? "all ranks have queued " + what +
-                        ", and it has not finished, nor perhaps what is queued before it"
-                  : "all ranks have arrived at " + what + ", and it has not finished");
-    }
-    const auto& silent = verdict.silent;
-    if (silent.size() == verdict.ranks.size()) {
-      return "verdict on " + group + named(silent) +
-             " did not answer, so that nobody knows whether " +
-             (silent.size() == 1 ? "it has " : "they have ") +
-             (request_.queued ? "queued " : "arrived at ") + what;
-    }
-    std::vector<int> late;
-    for (const int rank : verdict.ranks) {
-      if (!contains(silent, rank)) {
-        late.push_back(rank);
+    const std::string arrived = request_.queued ? "queued " : "arrived at ";
+    const auto unknown = unanswered();
+    std::string text;
+    bool asked = false;
+    for (const auto& late : blame_.late) {
+      text += text.empty() ? "" : "; ";
+      text += named(late.ranks) + (late.ranks.size() == 1 ? " has" : " have") + " not arrived at ";
+      if (isAsked(late.wait)) {
+        text += what;
+        asked = true;
+      } else {
+        text += late.wait.text + ", in which " + named(late.waiting) +
+                (late.waiting.size() == 1 ? " waits" : " wait");
       }
     }
-    return "verdict on " + group + named(late) + (late.size() == 1 ? " has" : " have") +
-           " not arrived at " + what +
-           (silent.empty() ? "" : "; " + named(silent) + " did not answer");
+    if (!blame_.late.empty()) {
+      text += unknown.empty() ? "" : "; " + named(unknown) + " did not answer";
+    } else if (!blame_.circle.empty()) {
+      text += named(circleRanks()) + " wait for each other";
+    } else if (!unknown.empty()) {
+      text += named(unknown) + " did not answer, so that nobody knows whether " +
+              (unknown.size() == 1 ? "it has " : "they have ");
+      const bool direct = std::any_of(
+          unknown.begin(), unknown.end(), [&](int rank) { return contains(blame_.missing, rank); });
+      text += direct ? arrived + what : "arrived where others wait";
+      asked = direct;
+    } else if (!blame_.missing.empty()) {
+      text += named(blame_.missing) + (blame_.missing.size() == 1 ? " has" : " have") +
+              " not " + arrived + what + ", and " +
+              (blame_.missing.size() == 1 ? "waits" : "wait") + " elsewhere";
+      asked = true;
+    } else {
+      return request_.queued ? "all ranks have queued " + what +
+                                   ", and it has not finished, nor perhaps what is queued before it"
+                             : "all ranks have arrived at " + what + ", and it has not finished";
+    }
+    if (!asked) {
+      text += "; " + what + ", waits for " + named(blame_.missing);
+    }
+    return text;
+  }
+
+  std::string summary() const {
+    if (disagree_) {
+      return "the ranks call different operations";
+    }
+    std::string text;
+    for (const auto& late : blame_.late) {
+      const bool asked = isAsked(late.wait);
+      const bool signal = asked && !late.wait.messages.empty() &&
+                          late.wait.messages.front().kind == AwaitedMessage::Kind::signal;
+      text += (text.empty() ? "" : ", ") + named(late.ranks, true) +
+              (signal ? " sent no signal" : " did not arrive");
+      text += asked ? "" : " at " + late.wait.text;
+    }
+    if (const auto unknown = unanswered(); !unknown.empty()) {
+      text += (text.empty() ? "" : ", ") + named(unknown, true) + " did not answer";
+    }
+    if (!blame_.circle.empty()) {
+      text += (text.empty() ? "" : ", ") + named(circleRanks(), true) + " wait for each other";
+    }
+    if (text.empty() && !blame_.missing.empty()) {
+      text = named(blame_.missing, true) + " did not arrive, but waits elsewhere";
+    }
+    return text.empty() && !request_.queued
+               ? "all ranks have arrived, and the operation has not finished"
+               : text;
+  }
+
+  std::vector<int> circleRanks() const {
+    std::vector<int> ranks;
+    for (const auto& link : blame_.circle) {
+      ranks.push_back(link.rank);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  }
+
+  // Describes the ranks that wait for each other.
+  std::string deadlock() const {
+    const auto& circle = blame_.circle;
+    if (disagree_ || circle.empty()) {
+      return "";
+    }
+    std::string text = "\n  deadlock: " + named({circle.front().rank});
+    std::set<uint64_t> groups;
+    for (size_t i = 0; i < circle.size(); ++i) {
+      groups.insert(circle[i].wait.group);
+      text += (i == 0 ? " waits in " : ", which waits in ") + circle[i].wait.text + " for " +
+              named({circle[(i + 1) % circle.size()].rank});
+    }
+    if (!blame_.certain) {
+      text += "; one of them only by its device's queue or by a future, so that its program may go on";
+    }
+    return text + (groups.size() > 1 ? "; all ranks have to call the operations of several groups "
+                                       "in one order"
+                                     : "");
   }
 
   std::string details(const std::vector<int>& guilty) const {
@@ -214,37 +253,13 @@ class Report {
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
       if (!contains(guilty, rank)) {
-        places[about(rank, false)].push_back(rank);
+        places[about(rank, !disagree_ && contains(blame_.missing, rank))].push_back(rank);
       }
     }
     for (const auto& [place, ranks] : places) {
       text += "\n  " + named(ranks) + ": " + place;
     }
     return text;
-  }
-
-  // Names the ranks that wait in another group for a rank that waits here: neither can go on.
-  std::string cycles(const std::vector<int>& guilty) const {
-    std::string text;
-    for (const int rank : guilty) {
-      const auto found = answers_.find(rank);
-      std::vector<int> waiting;
-      for (const auto& [other, answer] : answers_) {
-        if (found != answers_.end() && waitsHere(answer) && found->second.waitsFor(global(other))) {
-          waiting.push_back(other);
-        }
-      }
-      if (!waiting.empty()) {
-        text += "\n  deadlock: " + named({rank}) + " waits in " + found->second.elsewhere +
-                " for " + named(waiting) + ", which " + (waiting.size() == 1 ? "waits" : "wait") +
-                " here; all ranks have to call the operations of several groups in one order";
-      }
-    }
-    return text;
-  }
-
-  bool waitsHere(const RankStatus& answer) const {
-    return !answer.current.empty() && answer.issued >= request_.seq;
   }
 
   int64_t global(int rank) const {
@@ -256,7 +271,7 @@ class Report {
     const auto found = answers_.find(rank);
     if (found == answers_.end()) {
       const auto known = silent_.find(rank);
-      return known == silent_.end() ? std::string("did not answer") : known->second;
+      return known == silent_.end() ? std::string("did not answer") : known->second.text;
     }
     const auto& answer = found->second;
     std::string text;
@@ -265,14 +280,16 @@ class Report {
     } else if (!answer.current.empty()) {
       text = "in " + answer.current;
       text += missing ? " since " + seconds(answer.waitedMs) : "";
-    } else if (answer.completed.empty()) {
-      text = answer.issued == 0 ? "called nothing in this group yet"
-                                : "completed nothing in this group yet";
-    } else {
+    } else if (!answer.completed.empty()) {
       text = "last completed " + answer.completed + " in this group";
+    } else {
+      text = issuedOf(answer) == 0 ? "called nothing in this group yet"
+                                   : "completed nothing in this group yet";
     }
-    if (missing && !answer.elsewhere.empty()) {
-      text += "; it waits in " + answer.elsewhere;
+    for (const auto& wait : answer.waits) {
+      if (missing && wait.group != request_.wait.group) {
+        text += "; it waits in " + wait.text;
+      }
     }
     if (answer.compilingMs >= 0) {
       text += "; it has been compiling for " + seconds(answer.compilingMs);
@@ -286,10 +303,21 @@ class Report {
     return text + indented(answer.threads);
   }
 
+  uint64_t issuedOf(const RankStatus& answer) const {
+    for (const auto& counts : answer.counts) {
+      if (counts.group == request_.wait.group) {
+        return counts.collectives;
+      }
+    }
+    return 0;
+  }
+
   const DiagnosisRequest& request_;
   const std::map<int, RankStatus>& answers_;
-  const std::map<int, std::string>& silent_;
-  bool disagree_ = false;
+  const std::map<int, Silent>& silent_;
+  const Blame blame_;
+  const std::vector<int> late_;
+  const bool disagree_;
 };
 
 }  // namespace
@@ -297,63 +325,16 @@ class Report {
 Verdict judge(
     const DiagnosisRequest& request,
     const std::map<int, RankStatus>& answers,
-    const std::map<int, std::string>& silent) {
+    const std::map<int, Silent>& silent) {
   return Report(request, answers, silent).judge();
 }
 
-// Fields one after another, texts in quotes. A text comes last, so that a part of them is noticed.
-std::string encode(const RankStatus& a) {
-  std::ostringstream out;
-  out << a.rank << ' ' << a.issued << ' ' << quoted(a.current) << ' ' << a.currentSeq << ' '
-      << a.waitedMs << ' ' << quoted(a.calledAt) << ' ' << quoted(a.completed) << ' '
-      << quoted(a.failure) << ' ' << quoted(a.threads) << ' ' << a.compilingMs << ' '
-      << a.compiledMs << ' ' << a.relaxedMs << ' ' << a.elsewhereFor.size() << ' ';
-  for (const auto rank : a.elsewhereFor) {
-    out << rank << ' ';
-  }
-  out << quoted(a.elsewhere);
-  return out.str();
-}
-
-std::optional<RankStatus> decodeStatus(const std::string& text) {
-  std::istringstream in(text);
-  RankStatus a;
-  size_t ranks = 0;
-  in >> a.rank >> a.issued >> quoted(a.current) >> a.currentSeq >> a.waitedMs >>
-      quoted(a.calledAt) >> quoted(a.completed) >> quoted(a.failure) >> quoted(a.threads) >>
-      a.compilingMs >> a.compiledMs >> a.relaxedMs >> ranks;
-  for (; in && ranks > 0; --ranks) {
-    in >> a.elsewhereFor.emplace_back();
-  }
-  in >> quoted(a.elsewhere);
-  return ended(in) ? std::optional(std::move(a)) : std::nullopt;
-}
-
 std::string encode(const Verdict& verdict) {
-  std::ostringstream out;
-  out << verdict.extensionMs << ' ' << verdict.answered << ' ' << verdict.disagree << ' '
-      << verdict.ranks.size() << ' ';
-  for (const int rank : verdict.ranks) {
-    out << rank << ' ' << contains(verdict.silent, rank) << ' ';
-  }
-  out << quoted(verdict.text);
-  return out.str();
+  return fields::write(verdict);
 }
 
 std::optional<Verdict> decodeVerdict(const std::string& text) {
-  std::istringstream in(text);
-  Verdict verdict;
-  size_t ranks = 0;
-  in >> verdict.extensionMs >> verdict.answered >> verdict.disagree >> ranks;
-  for (; in && ranks > 0; --ranks) {
-    bool silent = false;
-    in >> verdict.ranks.emplace_back() >> silent;
-    if (silent) {
-      verdict.silent.push_back(verdict.ranks.back());
-    }
-  }
-  in >> quoted(verdict.text);
-  return ended(in) ? std::optional(std::move(verdict)) : std::nullopt;
+  return fields::read<Verdict>(text);
 }
 
 }  // namespace torchcomms_pg

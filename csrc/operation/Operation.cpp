@@ -182,6 +182,19 @@ std::string describe(const Operation& op) {
   return out.str();
 }
 
+std::string signature(const Operation& op) {
+  if (isPointToPoint(op.kind) || op.kind == OpKind::coalesced || isManagement(op.kind)) {
+    return "";
+  }
+  std::string text = name(op.kind);
+  if (hasData(op.kind)) {
+    text += std::string(" ") + c10::toString(op.dtype);
+    text += op.reduceOp == nullptr ? "" : std::string(" ") + op.reduceOp;
+    text += op.peer < 0 ? "" : " root " + std::to_string(op.peer);
+  }
+  return text;
+}
+
 std::string inSeconds(Milliseconds duration) {
   std::ostringstream out;
   out << static_cast<double>(duration.count()) / 1000.0 << " s";

@@ -79,6 +79,18 @@ inline bool waitsForPeer(OpKind kind) {
   return kind == OpKind::send || kind == OpKind::recv || kind == OpKind::waitSignal;
 }
 
+// Returns whether one rank gives or gets what all others get or give; `peer` is its root.
+inline bool hasRoot(OpKind kind) {
+  switch (kind) {
+    case OpKind::broadcast:
+    case OpKind::reduce:
+    case OpKind::gather:
+    case OpKind::gatherSingle:
+    case OpKind::scatter: return true;
+    default: return false;
+  }
+}
+
 // Returns whether it concerns the communicator itself, and has no number in the group's order.
 inline bool isManagement(OpKind kind) {
   return kind >= OpKind::registerMemory;
@@ -91,12 +103,22 @@ inline bool isPointToPoint(OpKind kind) {
 class RecordedOp;
 struct HookedOperation;
 
+// A message of a batch.
+struct NumberedMessage {
+  OpKind kind;
+  int peer;
+  uint64_t number;  // see Operation::number
+};
+
 struct Operation {
   OpKind kind = OpKind::allReduce;
   OpKind parts = OpKind::coalesced;  // kind of a coalesced one's parts, where c10d has a function
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
+  bool collective = false;  // `seq` counts collectives
   int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;
+  uint64_t number = 0;  // of a message: place among those of its kind with its peer, from 1
+  std::vector<NumberedMessage> messages;  // those of a batch
   int64_t numelIn = 0;
   int64_t numelOut = 0;
   c10::ScalarType dtype = c10::ScalarType::Byte;
@@ -132,6 +154,10 @@ const char* profilingTitle(const Operation& op, const Group& group);
 // Describes the operation, e.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x
 // Int)".
 std::string describe(const Operation& op);
+
+// Returns what the ranks of a collective have to agree on, which is all but the sizes; empty: it is
+// none, or a batch.
+std::string signature(const Operation& op);
 
 // Writes a duration, e.g. "2 s" or "0.5 s".
 std::string inSeconds(Milliseconds duration);

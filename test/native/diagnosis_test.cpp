@@ -85,7 +85,9 @@ class Group {
         options.turns = heard;
       }
       options.dump = [&count = dumps[rank]] { ++count; };
-      options.describeSilent = [](const std::string& who) { return "is silent (" + who + ")"; };
+      options.describeSilent = [](const std::string& who) {
+        return Silent{"is silent (" + who + ")"};
+      };
       MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
       ranks.push_back(HangDiagnosis::open(std::make_unique<MemoryBoard>(memory), options));
     }
@@ -133,12 +135,38 @@ class Group {
   std::thread monitor_;
 };
 
-DiagnosisRequest questionOn(int size) {
+constexpr uint64_t kGroup = 1;
+
+// A collective of the group that the ranks `members` wait in.
+Wait waitIn(const std::string& text, uint64_t seq, const std::vector<int64_t>& members) {
+  Wait wait;
+  wait.text = text;
+  wait.group = kGroup;
+  wait.members = members;
+  wait.collectives = {{seq, -1}};
+  return wait;
+}
+
+std::vector<int64_t> ranksTo(int size) {
+  std::vector<int64_t> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// Notes how many collectives of the group the rank has issued.
+void issue(RankStatus& status, uint64_t collectives) {
+  status.counts = {{kGroup, collectives, 0, {}}};
+}
+
+DiagnosisRequest questionOn(int size, int rank = 0) {
   DiagnosisRequest request;
+  request.rank = rank;
   request.group = "g";
   request.size = size;
   request.op = "all_reduce #3 (8 x Float)";
+  request.signature = "all_reduce Float";
   request.seq = 3;
+  request.wait = waitIn(request.op, 3, ranksTo(size));
   request.timeoutMs = 1000;
   request.compileLeftMs = 5000;
   return request;
@@ -155,11 +183,11 @@ std::string ranksOf(const Verdict& verdict) {
 TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
   for (const int heard : {0, 1, 2}) {
     Group group(3, heard);
-    group.answers[0].issued = group.answers[2].issued = 3;
-    group.answers[1].issued = 2;
+    for (int rank : {0, 2}) issue(group.answers[rank], 3);
+    issue(group.answers[1], 2);
     group.answers[1].completed = "all_reduce #2 (4 x Float)";
     Verdict other;
-    std::thread asksToo([&] { other = group.ask(2, questionOn(3)); });
+    std::thread asksToo([&] { other = group.ask(2, questionOn(3, 2)); });
     const auto verdict = group.ask(0, questionOn(3));
     asksToo.join();
     CHECK_EQUAL(ranksOf(verdict), "1 ");
@@ -181,14 +209,17 @@ TEST(whoseFailureNobodyAskedAboutIsNotKeptWaiting) {
 TEST(ranksInDifferentOperationsOfOneNumberDisagreeWhateverTheirSizes) {
   Group group(3);
   for (auto& answer : group.answers) {
-    answer.issued = answer.currentSeq = 3;
+    issue(answer, 3);
+    answer.currentSeq = 3;
     answer.current = "all_reduce #3 (8 x Float)";
+    answer.signature = "all_reduce Float";
   }
   group.answers[2].current = "all_reduce #3 (9 x Float)";  // as of an uneven gather
   CHECK_CONTAINS(group.ask(0, questionOn(3)).text, "all ranks have arrived");
   Group second(3);
   second.answers = group.answers;
   second.answers[1].current = "broadcast #3 (8 x Float, root 1)";
+  second.answers[1].signature = "broadcast Float root 1";
   const auto verdict = second.ask(0, questionOn(3));
   CHECK_EQUAL(ranksOf(verdict), "1 ");
   CHECK_CONTAINS(verdict.text, "its ranks call different operations");
@@ -197,7 +228,7 @@ TEST(ranksInDifferentOperationsOfOneNumberDisagreeWhateverTheirSizes) {
 
 TEST(aRankThatDoesNotAnswerIsDescribedByWhatItLeft) {
   Group group(3);
-  for (auto& answer : group.answers) answer.issued = 3;
+  for (auto& answer : group.answers) issue(answer, 3);
   group.answering[1] = false;
   const auto begun = Clock::now();
   const auto verdict = group.ask(0, questionOn(3));
@@ -211,7 +242,7 @@ TEST(aRankThatDoesNotAnswerIsNotCalledLate) {
   const auto answer = [](int rank, uint64_t issued) {
     RankStatus answer;
     answer.rank = rank;
-    answer.issued = issued;
+    issue(answer, issued);
     return answer;
   };
   std::map<int, RankStatus> answers = {{0, answer(0, 3)}, {2, answer(2, 3)}};
@@ -219,11 +250,12 @@ TEST(aRankThatDoesNotAnswerIsNotCalledLate) {
   CHECK_CONTAINS(
       text(),
       "rank 1 did not answer, so that nobody knows whether it has arrived at all_reduce #3");
-  answers[2].issued = 2;
+  issue(answers[2], 2);
   CHECK_CONTAINS(text(), "rank 2 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
   CHECK_CONTAINS(text(), "; rank 1 did not answer\n");
   // Shared memory shows who has not come, whether it answers or not.
   request.absent = {1, 2};
+  request.absentIsAll = true;
   CHECK_CONTAINS(text(), "ranks 1, 2 have not arrived at all_reduce #3");
 }
 
@@ -310,16 +342,16 @@ TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
 TEST(aLeaderThatVanishesIsReplaced) {
   Group group(2);
   group.memory->values["0/leader"] = "1";  // and nothing more of it
-  group.answers[0].issued = 3;
-  group.answers[1].issued = 2;
+  issue(group.answers[0], 3);
+  issue(group.answers[1], 2);
   group.answering[1] = false;
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
 }
 
 TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
   Group group(2);
-  group.answers[0].issued = 3;
-  group.answers[1].issued = 2;
+  issue(group.answers[0], 3);
+  issue(group.answers[1], 2);
   group.answers[1].compilingMs = 2500;
   auto request = questionOn(2);
   const auto first = group.ask(0, request);
@@ -335,8 +367,8 @@ TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
 
 TEST(aRankThatHasJustCompiledHasTheRestOfATimeout) {
   Group group(2);
-  group.answers[0].issued = 3;
-  group.answers[1].issued = 2;
+  issue(group.answers[0], 3);
+  issue(group.answers[1], 2);
   group.answers[1].compiledMs = 400;
   CHECK_EQUAL(group.ask(0, questionOn(2)).extensionMs, 600);
   group.answers[1].compiledMs = 1400;
@@ -345,33 +377,114 @@ TEST(aRankThatHasJustCompiledHasTheRestOfATimeout) {
 
 TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
   Group group(3);
-  group.answers[0].issued = 3;
+  issue(group.answers[0], 3);
   group.answers[1].relaxedMs = 60000;
-  group.answers[2].issued = 3;
+  issue(group.answers[2], 3);
   auto request = questionOn(3);
   request.compileLeftMs = -1;
   CHECK_EQUAL(group.ask(0, request).extensionMs, 1000);  // and again
-  group.answers[2].issued = 2;                           // also missing, and without a reason
+  issue(group.answers[2], 2);                           // also missing, and without a reason
   CHECK_EQUAL(group.ask(0, request).extensionMs, 0);
 }
 
 TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
-  DiagnosisRequest request;
-  request.size = 3;
+  auto request = questionOn(3, 2);
   request.op = "all_reduce #4 (1 x Float, SUM)";
   request.seq = 4;
+  request.wait = waitIn(request.op, 4, ranksTo(3));
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto& answer = answers[rank];
+    answer.rank = rank;
+    answer.currentSeq = rank == 2 ? 4 : 3;
+    issue(answer, answer.currentSeq);
+    answer.current = "broadcast #3 (1 x Float, root 0)";
+    answer.signature = "broadcast Float root 0";
+    answer.waits = {waitIn(answer.current, 3, ranksTo(3))};
+  }
+  answers[2].current = request.op;
+  answers[2].signature = request.signature;
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "");  // both wait
+  CHECK(judge(request, answers, {}).text.find("different operations") == std::string::npos);
+  answers[1].signature = "broadcast Float root 1";
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
+  CHECK_CONTAINS(judge(request, answers, {}).text, "its ranks call different operations");
+}
+
+TEST(howAnOperationIsDescribedChangesNoVerdict) {
+  auto request = questionOn(2);
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 2; ++rank) {
+    answers[rank].rank = rank;
+    issue(answers[rank], 3);
+    answers[rank].currentSeq = 3;
+    answers[rank].signature = request.signature;
+    answers[rank].current = rank == 0 ? "all_reduce #3 (8 x Float)" : "send #9 x broadcast";
+  }
+  CHECK_CONTAINS(judge(request, answers, {}).text, "all ranks have arrived");
+}
+
+TEST(aRankOneOperationBehindThatWaitsIsNotBlamedForTheOneItWaitsFor) {
+  auto request = questionOn(4, 1);
   std::map<int, RankStatus> answers;
   for (int rank = 0; rank < 3; ++rank) {
     answers[rank].rank = rank;
-    answers[rank].issued = answers[rank].currentSeq = rank == 2 ? 4 : 3;
-    answers[rank].current = "broadcast #3 (1 x Float, root 0)";
+    issue(answers[rank], rank == 1 ? 3 : 2);
+    answers[rank].waits = {
+        rank == 1 ? request.wait : waitIn("gather #2 (4 x Float, root 2)", 2, ranksTo(4))};
   }
-  answers[2].current = request.op;
-  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
-  CHECK(judge(request, answers, {}).text.find("different operations") == std::string::npos);
-  answers[1].current = "broadcast #3 (1 x Float, root 1)";
-  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
-  CHECK_CONTAINS(judge(request, answers, {}).text, "its ranks call different operations");
+  const std::map<int, Silent> silent = {{3, {"its process is stopped", true}}};
+  CHECK_EQUAL(ranksOf(judge(request, answers, silent)), "3 ");
+  answers[3].rank = 3;
+  issue(answers[3], 1);
+  const auto late = judge(request, answers, {});
+  CHECK_EQUAL(ranksOf(late), "3 ");
+  CHECK_CONTAINS(late.text, "rank 3 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago");
+}
+
+TEST(aRankThatComputesIsNotSaidToWait) {
+  // Rank 0 asks about an asynchronous operation. Rank 1 waits for rank 0 in another group.
+  auto request = questionOn(2);
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 2; ++rank) {
+    answers[rank].rank = rank;
+    issue(answers[rank], rank == 0 ? 3 : 2);
+    answers[rank].counts.push_back({kGroup + 1, static_cast<uint64_t>(rank), 0, {}});
+  }
+  auto barrier = waitIn("barrier #1 of group 'B'", 1, ranksTo(2));
+  barrier.group = kGroup + 1;
+  answers[1].waits = {barrier};
+  const auto verdict = judge(request, answers, {});
+  CHECK_EQUAL(ranksOf(verdict), "0 ");
+  CHECK(verdict.text.find("deadlock") == std::string::npos);
+  CHECK_CONTAINS(verdict.text, "rank 0 has not arrived at barrier #1 of group 'B', in which rank 1");
+}
+
+TEST(messagesInACircleAreADeadlock) {
+  auto request = questionOn(3);
+  request.signature.clear();
+  request.seq = 0;
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    const int from = (rank + 1) % 3;
+    answers[rank].rank = rank;
+    issue(answers[rank], 1);
+    Wait wait;
+    wait.text = "recv #1 from rank " + std::to_string(from);
+    wait.group = kGroup;
+    wait.members = ranksTo(3);
+    wait.messages = {{AwaitedMessage::Kind::receive, from, 1}};
+    answers[rank].waits = {wait};
+  }
+  request.wait = answers[0].waits.front();
+  const auto verdict = judge(request, answers, {});
+  CHECK_EQUAL(ranksOf(verdict), "");
+  CHECK_CONTAINS(
+      verdict.text,
+      "\n  deadlock: rank 0 waits in recv #1 from rank 1 for rank 1, which waits in recv #1 from "
+      "rank 2 for rank 2, which waits in recv #1 from rank 0 for rank 0");
+  answers[1].counts.front().peers = {{0, 1, 0, 0}};  // rank 1 has sent: its message is under way
+  CHECK(judge(request, answers, {}).text.find("deadlock") == std::string::npos);
 }
 
 TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
@@ -381,23 +494,29 @@ TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
   request.globalRanks = {4, 5, 6};
   request.op = "all_reduce #1 (1 x Float, SUM)";
   request.seq = 1;
+  request.wait = waitIn(request.op, 1, request.globalRanks);
   std::map<int, RankStatus> answers;
   for (int rank = 0; rank < 3; ++rank) {
     answers[rank].rank = rank;
-    answers[rank].issued = rank == 1 ? 0 : 1;
+    issue(answers[rank], rank == 1 ? 0 : 1);
     answers[rank].current = rank == 1 ? "" : request.op;
+    if (rank != 1) answers[rank].waits = {request.wait};
   }
-  answers[1].elsewhere = "barrier #1 of group 'B'";
-  answers[1].elsewhereFor = {4};
+  auto barrier = waitIn("barrier #1 of group 'B'", 1, {4, 5, 7});
+  barrier.group = kGroup + 1;
+  answers[1].waits = {barrier};
+  answers[0].counts.push_back({kGroup + 1, 0, 0, {}});
   const auto text = judge(request, answers, {}).text;
   CHECK_CONTAINS(
       text,
-      "\n  deadlock: rank 1 (global 5) waits in barrier #1 of group 'B' for rank 0 (global 4), "
-      "which waits here");
-  answers[1].elsewhereFor = {7};  // waits for somebody who is not here: no cycle is known
-  const auto other = judge(request, answers, {}).text;
-  CHECK(other.find("deadlock") == std::string::npos);
-  CHECK_CONTAINS(other, "; it waits in barrier #1 of group 'B'");
+      "\n  deadlock: rank 0 (global 4) waits in all_reduce #1 (1 x Float, SUM) for rank 1 (global "
+      "5), which waits in barrier #1 of group 'B' for rank 0 (global 4); all ranks have to call the "
+      "operations of several groups in one order");
+  answers[0].counts.back().collectives = 1;  // it has come: another rank of B holds rank 1 up
+  const auto other = judge(request, answers, {});
+  CHECK(other.text.find("deadlock") == std::string::npos);
+  CHECK_EQUAL(ranksOf(other), "");
+  CHECK_CONTAINS(other.text, "; it waits in barrier #1 of group 'B'");
 }
 
 TEST(whatPeersSayCannotDriveATerminal) {
@@ -405,7 +524,7 @@ TEST(whatPeersSayCannotDriveATerminal) {
   request.group = "\x1b[2J\u009bm\r";
   request.size = 2;
   request.seq = 1;
-  const auto text = judge(request, {}, {{1, "line\nline\t\u00e4"}}).text;
+  const auto text = judge(request, {}, {{1, {"line\nline\t\u00e4"}}}).text;
   CHECK_CONTAINS(text, "group '\\x1b[2J\\x9bm\\x0d'");
   CHECK_CONTAINS(text, "line\nline\\x09\u00e4");
 }
@@ -413,25 +532,28 @@ TEST(whatPeersSayCannotDriveATerminal) {
 TEST(answersAndVerdictsSurviveTheBoard) {
   RankStatus answer;
   answer.rank = 7;
-  answer.issued = uint64_t{1} << 40;
+  answer.currentSeq = uint64_t{1} << 40;
   answer.current = "3:abc\n";
   answer.threads = std::string("a\0b", 3);
-  answer.elsewhere = "elsewhere";
-  answer.elsewhereFor = {2, 0};
+  answer.waits = {waitIn("elsewhere", 7, {2, 0})};
+  answer.waits[0].messages = {{AwaitedMessage::Kind::signal, AwaitedMessage::kAnyRank, 3}};
+  answer.waits[0].indirect = true;
+  answer.counts = {{kGroup, 5, 1, {{2, 1, 0, 4}}}};
   const auto again = decodeStatus(encode(answer)).value();
   CHECK_EQUAL(again.rank, 7);
-  CHECK_EQUAL(again.issued, uint64_t{1} << 40);
+  CHECK_EQUAL(again.currentSeq, uint64_t{1} << 40);
   CHECK_EQUAL(again.current, answer.current);
   CHECK_EQUAL(again.threads, answer.threads);
-  CHECK_EQUAL(again.elsewhere, answer.elsewhere);
-  CHECK(again.elsewhereFor == answer.elsewhereFor);
+  CHECK(encode(again) == encode(answer));
+  CHECK_EQUAL(again.waits.at(0).messages.at(0).number, 3u);
+  CHECK(again.waits.at(0).members == answer.waits[0].members);
   Verdict verdict;
   verdict.ranks = {3, 1};
-  verdict.silent = {1};
+  verdict.summary = "short";
   verdict.text = "text";
   const auto same = decodeVerdict(encode(verdict)).value();
   CHECK_EQUAL(ranksOf(same), "3 1 ");
-  CHECK(same.silent == verdict.silent);
+  CHECK_EQUAL(same.summary, verdict.summary);
   for (const std::string damaged : {"", "5:ab", "x", "99999999999999999999:a", "-1:a"}) {
     CHECK(!decodeStatus(damaged));
     CHECK(!decodeVerdict(damaged));

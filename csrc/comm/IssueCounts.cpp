@@ -1,0 +1,58 @@
+#include "comm/IssueCounts.hpp"
+
+#include <algorithm>
+
+namespace torchcomms_pg {
+
+void IssueCounts::number(PreparedOp& call) {
+  auto& op = call.op;
+  // Ranks that exchange no messages must still agree on the number of collectives.
+  const bool messages = isPointToPoint(op.kind) || !call.parts.empty();
+  const auto count = std::max<size_t>(call.parts.size(), 1);
+  op.seq = (messages ? messages_ : collectives_).fetch_add(count, std::memory_order_relaxed) + 1;
+  op.collective = !messages;
+  if (isPointToPoint(op.kind)) {
+    op.number = next(op.kind, op.peer);
+    return;
+  }
+  for (const auto& part : call.members ? *call.members : call.parts) {
+    if (isPointToPoint(part.op.kind)) {
+      op.messages.push_back({part.op.kind, part.op.peer, next(part.op.kind, part.op.peer)});
+    }
+  }
+}
+
+uint64_t IssueCounts::next(OpKind kind, int peer) {
+  if (peer < 0) {
+    return receivedFromAny_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  const auto of = [&]() -> Count* {
+    switch (kind) {
+      case OpKind::send: return &withPeer(kSent, peer);
+      case OpKind::recv: return &withPeer(kReceived, peer);
+      case OpKind::signal: return &withPeer(kSignalled, peer);
+      case OpKind::waitSignal: return &withPeer(kAwaited, peer);
+      default: return nullptr;  // a put, for which nobody waits
+    }
+  }();
+  return of == nullptr ? 0 : of->fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+GroupCounts IssueCounts::all(uint64_t group, const std::vector<int64_t>& globalRanks) const {
+  GroupCounts counts;
+  counts.group = group;
+  counts.collectives = collectives();
+  counts.receivedFromAny = receivedFromAny_.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto count = [&](Kind kind) {
+      return withPeer(kind, peer).load(std::memory_order_relaxed);
+    };
+    PeerCounts with{globalRanks[peer], count(kSent), count(kReceived), count(kSignalled)};
+    if (with.sent + with.received + with.signalled > 0) {
+      counts.peers.push_back(with);
+    }
+  }
+  return counts;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,115 @@
+// Text of the fields of a record one after another: strings in quotes, lists after their length. A
+// record names its fields by `static void fields(auto& self, auto& visit)`.
+#pragma once
+
+#include <iomanip>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torchcomms_pg::fields {
+
+// Limit of a list's length, against damaged texts.
+inline constexpr size_t kMost = 1 << 20;
+
+class Writer {
+ public:
+  explicit Writer(std::ostream& out) : out_(out) {}
+
+  template <class... Fields>
+  void operator()(const Fields&... fields) {
+    (write(fields), ...);
+  }
+
+ private:
+  void write(const std::string& text) { out_ << std::quoted(text) << ' '; }
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  void write(T value) {
+    out_ << +value << ' ';
+  }
+  template <class T>
+    requires std::is_enum_v<T>
+  void write(T value) {
+    write(static_cast<int>(value));
+  }
+  template <class T>
+  void write(const std::vector<T>& list) {
+    write(list.size());
+    for (const auto& each : list) write(each);
+  }
+  template <class T>
+    requires std::is_class_v<T>
+  void write(const T& record) {
+    T::fields(record, *this);
+  }
+
+  std::ostream& out_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::istream& in) : in_(in) {}
+
+  template <class... Fields>
+  void operator()(Fields&... fields) {
+    (read(fields), ...);
+  }
+
+  // Returns whether all fields have been read, and nothing else follows.
+  bool ended() {
+    return in_ && in_.get() == ' ' && in_.peek() == std::istream::traits_type::eof();
+  }
+
+ private:
+  void read(std::string& text) { in_ >> std::quoted(text); }
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  void read(T& value) {
+    in_ >> value;
+  }
+  template <class T>
+    requires std::is_enum_v<T>
+  void read(T& value) {
+    int number = 0;
+    read(number);
+    value = static_cast<T>(number);
+  }
+  template <class T>
+  void read(std::vector<T>& list) {
+    size_t size = 0;
+    read(size);
+    if (size > kMost) in_.setstate(std::ios::failbit);
+    for (; in_ && size > 0; --size) read(list.emplace_back());
+  }
+  template <class T>
+    requires std::is_class_v<T>
+  void read(T& record) {
+    T::fields(record, *this);
+  }
+
+  std::istream& in_;
+};
+
+template <class Record>
+std::string write(const Record& record) {
+  std::ostringstream out;
+  Writer writer(out);
+  Record::fields(record, writer);
+  return out.str();
+}
+
+// Returns none if `text` is damaged, or has other fields.
+template <class Record>
+std::optional<Record> read(const std::string& text) {
+  std::istringstream in(text);
+  Reader reader(in);
+  Record record;
+  Record::fields(record, reader);
+  return reader.ended() ? std::optional(std::move(record)) : std::nullopt;
+}
+
+}  // namespace torchcomms_pg::fields
