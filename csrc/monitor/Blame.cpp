@@ -42,6 +42,11 @@ class WaitGraph {
     Blame found;
     found.disagree = disagreeing();
     follow(found);
+    const auto late = found.lateRanks();
+    std::erase_if(found.gone, [&](int rank) { return contains(late, rank); });
+    std::erase_if(found.silent, [&](int rank) {
+      return contains(late, rank) || contains(found.gone, rank);
+    });
     findCircle(found);
     return found;
   }
@@ -115,7 +120,14 @@ class WaitGraph {
     }
   }
 
+  // Names a rank at the first operation that leads to it.
   static void addLate(Blame& found, int rank, int waiting, const Wait& wait) {
+    const auto isOther = [&](const auto& other) {
+      return contains(other.ranks, rank) && other.wait.text != wait.text;
+    };
+    if (std::ranges::any_of(found.late, isOther)) {
+      return;
+    }
     auto late = std::find_if(found.late.begin(), found.late.end(), [&](const auto& other) {
       return other.wait.group == wait.group && other.wait.text == wait.text;
     });

@@ -134,7 +134,7 @@ struct Operation {
   std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
   std::shared_ptr<const RecordedOp> recording;  // null: not recorded
 
-  // Takes over what describe() tells, without allocating.
+  // Takes over what describe() and diagnoses tell.
   void noteFrom(const Operation& other) {
     kind = other.kind;
     seq = other.seq;
@@ -144,6 +144,9 @@ struct Operation {
     numelOut = other.numelOut;
     dtype = other.dtype;
     reduceOp = other.reduceOp;
+    collective = other.collective;
+    number = other.number;
+    messages = other.messages;
   }
 };
 

@@ -64,6 +64,29 @@ class MemoryBoard : public SharedBoard {
   std::shared_ptr<Memory> memory_;
 };
 
+constexpr uint64_t kGroup = 1;
+
+// A collective of the group that the ranks `members` wait in.
+Wait waitIn(const std::string& text, uint64_t seq, const std::vector<int64_t>& members) {
+  Wait wait;
+  wait.text = text;
+  wait.group = kGroup;
+  wait.members = members;
+  wait.collectives = {{seq, -1}};
+  return wait;
+}
+
+std::vector<int64_t> ranksTo(int size) {
+  std::vector<int64_t> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// Notes how many collectives of the group the rank has issued.
+void issue(RankStatus& status, uint64_t collectives) {
+  status.counts = {{kGroup, collectives, 0, {}}};
+}
+
 // The ranks of one group, with the thread that is their monitors.
 class Group {
  public:
@@ -73,6 +96,7 @@ class Group {
       : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
+      issue(answers[rank], 0);
       HangDiagnosis::Options options;
       options.rank = rank;
       options.size = size;
@@ -134,29 +158,6 @@ class Group {
   std::atomic<bool> stop_{false};
   std::thread monitor_;
 };
-
-constexpr uint64_t kGroup = 1;
-
-// A collective of the group that the ranks `members` wait in.
-Wait waitIn(const std::string& text, uint64_t seq, const std::vector<int64_t>& members) {
-  Wait wait;
-  wait.text = text;
-  wait.group = kGroup;
-  wait.members = members;
-  wait.collectives = {{seq, -1}};
-  return wait;
-}
-
-std::vector<int64_t> ranksTo(int size) {
-  std::vector<int64_t> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
-// Notes how many collectives of the group the rank has issued.
-void issue(RankStatus& status, uint64_t collectives) {
-  status.counts = {{kGroup, collectives, 0, {}}};
-}
 
 DiagnosisRequest questionOn(int size, int rank = 0) {
   DiagnosisRequest request;
