@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Peer.hpp"
 #include "comm/RecordedOp.hpp"
@@ -33,10 +33,9 @@ constexpr Milliseconds kDumpLook{20};
 // The communicators of this process that take part in diagnoses.
 class Registry {
  public:
-  // Returns the registry, never destroyed: a group may fail while the process ends.
   static Registry& get() {
-    static auto& registry = leaked<Registry>();
-    return registry;
+    static PerProcess<Registry> registry;
+    return registry.get();
   }
 
   void add(std::weak_ptr<Communicator> comm) {
@@ -45,7 +44,7 @@ class Registry {
     comms_.push_back(std::move(comm));
   }
 
-  HeldApart<Communicator> alive() {
+  std::vector<std::shared_ptr<Communicator>> alive() {
     std::vector<std::shared_ptr<Communicator>> alive;
     std::lock_guard lock(mutex_);
     for (const auto& known : comms_) {
@@ -53,7 +52,7 @@ class Registry {
         alive.push_back(std::move(comm));
       }
     }
-    return HeldApart<Communicator>(std::move(alive));
+    return alive;
   }
 
  private:
@@ -148,12 +147,12 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
     const bool queued = comm_.executor().queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
       if (queued && !ops.empty()) {
-        first = *ops.front().op;
+        first.emplace().noteFrom(*ops.front().op);
       }
       for (const auto& entry : ops) {
         const bool ended = entry.flight && entry.flight->asked();  // it is being finished
         if (!ended && now - entry.op->issued >= entry.op->timeout) {
-          overdue = *entry.op;
+          overdue.emplace().noteFrom(*entry.op);
           break;
         }
       }

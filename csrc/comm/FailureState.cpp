@@ -72,18 +72,19 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     }
     return ours;
   }
-  const auto table = comm_.hooks()->table();
-  const auto first = comm_.groupHooks().failed();
+  auto table = comm_.hooks()->table();
+  auto first = comm_.groupHooks().failed();
   const bool dump = cause != Cause::requested && comm_.recorders().any();
   if (first || !table->abort.empty() || end || dump) {
-    // Hooks may take the GIL and time; the thread that found the failure must not.
+    // Hooks may take the GIL and time, also where they go; the thread that found the failure must
+    // not.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
     Monitor::get().runApart([unfinished,
                              this,
                              comm = comm_.shared_from_this(),
-                             first,
-                             table,
+                             first = std::move(first),
+                             table = std::move(table),
                              end,
                              dump,
                              text = ours->message,

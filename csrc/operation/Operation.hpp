@@ -112,7 +112,8 @@ struct Operation {
   std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
   std::shared_ptr<const RecordedOp> recording;  // null: not recorded
 
-  // Takes over what describe() tells, without allocating.
+  // Takes over what describe() tells, and the deadline. Does not allocate, and keeps no object of a
+  // user, which may need the GIL to go.
   void noteFrom(const Operation& other) {
     kind = other.kind;
     seq = other.seq;
@@ -122,6 +123,8 @@ struct Operation {
     numelOut = other.numelOut;
     dtype = other.dtype;
     reduceOp = other.reduceOp;
+    timeout = other.timeout;
+    issued = other.issued;
   }
 };
 
