@@ -1,7 +1,5 @@
 #include "comm/DiagnosisClient.hpp"
 
-#include <c10/util/Logging.h>
-
 #include <algorithm>
 #include <future>
 #include <mutex>
@@ -17,7 +15,8 @@
 #include "comm/StoreBoard.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/HeldApart.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -233,9 +232,9 @@ void DiagnosisClient::checkDeadline(
 void DiagnosisClient::tellExtension(
     const Operation& op, Milliseconds timeout, const std::string& why) {
   if (extended_.exchange(op.seq) != op.seq) {
-    LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group().name
-                 << "' on rank " << comm_.rank() << " waits on after " << inSeconds(timeout) << ": "
-                 << why;
+    printLine(
+        "torchcomms_pg: " + describe(op) + " of group '" + comm_.group().name + "' on rank " +
+        std::to_string(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " + why);
   }
 }
 

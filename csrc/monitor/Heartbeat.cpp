@@ -12,6 +12,7 @@
 #include "base/Leaked.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 #include "monitor/PythonStackDump.hpp"
 
 namespace torchcomms_pg {
@@ -22,8 +23,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxTick{1000};
+// Time that the reason for its end may take a process to write.
+constexpr milliseconds kLastWords{1000};
 
-// Never destroyed: the thread may look at it while the process ends.
 struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
@@ -35,8 +37,7 @@ WatchState& watchState() {
 }
 
 void print(const std::string& text) {
-  const auto line = "torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text + "\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  printLine("torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text);
 }
 
 std::string seconds(milliseconds time) {
@@ -67,6 +68,7 @@ class Watch {
           "a core; gdb, or py-spy dump --native, tells where" +
           (options.endsProcess ? ". TORCH_NCCL_ENABLE_MONITORING has this process end" : ""));
       if (options.endsProcess) {
+        awaitPrinted(kLastWords);
         _exit(1);
       }
     }

@@ -17,6 +17,7 @@
 #include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
 #include "base/Thread.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -85,7 +86,7 @@ struct DumpPipe::Reader {
     try {
       process_recorder::dump(rank);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());
+      printLine(std::string("torchcomms_pg: ") + error.what());
     }
   }
 };

@@ -157,7 +157,7 @@ void dumpAfterFailure(int rank) noexcept {
       dump(rank);
     }
   } catch (const std::exception& error) {
-    TORCH_WARN(error.what());
+    printLine(std::string("torchcomms_pg: ") + error.what());
   }
 }
 
