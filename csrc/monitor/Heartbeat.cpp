@@ -9,7 +9,7 @@
 #include <system_error>
 #include <thread>
 
-#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -29,11 +29,11 @@ constexpr milliseconds kLastWords{1000};
 struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
-  pid_t pid = 0;  // process that has the thread: a forked child has none
+  bool running = false;
 };
 WatchState& watchState() {
-  static auto& state = leaked<WatchState>();
-  return state;
+  static PerProcess<WatchState> state;
+  return state.get();
 }
 
 void print(const std::string& text) {
@@ -105,7 +105,7 @@ void run() {
       std::lock_guard lock(state.mutex);
       options = state.options;
       if (options.patience.count() == 0 || !monitorRuns()) {
-        state.pid = 0;
+        state.running = false;
         return;
       }
     }
@@ -120,10 +120,10 @@ void watchOverMonitor(HeartbeatOptions options) {
   auto& state = watchState();
   std::lock_guard lock(state.mutex);
   state.options = options;
-  if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {
+  if (options.patience.count() > 0 && !state.running && monitorRuns()) {
     try {
       startDetached("tcpg_heartbeat", run);
-      state.pid = getpid();
+      state.running = true;
     } catch (const std::system_error& error) {
       print(
           std::string("nobody looks after the monitor: no thread can be started: ") + error.what());
