@@ -127,7 +127,12 @@ void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
       comm.ticketLock_.pass(ticket);
     }
   };
-  ticketLock_.await(ticket, *segment_);
+  try {
+    ticketLock_.await(ticket, *segment_);
+  } catch (const NcclError& failure) {
+    fail(failure);  // the ticket does not pass, and those behind it would wait for ever
+    throw;
+  }
   const Turn turn{*this, ticket};
   const Active active(*this);
   exchanging_.store(true, std::memory_order_relaxed);
