@@ -25,6 +25,7 @@ int64_t nowInMilliseconds() {
 
 Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
     : segment_(std::move(segment)),
+      ranksOnHost_(segment_->size()),
       rank_(rank),
       blocking_(blocking),
       forkGeneration_(host::forkGeneration()),
@@ -36,7 +37,6 @@ Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
 Comm::~Comm() = default;
 
 std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bool blocking) {
-  noteRanksOnHost(ranks);
   std::shared_ptr<Segment> segment = Segment::open(id, ranks);
   RankState& state = segment->state(rank);
   uint32_t claimant = 0;
