@@ -11,6 +11,7 @@
 #include "base/OutstandingTask.hpp"
 #include "bindings/Bindings.hpp"
 #include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -61,6 +62,7 @@ void finishBeforeExit() {
   }
   OutstandingTask::close();
   OutstandingTask::awaitNone(kPatience);
+  awaitPrinted(kGrace);
 }
 
 }  // namespace

@@ -70,8 +70,9 @@ def _register(module: Any) -> None:
 
 
 def _listen(handler: Any) -> None:
-    handler.register_start_callback(_began)
-    handler.register_end_callback(_ended)
+    # First in the lists: what a callback of others raises, no callback behind it gets to see.
+    handler.start_callbacks.insert(0, _began)
+    handler.end_callbacks.insert(0, _ended)
 
 
 def _began(args: Any = None) -> None:

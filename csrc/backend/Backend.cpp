@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 #include "connect/Rendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -26,14 +26,14 @@ Group describeGroup(const GroupOptions& options) {
 
 namespace {
 
-// Groups of this process that know the processes of their ranks. A group may outlive the statics.
+// Groups of this process that know the processes of their ranks.
 struct Acquaintances {
   std::mutex mutex;
   std::set<const Backend*> groups;
 };
 Acquaintances& acquaintances() {
-  static auto& known = leaked<Acquaintances>();
-  return known;
+  static PerProcess<Acquaintances> known;
+  return known.get();
 }
 
 }  // namespace
@@ -102,8 +102,8 @@ void Backend::keep(CommPtr comm) {
 }
 
 Backend::~Backend() {
-  // Does nothing that could block: a communicator that was not shut down leaves its peers, who are
-  // told so if they wait for it.
+  // Waits for no other rank: a communicator that was not shut down leaves its peers, who are told
+  // so if they wait for it. Completion hooks that are due get 5 s, without the GIL.
   detach();
 }
 
@@ -138,10 +138,13 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
     return prefixed == nullptr ? store.get() : prefixed->getUnderlyingNonPrefixStore().get();
   };
   std::map<int64_t, Peer> known;
+  std::vector<CommPtr>
+      looked;  // may be the last to hold one, which ends after the lock is released
   {
     std::lock_guard lock(acquaintances().mutex);
     for (const auto* const other : acquaintances().groups) {
-      if (underlying(other->store_) != underlying(store_) || other->cpu()->failureState().get()) {
+      looked.push_back(other->cpu());
+      if (underlying(other->store_) != underlying(store_) || looked.back()->failureState().get()) {
         continue;
       }
       const auto ranks = other->globalRanks();
@@ -387,6 +390,7 @@ void Backend::adopt(Communicator& comm) {
 void Backend::waitForPendingWorks() {
   for (const auto& comm : communicators()) {
     comm->drain();
+    comm->hooks()->drain();
   }
   if (completionHooks_) {
     completionHooks_->drain();

@@ -272,14 +272,19 @@ class Backend final : public latest::Backend {
   std::atomic<uint64_t> splits_{0};
   std::mutex hooksMutex_;
   std::shared_ptr<WorkerStream> completionHooks_;
+  // Hooks are shared, since a copy of one, or its end, may need the GIL, for which no thread waits
+  // with hooksMutex_ held.
+  template <class Hook>
+  using Shared = std::shared_ptr<const Hook>;
+  Shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>> onCompletion_;
   bool nanCheck_ = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
-  std::map<int64_t, latest::AbortHook> abortHooks_;
+  std::map<int64_t, Shared<latest::AbortHook>> abortHooks_;
   std::mutex reconfigureMutex_;  // held during a call
   std::set<int64_t> uuids_;      // uuids of all calls
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
-  std::map<int64_t, latest::CompletionHook> hooksOfCompletion_;
+  std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_;
 };
 
 }  // namespace torchcomms_pg

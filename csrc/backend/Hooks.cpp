@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "comm/HookCall.hpp"
 #include "comm/NanCheck.hpp"
 
 namespace torchcomms_pg {
@@ -41,15 +42,18 @@ void Backend::installNanCheck(Communicator& comm) {
 
 void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  auto shared = std::make_shared<const std::function<void(std::shared_ptr<c10d::WorkInfo>)>>(hook);
   std::lock_guard lock(hooksMutex_);
-  TORCH_CHECK(
+  TORCH_CHECK_WITH(
+      DistBackendError,
       completionHooks_ == nullptr,
-      "register_on_completion_hook: group '",
+      "register_on_completion_hook: OnCompletion hook already registered with group '",
       options_->group_name,
-      "' has one already; a group takes one");
+      "', which takes one");
   auto thread = std::make_shared<WorkerStream>("tcpg_hooks");
   thread->start();
-  onCompletionHook_ = hook;  // hasHooks() looks at it
+  onCompletionHook_ = std::move(hook);  // hasHooks() looks at it
+  onCompletion_ = std::move(shared);
   completionHooks_ = std::move(thread);
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
@@ -67,22 +71,18 @@ void Backend::installHooks(Communicator& comm) {
 }
 
 void Backend::installEndHook(Communicator& comm) const {
-  if (!onCompletionHook_ && hooksOfCompletion_.empty()) {
+  if (!onCompletion_ && hooksOfCompletion_.empty()) {
     comm.groupHooks().setEnd(nullptr);
     return;
   }
   comm.groupHooks().setEnd(
-      [thread = completionHooks_, onCompletion = onCompletionHook_, hooks = hooksOfCompletion_](
+      [thread = completionHooks_, onCompletion = onCompletion_, hooks = hooksOfCompletion_](
           const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
         if (onCompletion) {
           auto info = std::make_shared<c10d::WorkInfo>(
               traits(op.kind).type, op.seq, started, finished, finished - started);
           thread->enqueue([onCompletion, info = std::move(info)] {
-            try {
-              onCompletion(info);
-            } catch (const std::exception& error) {
-              TORCH_WARN("a completion hook raised: ", error.what());
-            }
+            callHook("a completion hook", [&] { (*onCompletion)(info); });
           });
         }
         if (work == nullptr || !work->isSuccess()) {
@@ -94,38 +94,46 @@ void Backend::installEndHook(Communicator& comm) const {
           args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
         }
         for (const auto& [id, hook] : hooks) {
-          hook(args);
+          callHook("a completion hook", [&, &hook = *hook] { hook(args); });
         }
       });
 }
 
 void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
+  auto shared = std::make_shared<const latest::CompletionHook>(std::move(hook));
   std::lock_guard lock(hooksMutex_);
-  hooksOfCompletion_[id] = std::move(hook);
+  hooksOfCompletion_[id].swap(shared);  // a former one ends after the lock is released
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
   }
 }
 
 void Backend::unregisterCompletionHook(int64_t id) {
+  Shared<latest::CompletionHook> gone;  // ends after the lock is released
   std::lock_guard lock(hooksMutex_);
-  hooksOfCompletion_.erase(id);
+  if (auto known = hooksOfCompletion_.extract(id)) {
+    gone = std::move(known.mapped());
+  }
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
   }
 }
 
 void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
+  auto shared = std::make_shared<const latest::AbortHook>(std::move(hook));
   std::lock_guard lock(hooksMutex_);
-  abortHooks_[id] = std::move(hook);
+  abortHooks_[id].swap(shared);  // a former one ends after the lock is released
   for (const auto& comm : communicators()) {
     installAbortHooks(*comm);
   }
 }
 
 void Backend::unregisterAbortHook(int64_t id) {
+  Shared<latest::AbortHook> gone;  // ends after the lock is released
   std::lock_guard lock(hooksMutex_);
-  abortHooks_.erase(id);
+  if (auto known = abortHooks_.extract(id)) {
+    gone = std::move(known.mapped());
+  }
   for (const auto& comm : communicators()) {
     installAbortHooks(*comm);
   }
@@ -138,7 +146,7 @@ void Backend::installAbortHooks(Communicator& comm) const {
   }
   comm.groupHooks().setFailed([hooks = abortHooks_] {
     for (const auto& [id, hook] : hooks) {
-      hook();
+      callHook("an abort hook", *hook);
     }
   });
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 #include "bindings/Bindings.hpp"
 #include "recorder/Stack.hpp"
 
@@ -42,8 +43,8 @@ struct Dropped {
   std::vector<Calls> stacks;
 };
 Dropped& dropped() {
-  static auto& list = leaked<Dropped>();
-  return list;
+  static PerProcess<Dropped> list;
+  return list.get();
 }
 
 struct Captured {

@@ -39,16 +39,11 @@ Communicator::Communicator(
       library_(api, std::move(made), place.device),
       executor_(makeExecutor(*this, place.device, place.highPriority)),
       signalSlots_(api.signals),
-      diagnosis_(std::make_unique<DiagnosisClient>(*this)) {
-  Monitor::get().add(this);
-}
+      diagnosis_(std::make_unique<DiagnosisClient>(*this)) {}
 
 Communicator::~Communicator() {
   diagnosis_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
-  if (pid_ == getpid()) {
-    Monitor::get().remove(this);
-  }
   library_.discard(failureState_.get() != nullptr);
 }
 

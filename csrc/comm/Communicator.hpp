@@ -53,7 +53,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     std::optional<Milliseconds> timeout;  // none: the communicator's
   };
 
-  // Takes over `made`, which is made with `config`.
+  // Takes over `made`, which is made with `config`. To be made by Monitor::watch().
   Communicator(
       const NcclApi& api,
       CommHandle::Made made,

@@ -1,7 +1,5 @@
 #include "comm/DiagnosisClient.hpp"
 
-#include <c10/util/Logging.h>
-
 #include <algorithm>
 #include <future>
 #include <mutex>
@@ -9,15 +7,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Peer.hpp"
 #include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/HeldApart.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -33,10 +32,9 @@ constexpr Milliseconds kDumpLook{20};
 // The communicators of this process that take part in diagnoses.
 class Registry {
  public:
-  // Returns the registry, never destroyed: a group may fail while the process ends.
   static Registry& get() {
-    static auto& registry = leaked<Registry>();
-    return registry;
+    static PerProcess<Registry> registry;
+    return registry.get();
   }
 
   void add(std::weak_ptr<Communicator> comm) {
@@ -45,7 +43,7 @@ class Registry {
     comms_.push_back(std::move(comm));
   }
 
-  HeldApart<Communicator> alive() {
+  std::vector<std::shared_ptr<Communicator>> alive() {
     std::vector<std::shared_ptr<Communicator>> alive;
     std::lock_guard lock(mutex_);
     for (const auto& known : comms_) {
@@ -53,7 +51,7 @@ class Registry {
         alive.push_back(std::move(comm));
       }
     }
-    return HeldApart<Communicator>(std::move(alive));
+    return alive;
   }
 
  private:
@@ -167,12 +165,12 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
     const bool queued = comm_.executor().queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
       if (queued && !ops.empty()) {
-        first = *ops.front().op;
+        first.emplace().noteFrom(*ops.front().op);
       }
       for (const auto& entry : ops) {
         const bool ended = entry.flight && entry.flight->asked();  // it is being finished
         if (!ended && now - entry.op->issued >= entry.op->timeout) {
-          overdue = *entry.op;
+          overdue.emplace().noteFrom(*entry.op);
           break;
         }
       }
@@ -253,9 +251,9 @@ void DiagnosisClient::checkDeadline(
 void DiagnosisClient::tellExtension(
     const Operation& op, Milliseconds timeout, const std::string& why) {
   if (extended_.exchange(op.seq) != op.seq) {
-    LOG(WARNING) << "torchcomms_pg: " << describe(op) << " of group '" << comm_.group().name
-                 << "' on rank " << comm_.rank() << " waits on after " << inSeconds(timeout) << ": "
-                 << why;
+    printLine(
+        "torchcomms_pg: " + describe(op) + " of group '" + comm_.group().name + "' on rank " +
+        std::to_string(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " + why);
   }
 }
 
@@ -478,8 +476,10 @@ Wait DiagnosisClient::describeWait(
     }
   };
   await(op.kind, op.peer, op.number);
-  for (const auto& message : op.messages) {
-    await(message.kind, message.peer, message.number);
+  if (op.messages) {
+    for (const auto& message : *op.messages) {
+      await(message.kind, message.peer, message.number);
+    }
   }
   // Shared memory alone has every rank exchange its part with the root and nobody else.
   const bool withRoot = comm.device().is_cpu() && comm.group().hosts.empty();

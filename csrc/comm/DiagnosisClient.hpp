@@ -77,7 +77,7 @@ class DiagnosisClient {
   // Builds the request for `op` after the deadline of a wait.
   DiagnosisRequest request(
       const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline);
-  // Logs why `op` waits on after `timeout`, once for each operation.
+  // Prints why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
   // Returns what `op` of `comm`, which has `ops` in flight, needs; `here`: of the group asked about.

@@ -9,8 +9,10 @@
 #include "base/OutstandingTask.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "comm/HookCall.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Printable.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
@@ -24,23 +26,20 @@ constexpr std::chrono::seconds kHookPatience{30};
 // the first has ended.
 constexpr Milliseconds kDumpPatience{1500};
 
+// Times that a process that ends, and a thread that is about to raise, wait for what is printed.
+constexpr Milliseconds kLastWords{1000};
+constexpr Milliseconds kPrinting{100};
+
 // True while this thread calls abort hooks. They may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
-void callAbortHook(const std::function<void()>& hook) {
-  try {
-    hook();
-  } catch (const std::exception& error) {
-    TORCH_WARN("an abort hook raised: ", error.what());
-  }
-}
-
 // Ends the process without destructors: other threads are blocked in operations.
 [[noreturn]] void endProcess(const std::string& why) {
-  const auto text = "torchcomms_pg ends this process: " + why +
-                    "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
-                    "abort_process_on_timeout_or_error=False in pg_options or of new_comm)\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  printLine(
+      "torchcomms_pg ends this process: " + why +
+      "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
+      "abort_process_on_timeout_or_error=False in pg_options or of new_comm)");
+  awaitPrinted(kLastWords);
   DumpPipe::removeAtExit();
   _exit(1);
 }
@@ -72,18 +71,19 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     }
     return ours;
   }
-  const auto table = comm_.hooks()->table();
-  const auto first = comm_.groupHooks().failed();
+  auto table = comm_.hooks()->table();
+  auto first = comm_.groupHooks().failed();
   const bool dump = cause != Cause::requested && comm_.recorders().any();
   if (first || !table->abort.empty() || end || dump) {
-    // Hooks may take the GIL and time; the thread that found the failure must not.
+    // Hooks may take the GIL and time, also where they go; the thread that found the failure must
+    // not.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
     Monitor::get().runApart([unfinished,
                              this,
                              comm = comm_.shared_from_this(),
-                             first,
-                             table,
+                             first = std::move(first),
+                             table = std::move(table),
                              end,
                              dump,
                              text = ours->message,
@@ -93,10 +93,10 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
         comm->recorders().dump();
       }
       if (first) {
-        callAbortHook(*first);
+        (*first)();
       }
       for (const auto& [id, hook] : table->abort) {
-        callAbortHook(*hook);
+        callHook("an abort hook", *hook);
       }
       if (dump && endsProcess()) {
         comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0));
@@ -123,6 +123,7 @@ void FailureState::awaitHooks() const {
   if (done.valid()) {
     done.wait_for(kHookPatience);
   }
+  awaitPrinted(kPrinting);  // the verdict comes before what the program prints of the error
 }
 
 void FailureState::failLibrary(const Failure& failure) {

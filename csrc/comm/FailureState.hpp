@@ -42,7 +42,8 @@ class FailureState {
   // failure, which may be another.
   std::shared_ptr<const Failure> set(Failure failure, Cause cause = Cause::met);
 
-  // Returns when the hooks that set() tells have run, or after 30 s.
+  // Returns when the hooks that set() tells have run, or after 30 s; and when what is known of the
+  // failure has been printed, or after 0.1 s.
   void awaitHooks() const;
 
   // Raises the failure as a CommError, or ends the process where it does that.

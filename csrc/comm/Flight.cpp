@@ -2,6 +2,7 @@
 
 #include <c10/core/Event.h>
 
+#include <exception>
 #include <utility>
 
 #include "comm/Communicator.hpp"
@@ -106,12 +107,22 @@ Clock::time_point Flight::started() const {
 }
 
 Clock::duration Flight::elapsed() const {
-  std::lock_guard lock(mutex_);
-  if (!start_ || !end_) {
+  EventPtr start;
+  EventPtr end;
+  {
+    std::lock_guard lock(mutex_);
+    start = start_;
+    end = end_;
+  }
+  if (!start || !end) {
     return {};
   }
-  const std::chrono::duration<double, std::milli> between(start_->elapsedTime(*end_));
-  return std::chrono::duration_cast<Clock::duration>(between);
+  try {
+    const std::chrono::duration<double, std::milli> between(start->elapsedTime(*end));
+    return std::chrono::duration_cast<Clock::duration>(between);
+  } catch (const std::exception&) {
+    return {};  // the device has failed, as the operation's error tells
+  }
 }
 
 }  // namespace torchcomms_pg

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {
 
@@ -18,7 +19,9 @@ void fireNow(
       (*hook)(args);
     } catch (const std::exception& raised) {
       if (error) {
-        TORCH_WARN("a post hook raised after the operation had failed: ", raised.what());
+        printLine(
+            std::string("torchcomms_pg: a post hook raised after the operation had failed: ") +
+            raised.what());
       } else {
         error = std::current_exception();
       }

@@ -1,5 +1,7 @@
 #include "comm/Hooks.hpp"
 
+#include "comm/HookCall.hpp"
+
 namespace torchcomms_pg {
 
 uint64_t Hooks::nextOpId() {
@@ -49,11 +51,7 @@ void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
   const bool async = args->async;
   auto fire = [table = std::move(table), args = std::move(args)] {
     for (const auto& [id, hook] : table->end) {
-      try {
-        (*hook)(args);
-      } catch (const std::exception& error) {
-        TORCH_WARN("an end hook raised: ", error.what());
-      }
+      callHook("an end hook", [&] { (*hook)(args); });
     }
   };
   if (async) {
@@ -66,11 +64,7 @@ void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
 void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
   thread_.enqueue([hooks = std::move(hooks), args = std::move(args)] {
     for (const auto& [id, hook] : hooks) {
-      try {
-        (*hook)(args);
-      } catch (const std::exception& error) {
-        TORCH_WARN("a post hook raised: ", error.what());
-      }
+      callHook("a post hook", [&] { (*hook)(args); });
     }
   });
 }

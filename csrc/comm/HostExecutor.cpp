@@ -59,7 +59,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   } catch (...) {
     error = std::current_exception();
   }
-  comm_.inFlight().remove(entry, !error);
+  comm_.inFlight().end(entry, !error);
   const auto ended = Clock::now();
   if (call.op.recording) {
     call.op.recording->end(!error, ended - call.op.issued, -1);
@@ -70,6 +70,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
     work->completeFutures();
   }
   comm_.tellEnd(call.op, work, error, call.op.issued, ended);
+  comm_.inFlight().remove(entry);  // before it waits for abort hooks, which may end the group
   if (error) {
     comm_.failureState().awaitHooks();
     std::rethrow_exception(error);
@@ -144,22 +145,27 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
 
 void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
+  auto& inFlight = comm_.inFlight();
   const auto held = work;  // removing the entry may drop the last other reference
-  comm_.inFlight().remove(entry, !error);
+  inFlight.end(entry, !error);
   if (const auto& recording = held->operation().recording) {
     recording->end(!error, held->elapsed(), held->source());
   }
   held->finish(error);
   comm_.tellEnd(held->operation(), held, error, held->started(), held->finished());
-  if (!held->hasFuture()) {
-    return;
-  }
   // Callbacks of a future may wait for operations that come after this one.
-  if (held->operation().ordered) {
+  if (!held->hasFuture()) {
+    inFlight.remove(entry);
+  } else if (held->operation().ordered) {
     worker_.handOver();
     held->completeFutures();
+    inFlight.remove(entry);
   } else {
-    runApart([held] { held->completeFutures(); });
+    runApart([&inFlight, held, entry] {
+      inFlight.tellHere(entry);
+      held->completeFutures();
+      inFlight.remove(entry);
+    });
   }
 }
 

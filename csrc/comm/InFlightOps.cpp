@@ -8,23 +8,38 @@ namespace torchcomms_pg {
 InFlightOps::Entry InFlightOps::add(
     const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
   std::lock_guard lock(mutex_);
-  return ops_.insert(ops_.end(), InFlight{&op, std::move(work), std::move(flight)});
+  return ops_.insert(ops_.end(), InFlight{&op, std::move(work), std::move(flight), {}});
 }
 
-void InFlightOps::remove(Entry entry, bool completed) {
+void InFlightOps::end(Entry entry, bool completed) {
+  std::lock_guard lock(mutex_);
+  if (completed) {
+    lastCompleted_.noteFrom(*entry->op);
+  }
+  entry->teller = std::this_thread::get_id();
+  ending_.splice(ending_.end(), ops_, entry);
+  if (const auto extra = entry->op->extra.count(); extra > 0) {
+    // The first to finish ends the extra time that was added before it was issued.
+    const auto current = extraMs_.load(std::memory_order_relaxed);
+    extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
+  }
+  if (ops_.empty()) {
+    none_.notify_all();  // for a thread that tells of an end, and waits for no other such thread
+  }
+}
+
+void InFlightOps::tellHere(Entry entry) {
+  std::lock_guard lock(mutex_);
+  entry->teller = std::this_thread::get_id();
+}
+
+void InFlightOps::remove(Entry entry) {
   List gone;  // freed after the lock is released
   {
     std::lock_guard lock(mutex_);
-    if (completed) {
-      lastCompleted_.noteFrom(*entry->op);
-    }
-    gone.splice(gone.begin(), ops_, entry);
-    if (const auto extra = entry->op->extra.count(); extra > 0) {
-      // The first to finish ends the extra time that was added before it was issued.
-      const auto current = extraMs_.load(std::memory_order_relaxed);
-      extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
-    }
-    if (!ops_.empty()) {
+    const bool ended = entry->teller != std::thread::id();
+    gone.splice(gone.begin(), ended ? ending_ : ops_, entry);
+    if (!ops_.empty() || !ending_.empty()) {
       return;
     }
   }
@@ -42,10 +57,14 @@ bool InFlightOps::single() const {
 }
 
 bool InFlightOps::awaitNone(Milliseconds time, bool messages) {
+  const auto self = std::this_thread::get_id();
   std::unique_lock lock(mutex_);
+  const bool tells =
+      std::ranges::any_of(ending_, [self](const InFlight& entry) { return entry.teller == self; });
   return none_.wait_for(lock, time, [&] {
-    return std::ranges::all_of(
-        ops_, [messages](const InFlight& entry) { return messages && !entry.op->ordered; });
+    return (tells || ending_.empty()) &&
+           std::ranges::all_of(
+               ops_, [messages](const InFlight& entry) { return messages && !entry.op->ordered; });
   });
 }
 

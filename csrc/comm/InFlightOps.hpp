@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "comm/Work.hpp"
 #include "operation/Operation.hpp"
@@ -18,9 +19,12 @@ struct InFlight {
   const Operation* op;
   WorkPtr work;                    // keeps `op`; null: a calling thread or `flight` does
   std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
+  std::thread::id teller;          // thread that tells of its end; none: it has not ended
 };
 
-// The list of operations in flight, and the last completed one. Thread-safe.
+// The list of operations in flight, and the last completed one. An operation that has ended is no
+// more in flight for deadlines and diagnoses, but is until everybody has been told for those who
+// wait that nothing is. Thread-safe.
 class InFlightOps {
  public:
   using List = std::list<InFlight>;  // sorted by issue
@@ -28,23 +32,30 @@ class InFlightOps {
 
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
 
-  // Removes an operation. `completed`: it becomes the last completed one.
-  void remove(Entry entry, bool completed = true);
+  // Notes that an operation has ended, and that the calling thread is about to tell of it.
+  // `completed`: it becomes the last completed one.
+  void end(Entry entry, bool completed);
+  // Notes that the calling thread goes on with telling.
+  void tellHere(Entry entry);
+  // Removes an operation, when everybody has been told of its end, or where nobody is.
+  void remove(Entry entry);
 
+  // Returns whether all operations have ended.
   bool empty() const;
-  // Returns whether exactly one operation is in flight.
+  // Returns whether all operations but one have ended.
   bool single() const;
 
-  // Calls `body` with the list and the last completed operation, whose seq is 0 where there is
-  // none. Neither changes meanwhile.
+  // Calls `body` with the list of operations that have not ended, and the last completed one, whose
+  // seq is 0 where there is none. Neither changes meanwhile.
   template <class Body>
   auto inspect(Body&& body) const {
     std::lock_guard lock(mutex_);
     return body(ops_, lastCompleted_);
   }
 
-  // Waits until nothing is in flight. `messages`: except messages that no stream orders. False:
-  // `time` has passed first.
+  // Waits until nothing is in flight. `messages`: except messages that no stream orders. A thread
+  // that tells of an end itself, such as a hook that ends the group, waits for no other such
+  // thread, which might wait for this one. False: `time` has passed first.
   bool awaitNone(Milliseconds time, bool messages);
 
   // Lengthens the timeout of operations issued from now on, until the first of them has finished.
@@ -56,7 +67,8 @@ class InFlightOps {
  private:
   mutable std::mutex mutex_;
   std::condition_variable none_;
-  List ops_;
+  List ops_;     // operations that have not ended
+  List ending_;  // operations that have ended, of which not everybody has been told
   Operation lastCompleted_;
   std::atomic<int64_t> extraMs_{0};
 };

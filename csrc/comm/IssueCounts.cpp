@@ -1,6 +1,7 @@
 #include "comm/IssueCounts.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace torchcomms_pg {
 
@@ -15,11 +16,17 @@ void IssueCounts::number(PreparedOp& call) {
     op.number = next(op.kind, op.peer);
     return;
   }
-  for (const auto& part : call.members ? *call.members : call.parts) {
+  const auto& parts = call.members ? *call.members : call.parts;
+  if (parts.empty()) {
+    return;
+  }
+  auto numbered = std::make_shared<std::vector<NumberedMessage>>();
+  for (const auto& part : parts) {
     if (isPointToPoint(part.op.kind)) {
-      op.messages.push_back({part.op.kind, part.op.peer, next(part.op.kind, part.op.peer)});
+      numbered->push_back({part.op.kind, part.op.peer, next(part.op.kind, part.op.peer)});
     }
   }
+  op.messages = std::move(numbered);
 }
 
 uint64_t IssueCounts::next(OpKind kind, int peer) {

@@ -105,7 +105,7 @@ std::shared_ptr<Communicator> Communicator::split(
     }
   }
   const auto difference = splitDifference(ofChild, child, ranks, key);
-  auto made = std::make_shared<Communicator>(
+  auto made = Monitor::watch<Communicator>(
       ofChild,
       CommHandle::Made{child},
       key,
@@ -167,6 +167,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       } catch (const std::exception&) {
         // The communicator has failed meanwhile, which does not keep it from being shrunk.
       }
+      inFlight_.end(entry, /*completed=*/true);
       inFlight_.remove(entry);
     }
     TORCH_CHECK(
@@ -216,7 +217,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
     shrinkNow();
   }
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
-  auto made = std::make_shared<Communicator>(
+  auto made = Monitor::watch<Communicator>(
       api(),
       CommHandle::Made{child},
       rank_ - static_cast<int>(before),

@@ -47,7 +47,7 @@ void manage(
   } catch (...) {
     error = std::current_exception();
   }
-  comm.inFlight().remove(entry, /*completed=*/false);  // it has no place in the order of operations
+  comm.inFlight().remove(entry);  // it has no place in the order of operations
   if (error) {
     std::rethrow_exception(error);
   }

@@ -144,7 +144,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
 
 void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
   const auto& op = flight.operation();
-  comm_.inFlight().remove(flight.entry(), !error);
+  comm_.inFlight().end(flight.entry(), !error);
   const auto elapsed = error ? Clock::duration{} : flight.elapsed();
   if (op.recording) {
     op.recording->end(!error, elapsed, -1);
@@ -162,6 +162,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
     work->completeFutures();
   }
   flight.release();  // drops what a future has kept meanwhile
+  comm_.inFlight().remove(flight.entry());
 }
 
 bool StreamExecutor::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {

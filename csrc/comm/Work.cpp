@@ -49,12 +49,12 @@ Work::Work(
               ? std::optional(op.kind == OpKind::recv ? outputs : inputs)
               : std::nullopt),
       comm_(std::move(comm)),
-      op_(std::move(op)),
+      made_(std::move(op)),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)) {}
 
 std::string Work::text() const {
-  return describe(op_) + " of group '" + comm_->group().name + "' on rank " +
+  return describe(operation()) + " of group '" + comm_->group().name + "' on rank " +
          std::to_string(comm_->rank());
 }
 
@@ -76,7 +76,10 @@ bool Work::isSuccess() const {
 }
 
 int Work::sourceRank() const {
-  TORCH_CHECK(op_.kind == OpKind::recv, name(op_.kind), ": only a receive has a source rank");
+  TORCH_CHECK(
+      operation().kind == OpKind::recv,
+      name(operation().kind),
+      ": only a receive has a source rank");
   std::lock_guard lock(mutex_);
   TORCH_CHECK(
       source_ >= 0,
@@ -107,7 +110,8 @@ void Work::waitOnHost(std::chrono::milliseconds timeout) {
 }
 
 void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
-  withParamComms(*comm_, op_, "wait", {}, {}, true, [&] { comm_->await(*this, timeout, onHost); });
+  withParamComms(
+      *comm_, operation(), "wait", {}, {}, true, [&] { comm_->await(*this, timeout, onHost); });
   if (c10d::allow_inflight_collective_as_graph_input()) {
     c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
   }
@@ -118,7 +122,7 @@ void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
 }
 
 void Work::abort() {
-  comm_->failureState().abort("abort() of a work of " + describe(op_));
+  comm_->failureState().abort("abort() of a work of " + describe(operation()));
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
@@ -154,22 +158,22 @@ float Work::getDuration() const {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(
       timed_,
-      name(op_.kind),
+      name(operation().kind),
       ": no duration was taken; call enable_collectives_timing() on the group before the "
       "operation");
   TORCH_CHECK(
       completed_,
-      name(op_.kind),
+      name(operation().kind),
       ": the duration is known when the operation has finished; call wait() first");
   return std::chrono::duration<float, std::milli>(finished_ - started_).count();
 }
 
 uint64_t Work::getSequencenumber() const {
-  return op_.seq;
+  return operation().seq;
 }
 
 std::chrono::milliseconds Work::getTimeout() const {
-  return op_.timeout;
+  return operation().timeout;
 }
 
 void Work::setStarted(Clock::time_point at) {
@@ -193,8 +197,9 @@ void Work::setTimed(bool timed) {
 
 void Work::assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
   std::lock_guard lock(mutex_);
-  op_ = std::move(op);
-  opType_ = traits(op_.kind).type;
+  assigned_ = std::move(op);
+  op_.store(&*assigned_, std::memory_order_release);
+  opType_ = traits(assigned_->kind).type;
   inputs_ = std::move(inputs);
   outputs_ = std::move(outputs);
 }
@@ -244,6 +249,9 @@ Clock::duration Work::elapsed() const {
 }
 
 bool Work::finish(std::exception_ptr error) {
+  const auto flight = this->flight();
+  const bool asks = flight && !flight->inGraph() && !error;
+  const auto elapsed = asks ? flight->elapsed() : Clock::duration{};  // the driver may take time
   std::vector<at::Tensor> inputs;  // freed after the lock is released
   {
     std::lock_guard lock(mutex_);
@@ -251,9 +259,8 @@ bool Work::finish(std::exception_ptr error) {
       return false;
     }
     finished_ = Clock::now();
-    if (flight_ && !flight_->inGraph()) {
-      const auto elapsed = error ? Clock::duration{} : flight_->elapsed();
-      started_ = flight_->started();
+    if (flight && !flight->inGraph()) {
+      started_ = flight->started();
       finished_ = elapsed == Clock::duration{} ? finished_ : started_ + elapsed;
     }
     exception_ = std::move(error);

@@ -70,7 +70,8 @@ class Work final : public latest::Work {
 
   std::chrono::milliseconds getTimeout() const override;
 
-  const Operation& operation() const { return op_; }
+  // Returns the operation, which never changes. That of a batch is another once it is launched.
+  const Operation& operation() const { return *op_.load(std::memory_order_acquire); }
 
   // Describes the operation, e.g. "all_reduce #2 (1 x Float, SUM) of group 'default_pg' on rank 0".
   std::string text() const;
@@ -95,7 +96,7 @@ class Work final : public latest::Work {
   bool finish(std::exception_ptr error);
   void completeFutures();
   bool hasFuture() const;
-  bool launched() const { return op_.seq != 0; }
+  bool launched() const { return operation().seq != 0; }
   // Returns whether a thread waits for it now, on the host.
   bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
   // Counts the calling thread among the waiting ones, while the result lives.
@@ -115,7 +116,9 @@ class Work final : public latest::Work {
   void endRange();
 
   const std::shared_ptr<Communicator> comm_;
-  Operation op_;
+  const Operation made_;
+  std::optional<Operation> assigned_;  // written once, before `op_` leads to it
+  std::atomic<const Operation*> op_{&made_};
   std::atomic<bool> done_{false};
   std::atomic<int> waiting_{0};
   bool timed_ = false;

@@ -58,7 +58,7 @@ std::shared_ptr<Communicator> own(
   std::shared_ptr<Communicator> comm;
   auto* const handle = made.comm;
   try {
-    comm = std::make_shared<Communicator>(
+    comm = Monitor::watch<Communicator>(
         api, std::move(made), info.rank, info.size, info.group, info.timeout, place, config);
   } catch (const std::exception& error) {
     if (api.fail != nullptr) {

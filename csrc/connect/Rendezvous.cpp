@@ -17,16 +17,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Keeps the monitor's threads, which the communicator will need, from now on: where they cannot be
-// started, that shows before the other ranks count on this one.
-class MonitorRuns final : public Monitor::Watched {
- public:
-  MonitorRuns() { Monitor::get().add(this); }
-  ~MonitorRuns() override { Monitor::get().remove(this); }
-  void check(Clock::time_point) noexcept override {}
-  void giveUp(const char*) noexcept override {}
-  std::string failureMessage() const override { return ""; }
-};
+// Threads that the communicator will need: where they cannot be started, that shows before the
+// other ranks count on this one.
+using MonitorRuns = Monitor::Hold;
 
 void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
   if (result == ncclSuccess || result == ncclInProgress) {

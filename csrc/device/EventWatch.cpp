@@ -7,16 +7,20 @@
 #include <utility>
 
 #include "base/Capture.hpp"
-#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
 EventWatch& EventWatch::of(c10::Device device) {
-  static std::mutex mutex;
-  static auto& all = leaked<std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch>>();
-  std::lock_guard lock(mutex);
-  return all.try_emplace({device.type(), device.index()}, device).first->second;
+  struct All {
+    std::mutex mutex;
+    std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch> watches;
+  };
+  static PerProcess<All> ofProcess;
+  auto& all = ofProcess.get();
+  std::lock_guard lock(all.mutex);
+  return all.watches.try_emplace({device.type(), device.index()}, device).first->second;
 }
 
 void EventWatch::join() {

@@ -4,7 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 
 namespace torchcomms_pg {
 
@@ -18,14 +18,13 @@ struct Announcements {
   std::optional<Compiling::Clock::time_point> begun;
   std::optional<Compiling::Clock::time_point> ended;
   std::deque<Compiling::Interval> intervals;
-  std::atomic<Compiling::Milliseconds::rep> limit{0};
 };
-
-// Never destroyed: a thread may ask at process exit.
 Announcements& announcements() {
-  static auto& state = leaked<Announcements>();
-  return state;
+  static PerProcess<Announcements> state;
+  return state.get();
 }
+
+std::atomic<Compiling::Milliseconds::rep> compileLimit{0};
 
 int64_t wallClock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -70,11 +69,11 @@ Compiling::State Compiling::state(Clock::time_point now) {
 }
 
 void Compiling::setLimit(Milliseconds limit) {
-  announcements().limit.store(limit.count(), std::memory_order_relaxed);
+  compileLimit.store(limit.count(), std::memory_order_relaxed);
 }
 
 Compiling::Milliseconds Compiling::limit() {
-  return Milliseconds(announcements().limit.load(std::memory_order_relaxed));
+  return Milliseconds(compileLimit.load(std::memory_order_relaxed));
 }
 
 std::vector<Compiling::Interval> Compiling::intervals() {

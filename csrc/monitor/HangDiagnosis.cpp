@@ -1,7 +1,6 @@
 #include "monitor/HangDiagnosis.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -9,6 +8,7 @@
 
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {
 
@@ -37,8 +37,7 @@ constexpr milliseconds kBehind{200};
 constexpr milliseconds kHanging{1000};
 
 void print(int rank, const std::string& text) {
-  const auto line = "[rank " + std::to_string(rank) + "] torchcomms_pg: " + text + "\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  printLine("[rank " + std::to_string(rank) + "] torchcomms_pg: " + text);
 }
 
 Verdict unknown(const std::string& why) {

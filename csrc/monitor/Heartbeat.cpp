@@ -9,9 +9,10 @@
 #include <system_error>
 #include <thread>
 
-#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
 #include "monitor/PythonStackDump.hpp"
 
 namespace torchcomms_pg {
@@ -22,21 +23,21 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxTick{1000};
+// Time that the reason for its end may take a process to write.
+constexpr milliseconds kLastWords{1000};
 
-// Never destroyed: the thread may look at it while the process ends.
 struct WatchState {
   std::mutex mutex;
   HeartbeatOptions options;
-  pid_t pid = 0;  // process that has the thread: a forked child has none
+  bool running = false;
 };
 WatchState& watchState() {
-  static auto& state = leaked<WatchState>();
-  return state;
+  static PerProcess<WatchState> state;
+  return state.get();
 }
 
 void print(const std::string& text) {
-  const auto line = "torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text + "\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  printLine("torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text);
 }
 
 std::string seconds(milliseconds time) {
@@ -67,6 +68,7 @@ class Watch {
           "a core; gdb, or py-spy dump --native, tells where" +
           (options.endsProcess ? ". TORCH_NCCL_ENABLE_MONITORING has this process end" : ""));
       if (options.endsProcess) {
+        awaitPrinted(kLastWords);
         _exit(1);
       }
     }
@@ -103,7 +105,7 @@ void run() {
       std::lock_guard lock(state.mutex);
       options = state.options;
       if (options.patience.count() == 0 || !monitorRuns()) {
-        state.pid = 0;
+        state.running = false;
         return;
       }
     }
@@ -118,10 +120,10 @@ void watchOverMonitor(HeartbeatOptions options) {
   auto& state = watchState();
   std::lock_guard lock(state.mutex);
   state.options = options;
-  if (options.patience.count() > 0 && state.pid != getpid() && monitorRuns()) {
+  if (options.patience.count() > 0 && !state.running && monitorRuns()) {
     try {
       startDetached("tcpg_heartbeat", run);
-      state.pid = getpid();
+      state.running = true;
     } catch (const std::system_error& error) {
       print(
           std::string("nobody looks after the monitor: no thread can be started: ") + error.what());

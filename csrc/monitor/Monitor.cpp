@@ -1,46 +1,42 @@
 #include "monitor/Monitor.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <iterator>
 #include <system_error>
-#include <utility>
 
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-// Leaked on purpose: at process exit communicators may still be watched, and a destructor would
-// have to wait for the thread.
-struct Instance {
-  Monitor monitor;
-  pid_t pid = getpid();
-};
-std::atomic<Instance*> instance{nullptr};
+thread_local bool isMonitor = false;
 
 }  // namespace
 
 Monitor& Monitor::get() {
-  Instance* current = instance.load(std::memory_order_acquire);
-  while (current == nullptr || current->pid != getpid()) {
-    auto* fresh = new Instance();
-    if (instance.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) {
-      return fresh->monitor;
-    }
-    delete fresh;
-  }
-  return current->monitor;
+  static PerProcess<Monitor> monitor;
+  return monitor.get();
 }
 
-void Monitor::add(Watched* watched) {
+bool Monitor::onItsThread() {
+  return isMonitor;
+}
+
+Monitor::Hold::~Hold() {
+  // A forked child does not have the thread, and the thread cannot wait for its own end: it has
+  // failed to hand an object to another, and goes on.
+  if (&monitor_ == &get() && !onItsThread()) {
+    monitor_.leave();
+  }
+}
+
+void Monitor::enter() {
   std::lock_guard lifecycle(lifecycle_);
-  std::lock_guard lock(mutex_);
-  watched_.reserve(watched_.size() + 1);
-  if (!thread_.joinable()) {
+  if (holds_ == 0) {
     auto spare = std::make_unique<SpareThread>();
     stop_ = false;
     try {
@@ -52,7 +48,41 @@ void Monitor::add(Watched* watched) {
     std::lock_guard held(spareMutex_);
     spare_ = std::move(spare);
   }
-  watched_.push_back(watched);
+  ++holds_;
+}
+
+void Monitor::leave() {
+  std::lock_guard lifecycle(lifecycle_);
+  if (--holds_ > 0) {
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  {
+    std::lock_guard lock(spareMutex_);
+    spare_ = nullptr;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Monitor::add(const std::shared_ptr<Watched>& watched) {
+  auto list = std::make_shared<List>();
+  std::shared_ptr<const List> former;  // freed after the lock is released
+  std::lock_guard lock(mutex_);
+  std::copy_if(
+      watched_->begin(), watched_->end(), std::back_inserter(*list), [](const auto& known) {
+        return !known.expired();
+      });
+  list->push_back(watched);
+  former = std::exchange(watched_, std::move(list));
+}
+
+std::shared_ptr<const Monitor::List> Monitor::watched() {
+  std::lock_guard lock(mutex_);
+  return watched_;
 }
 
 void Monitor::runApart(std::function<void()> body) {
@@ -70,36 +100,19 @@ void Monitor::runApart(std::function<void()> body) {
   }
 }
 
-void Monitor::remove(Watched* watched) {
-  std::lock_guard lifecycle(lifecycle_);
-  {
-    std::lock_guard lock(mutex_);
-    watched_.erase(std::remove(watched_.begin(), watched_.end(), watched), watched_.end());
-    if (!watched_.empty() || !thread_.joinable()) {
-      return;
-    }
-    stop_ = true;
-  }
-  {
-    std::lock_guard lock(spareMutex_);
-    spare_ = nullptr;
-  }
-  wake_.notify_all();
-  thread_.join();
-}
-
 void Monitor::giveUp(const char* why) {
-  std::lock_guard lock(mutex_);
-  for (Watched* watched : watched_) {
-    watched->giveUp(why);
+  for (const auto& known : *watched()) {
+    if (const auto watched = known.lock()) {
+      watched->giveUp(why);
+    }
   }
 }
 
 std::vector<std::string> Monitor::failures() {
   std::vector<std::string> messages;
-  std::lock_guard lock(mutex_);
-  for (const Watched* watched : watched_) {
-    if (auto message = watched->failureMessage(); !message.empty()) {
+  for (const auto& known : *watched()) {
+    const auto watched = known.lock();
+    if (auto message = watched ? watched->failureMessage() : ""; !message.empty()) {
       messages.push_back(std::move(message));
     }
   }
@@ -107,15 +120,21 @@ std::vector<std::string> Monitor::failures() {
 }
 
 void Monitor::run() {
+  isMonitor = true;
   pthread_setname_np(pthread_self(), "tcpg_monitor");
   std::unique_lock lock(mutex_);
   while (!stop_) {
     const auto now = Clock::now();
     lastRound_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-    for (Watched* watched : watched_) {
-      watched->check(now);
+    const auto round = watched_;
+    lock.unlock();
+    for (const auto& known : *round) {
+      if (const auto watched = known.lock()) {
+        watched->check(now);
+      }
     }
-    wake_.wait_for(lock, kTick);
+    lock.lock();
+    wake_.wait_for(lock, kTick, [&] { return stop_; });
   }
   lastRound_.store(0, std::memory_order_relaxed);
 }

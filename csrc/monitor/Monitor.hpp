@@ -2,7 +2,7 @@
 //
 // It asks every watched object, a few times a second, whether one of its
 // operations is overdue. It never takes the GIL, never calls into a library
-// that may block, and frees nothing. Knows nothing of torch.
+// that may block, and ends no watched object. Knows nothing of torch.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,10 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/OutstandingTask.hpp"
 #include "monitor/SpareThread.hpp"
 
 namespace torchcomms_pg {
@@ -29,7 +31,8 @@ class Monitor {
   class Watched {
    public:
     virtual ~Watched() = default;
-    // Called from the monitor's thread; returns soon and does not throw.
+    // Called from the monitor's thread, which holds a reference meanwhile, and no lock; returns
+    // soon and does not throw.
     virtual void check(Clock::time_point now) noexcept = 0;
     // Ends what is in flight, for `why`. Otherwise same as check().
     virtual void giveUp(const char* why) noexcept = 0;
@@ -41,12 +44,34 @@ class Monitor {
   // thread does not exist there.
   static Monitor& get();
 
-  // Starts the thread with the first object; remove() ends it with the last. Raises
-  // std::runtime_error, and watches nothing, if the thread cannot be started.
-  void add(Watched* watched);
+  // Keeps the monitor's threads running. Raises std::runtime_error if they cannot be started.
+  class Hold {
+   public:
+    Hold() : monitor_(get()) { monitor_.enter(); }
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Monitor& monitor_;
+  };
+
+  // Makes a T, which is a Watched, and watches it until its last holder lets go of it. A destructor
+  // may wait, for the monitor, too: where that holder is the monitor's thread, the object ends in
+  // another. Raises std::runtime_error, and makes nothing, if the monitor's threads cannot be
+  // started.
+  template <class T, class... Args>
+  static std::shared_ptr<T> watch(Args&&... args) {
+    auto hold = std::make_shared<const Hold>();
+    const std::shared_ptr<T> made(
+        new T(std::forward<Args>(args)...),
+        [hold = std::move(hold)](T* object) mutable { end(object, std::move(hold)); });
+    get().add(made);
+    return made;
+  }
 
   // Runs `body` in a thread of its own; if none can be started, in a spare thread that was started
-  // with the monitor's. Raises std::runtime_error if nothing is watched.
+  // with the monitor's. Raises std::runtime_error if there is no Hold.
   void runApart(std::function<void()> body);
 
   // Makes every watched object give up what it has in flight.
@@ -60,19 +85,38 @@ class Monitor {
   // Returns the messages of the watched objects that have failed.
   std::vector<std::string> failures();
 
-  // Returns when no check of `watched` is running. Not to be called from
-  // check().
-  void remove(Watched* watched);
-
  private:
+  using List = std::vector<std::weak_ptr<Watched>>;
+
+  static bool onItsThread();
+  template <class T>
+  static void end(T* object, std::shared_ptr<const Hold> hold) noexcept {
+    if (!onItsThread()) {
+      delete object;
+      return;
+    }
+    try {
+      get().runApart(
+          [unfinished = OutstandingTask(), object, hold = std::move(hold)] { delete object; });
+    } catch (const std::exception&) {
+      // Leaks it: out of memory, and this is better than to wait for ever.
+    }
+  }
+
+  void enter();
+  void leave();
+  void add(const std::shared_ptr<Watched>& watched);
+  // Returns the list, which does not change: no lock is held while it is gone through.
+  std::shared_ptr<const List> watched();
   void run();
 
-  std::mutex lifecycle_;  // serializes add and remove, so that start and join do not race
+  std::mutex lifecycle_;  // serializes enter and leave, so that start and join do not race
+  int holds_ = 0;         // guarded by lifecycle_
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Watched*> watched_;
-  std::mutex spareMutex_;  // separate: the monitor's thread holds mutex_ while it checks
-  std::unique_ptr<SpareThread> spare_;  // there as long as anything is watched
+  std::shared_ptr<const List> watched_ = std::make_shared<const List>();
+  std::mutex spareMutex_;
+  std::unique_ptr<SpareThread> spare_;  // there as long as there is a Hold
   std::thread thread_;
   bool stop_ = false;
   std::atomic<Clock::rep> lastRound_{0};

@@ -118,7 +118,7 @@ struct Operation {
   int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;
   uint64_t number = 0;  // of a message: place among those of its kind with its peer, from 1
-  std::vector<NumberedMessage> messages;  // those of a batch
+  std::shared_ptr<const std::vector<NumberedMessage>> messages;  // those of a batch; null: no batch
   int64_t numelIn = 0;
   int64_t numelOut = 0;
   c10::ScalarType dtype = c10::ScalarType::Byte;
@@ -134,7 +134,8 @@ struct Operation {
   std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
   std::shared_ptr<const RecordedOp> recording;  // null: not recorded
 
-  // Takes over what describe() and diagnoses tell.
+  // Takes over what describe() and diagnoses tell, and the deadline. Does not allocate, and keeps no
+  // object of a user, which may need the GIL to go.
   void noteFrom(const Operation& other) {
     kind = other.kind;
     seq = other.seq;
@@ -147,6 +148,8 @@ struct Operation {
     collective = other.collective;
     number = other.number;
     messages = other.messages;
+    timeout = other.timeout;
+    issued = other.issued;
   }
 };
 

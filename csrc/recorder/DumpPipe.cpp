@@ -14,25 +14,24 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
+#include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-// State that is never destroyed: groups may be dropped while the process ends.
 struct PipeState {
   std::mutex mutex;
   std::weak_ptr<DumpPipe> pipe;
   const DumpPipe* latest = nullptr;  // owner of the file
-  pid_t pid = 0;                     // id of the process that made it
 };
 PipeState& pipeState() {
-  static auto& state = leaked<PipeState>();
-  return state;
+  static PerProcess<PipeState> state;
+  return state.get();
 }
 
 [[noreturn]] void failToMake(const std::string& path, const std::string& why) {
@@ -85,7 +84,7 @@ struct DumpPipe::Reader {
     try {
       process_recorder::dump(rank);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());
+      printLine(std::string("torchcomms_pg: ") + error.what());
     }
   }
 };
@@ -97,7 +96,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
   }
   auto& state = pipeState();
   std::lock_guard lock(state.mutex);
-  auto pipe = state.pid == getpid() ? state.pipe.lock() : nullptr;
+  auto pipe = state.pipe.lock();
   if (!pipe) {
     try {
       pipe = std::make_shared<DumpPipe>(prefix, rank);
@@ -107,7 +106,6 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
     }
     state.pipe = pipe;
     state.latest = pipe.get();
-    state.pid = getpid();
   }
   return pipe;
 }

@@ -14,9 +14,10 @@
 #include <system_error>
 #include <utility>
 
-#include "base/Leaked.hpp"
 #include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
+#include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {
 
@@ -25,24 +26,25 @@ namespace {
 struct Instance {
   std::shared_ptr<FlightRecorder> recorder;
   DumpOptions options;
-  pid_t pid = 0;  // a forked child has groups, and so a record, of its own
+  bool configured = false;
 };
 
-// State that is never destroyed: entries hold frames of Python, which may end first.
 struct Shared {
   std::mutex mutex;
   Instance instance;
   std::mutex writing;
 };
+// Returns the state, never destroyed: entries hold frames of Python, which may end first. A forked
+// child has groups, and so a record, of its own.
 Shared& shared() {
-  static auto& state = leaked<Shared>();
-  return state;
+  static PerProcess<Shared> state;
+  return state.get();
 }
 
 Instance current() {
   auto& state = shared();
   std::lock_guard lock(state.mutex);
-  return state.instance.pid == getpid() ? state.instance : Instance{};
+  return state.instance;
 }
 
 [[noreturn]] void failToWrite(const std::string& path, const std::string& why) {
@@ -125,10 +127,7 @@ void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
   std::lock_guard lock(state.mutex);
   auto& instance = state.instance;
   instance.options = std::move(options);
-  if (instance.pid != getpid()) {
-    instance.pid = getpid();
-    // Leaks a parent's recorder: the fork may have come while it was in use.
-    leaked<std::shared_ptr<FlightRecorder>>(std::move(instance.recorder));
+  if (!std::exchange(instance.configured, true)) {
     instance.recorder =
         maxEntries > 0 ? std::make_shared<FlightRecorder>(maxEntries, cppStacks) : nullptr;
   }
@@ -139,7 +138,7 @@ std::shared_ptr<FlightRecorder> get() {
 }
 
 std::string dump(int rank) {
-  const auto [recorder, options, pid] = current();
+  const auto [recorder, options, configured] = current();
   if (!recorder) {
     return "";
   }
@@ -157,7 +156,7 @@ void dumpAfterFailure(int rank) noexcept {
       dump(rank);
     }
   } catch (const std::exception& error) {
-    TORCH_WARN(error.what());
+    printLine(std::string("torchcomms_pg: ") + error.what());
   }
 }
 

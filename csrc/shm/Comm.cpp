@@ -25,6 +25,7 @@ int64_t nowInMilliseconds() {
 
 Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
     : segment_(std::move(segment)),
+      ranksOnHost_(segment_->size()),
       rank_(rank),
       blocking_(blocking),
       forkGeneration_(host::forkGeneration()),
@@ -36,7 +37,6 @@ Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
 Comm::~Comm() = default;
 
 std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bool blocking) {
-  noteRanksOnHost(ranks);
   std::shared_ptr<Segment> segment = Segment::open(id, ranks);
   RankState& state = segment->state(rank);
   uint32_t claimant = 0;
@@ -127,7 +127,12 @@ void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
       comm.ticketLock_.pass(ticket);
     }
   };
-  ticketLock_.await(ticket, *segment_);
+  try {
+    ticketLock_.await(ticket, *segment_);
+  } catch (const NcclError& failure) {
+    fail(failure);  // the ticket does not pass, and those behind it would wait for ever
+    throw;
+  }
   const Turn turn{*this, ticket};
   const Active active(*this);
   exchanging_.store(true, std::memory_order_relaxed);

@@ -114,6 +114,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void awaitQuiet();
 
   const std::shared_ptr<Segment> segment_;
+  const RanksOnHost ranksOnHost_;
   const int rank_;
   const bool blocking_;
   const uint32_t forkGeneration_;

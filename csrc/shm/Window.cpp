@@ -4,12 +4,12 @@
 #include <cstring>
 #include <string>
 
-#include "base/Leaked.hpp"
 #include "shm/Comm.hpp"
 #include "shm/Host.hpp"
 #include "shm/api/Group.hpp"
 #include "shm/api/ResultCodes.hpp"
 #include "shm/api/Validate.hpp"
+#include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -38,13 +38,8 @@ struct Registry {
   uintptr_t next = 1;
 };
 
-Registry& registry() {
-  static auto& all = leaked<Registry>();  // communicators may end with the process
-  return all;
-}
-
 uintptr_t enroll(const std::shared_ptr<const MappedWindow>& window) {
-  auto& all = registry();
+  auto& all = forkSafe<Registry>();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.windows, [](const auto& entry) { return entry.second.expired(); });
   all.windows[all.next] = window;
@@ -52,7 +47,7 @@ uintptr_t enroll(const std::shared_ptr<const MappedWindow>& window) {
 }
 
 void discharge(uintptr_t handle) {
-  auto& all = registry();
+  auto& all = forkSafe<Registry>();
   std::lock_guard lock(all.mutex);
   all.windows.erase(handle);
 }
@@ -119,7 +114,7 @@ std::shared_ptr<const MappedWindow> Windows::find(
 
 std::shared_ptr<const MappedWindow> Windows::findAnywhere(
     ncclWindow_t handle, const char* operation) {
-  auto& all = registry();
+  auto& all = forkSafe<Registry>();
   std::lock_guard lock(all.mutex);
   const auto found = all.windows.find(reinterpret_cast<uintptr_t>(handle));
   auto window = found == all.windows.end() ? nullptr : found->second.lock();

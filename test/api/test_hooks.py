@@ -4,6 +4,7 @@ import datetime
 import gc
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -357,6 +358,92 @@ def test_end_hook_may_issue_operations(world):
     comm.all_reduce(torch.ones(1), torchcomms().ReduceOp.SUM, True).wait()
     assert done.wait(WAIT)
     comm.finalize()
+
+
+@each_backend
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["collective", "message"])
+def test_finalize_waits_until_everybody_has_been_told_of_the_last_operation(world, backend, kind):
+    comm, peer, told = make("told", backend), 1 - dist.get_rank(), []
+    tensor = torch.ones(1)
+    if kind == "collective":
+        work = comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, True)
+    elif peer == 1:
+        work = comm.send(tensor, peer, True)
+    else:
+        work = comm.recv(tensor, peer, True)
+
+    def callback(future):
+        time.sleep(0.3)  # a slow callback is what is tested
+        told.append("callback")
+
+    work.get_future().then(callback)
+    work.wait()
+    comm.finalize()
+    assert told == ["callback"]
+
+
+@each_backend
+@on_ranks(2)
+def test_whoever_is_told_of_an_end_may_end_the_communicator(world, backend):
+    for register in (
+        lambda comm, end: comm.register_end_hook(lambda args: end()),
+        lambda comm, end: comm.register_post_hook(lambda args: end()),
+        None,
+    ):
+        for async_op in (False, True):
+            comm, ended = make("ender", backend), threading.Event()
+
+            def end(comm=comm, ended=ended):
+                if not ended.is_set():
+                    ended.set()  # finalize() has hooks of its own
+                    comm.finalize()
+
+            if register:
+                register(comm, end)
+            with time_limit(0, WAIT, "finalize() in a hook"):
+                work = comm.all_reduce(torch.ones(1), torchcomms().ReduceOp.SUM, async_op)
+                if not register:
+                    work.get_future().then(lambda future: end()).wait()
+                assert ended.wait(WAIT)
+            comm.finalize()
+
+
+@on_ranks(2)
+def test_an_operation_that_has_ended_has_no_deadline_while_it_is_told(world):
+    comm, told = make("slow"), threading.Event()
+    comm.barrier(False)
+    dist.barrier()  # all have left that one
+    comm.set_timeout(datetime.timedelta(seconds=0.5))
+
+    def slow(args):
+        time.sleep(1.5)  # a slow hook is what is tested
+        told.set()
+
+    handle = comm.register_end_hook(slow)
+    comm.all_reduce(torch.ones(1), torchcomms().ReduceOp.SUM, False)
+    assert told.is_set()
+    handle.remove()
+    comm.set_timeout(datetime.timedelta(seconds=30))
+    dist.barrier()
+    comm.all_reduce(torch.ones(1), torchcomms().ReduceOp.SUM, False)  # which raises a failure
+    comm.finalize()
+
+
+@on_ranks(2)
+def test_abort_hooks_of_a_process_group_are_called_though_others_raise(world):
+    group, called = dist.new_group(), []
+
+    def raises():
+        called.append("first")
+        raise KeyError("mine")
+
+    group.register_abort_hook(1, raises)
+    group.register_abort_hook(2, lambda: called.append("second"))
+    dist.barrier(group)
+    dist.barrier()  # all have left that one
+    dist.distributed_c10d._abort_process_group(group)
+    assert called == ["first", "second"]
 
 
 @on_ranks(2)

@@ -358,6 +358,25 @@ def test_completion_hook_sees_every_operation(world):
 
 @beyond_gloo
 @on_ranks(2)
+def test_a_completion_hook_may_raise_and_a_second_is_refused(world):
+    group, seen = dist.new_group(), []
+
+    def hook(info):
+        seen.append(info.seq)
+        raise KeyError("mine")
+
+    group._register_on_completion_hook(hook)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(5), group=group, async_op=True).wait()
+    group._wait_for_pending_works()
+    assert seen == [seen[0], seen[0] + 1]
+    with pytest.raises(dist.DistBackendError, match="OnCompletion hook already registered"):
+        group._register_on_completion_hook(hook)
+    dist.destroy_process_group(group)
+
+
+@beyond_gloo
+@on_ranks(2)
 def test_a_python_callback_that_raises_fails_the_chained_future_only(world):
     work = dist.all_reduce(tensor := torch.ones(5), async_op=True)
 

@@ -229,6 +229,35 @@ assert [len(callbacks) for callbacks in both] == [1, 1]
 """
 
 
+OTHERS_RAISE = """
+import torch, torchcomms_pg
+from torchcomms_pg import _C, compile_watch
+from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+def raises(args):
+    raise KeyError("another's")
+
+@callback_handler.register_START_callback
+def other(args):
+    raises(args)
+
+compile_watch.configure()
+try:
+    with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+        pass
+except KeyError:
+    pass
+(interval,) = json.loads(_C.Recorder(1, False).json(True))["compiling"]
+assert interval["time_end_ns"] >= interval["time_begin_ns"] > 0, interval
+"""
+
+
+@pytest.mark.parametrize("kind", ["start", "end"])
+def test_a_compilation_ends_where_a_callback_of_others_raises(kind):
+    done = run_python("-c", "import json\n" + OTHERS_RAISE.replace("START", kind))
+    assert done.returncode == 0, done.stderr
+
+
 def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before():
     done = run_python("-c", SCRIPT)
     assert done.returncode == 0, done.stderr

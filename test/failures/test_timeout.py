@@ -3,7 +3,9 @@
 The rank that is absent from the group under test waits in the default group's barrier.
 """
 
+import contextlib
 import datetime
+import fcntl
 import os
 import re
 import threading
@@ -19,6 +21,7 @@ from harness.ranks import (
     check,
     connect_store,
     init_default_group,
+    on_own_ranks,
     on_ranks,
     pool,
     time_limit,
@@ -277,3 +280,51 @@ def interrupted(args):
 
 def test_a_blocked_synchronous_call_does_not_hold_the_gil():
     pool(2).run(interrupted, pool(2).store_args())
+
+
+def fill_stderr():
+    """Makes stderr a pipe that is full and that nobody reads, as of a launcher that has stopped."""
+    _, end = os.pipe()  # stays open
+    flags = fcntl.fcntl(end, fcntl.F_GETFL)
+    fcntl.fcntl(end, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(end, bytes(size))
+    fcntl.fcntl(end, fcntl.F_SETFL, flags)
+    os.dup2(end, 2)
+
+
+@beyond_gloo
+@pytest.mark.parametrize("relaxed", [False, True], ids=["", "a rank asks for time"])
+@on_own_ranks(2)
+def test_a_stderr_that_nobody_reads_stops_no_deadline(world, relaxed):
+    """Two groups, with verdicts, and with a line of the monitor's about a rank that asks for time."""
+    import torchcomms_pg
+
+    groups = [short_group(LIMIT), short_group(2 * LIMIT)]
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        with contextlib.ExitStack() as stack:
+            if relaxed:
+                stack.enter_context(torchcomms_pg.get_comm(groups[0]).relaxed_timeout(60))
+            dist.barrier()
+            store.wait(["rank 0 has its errors"])
+        return
+    dist.barrier()
+    fill_stderr()
+    raised = []
+
+    def reduce(number):
+        with pytest.raises(torchcomms_pg.CommError, match="rank 1 (has not arrived|did not)"):
+            dist.all_reduce(torch.ones(1), group=groups[number])
+        raised.append(number)
+
+    threads = [threading.Thread(target=reduce, args=(number,), daemon=True) for number in (0, 1)]
+    with time_limit(0, 30, "the errors"):
+        for thread in threads:
+            thread.start()
+        for thread in threads[relaxed:]:
+            thread.join(29)
+    assert sorted(raised) == [0, 1][relaxed:]
+    store.set("rank 0 has its errors", "")

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "Check.hpp"
+#include "FullPipe.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/HangDiagnosis.hpp"
+#include "monitor/Printer.hpp"
 
 using namespace torchcomms_pg;
 using Clock = HangDiagnosis::Clock;
@@ -271,6 +273,7 @@ TEST(aVerdictIsPrintedAlsoWhereTheBoardHadBrokenBefore) {
   const int before = dup(STDERR_FILENO);
   dup2(printed, STDERR_FILENO);
   const auto verdict = group.ranks[0]->ask(questionOn(2));
+  CHECK(awaitPrinted(std::chrono::seconds(20)));
   dup2(before, STDERR_FILENO);
   char text[512] = {};
   CHECK(pread(printed, text, sizeof text - 1, 0) > 0);
@@ -573,4 +576,15 @@ TEST(compilingIsKnownFromTheFirstBeginToTheLastEnd) {
   CHECK(!state.since && state.ended);
   CHECK_EQUAL(Compiling::intervals().size(), 1u);
   CHECK(Compiling::intervals().front().end >= Compiling::intervals().front().begin);
+}
+
+TEST(aVerdictIsKnownThoughNobodyReadsStderr) {
+  test::FullPipe unread;
+  Group group(2);
+  group.answers[0].issued = 3;
+  group.answers[1].issued = 2;
+  const auto begun = Clock::now();
+  CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
+  CHECK(Clock::now() - begun < milliseconds(10'000));
+  unread.readUntil("rank 1 has not arrived");
 }

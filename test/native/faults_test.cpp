@@ -3,9 +3,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
+#include <stdexcept>
 
 #include "Ranks.hpp"
 #include "host/FailureText.hpp"
+#include "host/HostStream.hpp"
+#include "host/Interrupt.hpp"
 #include "host/Process.hpp"
 #include "shm/Comm.hpp"
 #include "shm/api/Handles.hpp"
@@ -393,4 +397,62 @@ TEST(textsAreCutBetweenLetters) {
   for (size_t room = 3; room < 6; ++room) CHECK_EQUAL(cut(euro + euro, room), euro);
   CHECK_EQUAL(cut(euro + euro, 6), euro + euro);
   CHECK_EQUAL(cut(euro, 2), "");
+}
+
+TEST(anOperationThatItsStreamRefusesFailsTheGroupAndDoesNotHoldUpItsEnd) {
+  struct Refusing : torchcomms_pg::host::HostStream {
+    void enqueue(std::function<void()>) override { throw std::runtime_error("no thread"); }
+  };
+  const ncclUniqueId id = uniqueId();
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    std::vector<float> data(3);
+    CHECK_NCCL(sum(comm, data));
+    Refusing stream;
+    const auto result = nccl().allReduce(
+        data.data(),
+        data.data(),
+        data.size(),
+        ncclFloat32,
+        ncclSum,
+        comm,
+        rank == 0 ? stream.handle() : nullptr);
+    CHECK_EQUAL(result, ncclSystemError);
+    CHECK_CONTAINS(nccl().getLastError(comm), "no thread");
+    nccl().commDestroy(comm);
+  });
+}
+
+TEST(whoLeavesTheQueueOfOperationsForASignalHoldsUpNobodyBehindIt) {
+  static thread_local bool wanted = false;
+  static const torchcomms_pg::host::InterruptSource source{
+      []() noexcept { return true; },
+      []() noexcept { return wanted; },
+      []() noexcept { return std::exception_ptr(); }};
+  torchcomms_pg::host::interruptSource = &source;
+  const ncclUniqueId id = uniqueId();
+  std::promise<void> over;
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    std::vector<float> data(3);
+    CHECK_NCCL(sum(comm, data));
+    if (rank == 1) {
+      over.get_future().wait();
+    } else {
+      std::thread first([&] { CHECK_EQUAL(sum(comm, data), ncclRemoteError); });
+      const auto ours = torchcomms_pg::shm::findHandle(comm, "this test");
+      while (ours->absentRanks() != std::vector<int>{1}) std::this_thread::yield();
+      void* memory = nullptr;
+      CHECK_NCCL(nccl().memAlloc(&memory, 4096));
+      ncclWindow_t window = nullptr;
+      wanted = true;
+      CHECK_EQUAL(nccl().commWindowRegister(comm, memory, 4096, &window, 0), ncclRemoteError);
+      wanted = false;
+      first.join();
+      CHECK_CONTAINS(nccl().getLastError(comm), "interrupted by a signal");
+      CHECK_NCCL(nccl().memFree(memory));
+      over.set_value();
+    }
+    nccl().commAbort(comm);
+  });
 }

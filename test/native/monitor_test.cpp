@@ -1,5 +1,6 @@
 // The process's one monitor thread.
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "Check.hpp"
-#include "monitor/HeldApart.hpp"
 #include "monitor/Monitor.hpp"
 
 using torchcomms_pg::Monitor;
@@ -58,28 +58,21 @@ bool monitorThreadExists() {
 
 }  // namespace
 
-TEST(watchedObjectsAreCheckedUntilTheyAreRemoved) {
-  Counting first;
-  Monitor::get().add(&first);
-  first.await(2);
-  {
-    Counting second;
-    Monitor::get().add(&second);
-    second.await(2);
-    Monitor::get().remove(&second);
-  }  // a later check of it would be seen by the sanitizers
-  first.await(6);
-  Monitor::get().remove(&first);
+TEST(watchedObjectsAreCheckedAsLongAsTheyLive) {
+  const auto first = Monitor::watch<Counting>();
+  first->await(2);
+  Monitor::watch<Counting>()->await(2);  // a later check of it would be seen by the sanitizers
+  first->await(6);
 }
 
 TEST(monitorThreadLivesNoLongerThanWhatItWatches) {
   for (int round = 0; round < 3; ++round) {
-    Counting watched;
-    Monitor::get().add(&watched);
-    watched.await(1);
+    auto watched = Monitor::watch<Counting>();
+    watched->await(1);
     CHECK(monitorThreadExists());
-    Monitor::get().remove(&watched);
-    // The thread has been joined; the kernel may take a moment to forget it.
+    watched.reset();
+    // The monitor may have been the last to hold it; and the kernel takes a moment to forget a
+    // thread that has been joined.
     while (monitorThreadExists()) std::this_thread::yield();
   }
 }
@@ -88,69 +81,104 @@ TEST(addingAndRemovingFromManyThreadsIsSafe) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([] {
-      for (int i = 0; i < 20; ++i) {
-        Counting watched;
-        Monitor::get().add(&watched);
-        Monitor::get().remove(&watched);
-      }
+      for (int i = 0; i < 20; ++i) Monitor::watch<Counting>();
     });
   }
   for (auto& thread : threads) thread.join();
 }
 
 TEST(failuresAreThoseOfTheWatchedObjectsThatHaveFailed) {
-  Counting failed;
-  Counting healthy;
-  Monitor::get().add(&failed);
-  Monitor::get().add(&healthy);
+  auto failed = Monitor::watch<Counting>();
+  const auto healthy = Monitor::watch<Counting>();
   CHECK(Monitor::get().failures().empty());
-  failed.giveUp("lost a rank");
+  failed->giveUp("lost a rank");
   CHECK(Monitor::get().failures() == std::vector<std::string>{"lost a rank"});
-  Monitor::get().remove(&failed);
+  const std::weak_ptr<Counting> last = failed;
+  failed.reset();
+  while (!last.expired()) std::this_thread::yield();  // the monitor may be looking at it
   CHECK(Monitor::get().failures().empty());
-  Monitor::get().remove(&healthy);
 }
 
 TEST(watchedObjectsAreToldToGiveUp) {
-  Counting first;
-  Counting second;
-  Monitor::get().add(&first);
-  Monitor::get().add(&second);
-  Monitor::get().remove(&second);
+  const auto first = Monitor::watch<Counting>();
+  const auto second = Monitor::watch<Counting>();
   Monitor::get().giveUp("a test");
-  Monitor::get().remove(&first);
-  CHECK(first.why() == "a test");
-  CHECK(second.why().empty());
+  CHECK(first->why() == "a test");
+  CHECK(second->why() == "a test");
 }
 
-TEST(whatTheMonitorLooksAtDoesNotEndInItsThread) {
-  std::promise<std::thread::id> ended;
-  struct Looked : Counting {
-    explicit Looked(std::promise<std::thread::id>& ended) : ended(ended) {
-      Monitor::get().add(this);
+namespace {
+
+// Tells the thread in which an object has ended.
+using Ended = std::promise<std::thread::id>;
+
+// A watched object whose last holder lets go of it in one of the monitor's calls, as a program may
+// that learns of a failure there.
+class LetGo : public Counting {
+ public:
+  explicit LetGo(std::shared_ptr<Ended> ended) : ended_(std::move(ended)) {}
+  ~LetGo() override {
+    CHECK(Monitor::get().failures().empty());  // no lock of the monitor is held
+    ended_->set_value(std::this_thread::get_id());
+  }
+  void check(Monitor::Clock::time_point now) noexcept override {
+    checker = std::this_thread::get_id();
+    if (inCheck) holder = nullptr;
+    Counting::check(now);
+  }
+  void giveUp(const char*) noexcept override { holder = nullptr; }
+
+  std::atomic<bool> inCheck{false};
+  std::shared_ptr<LetGo> holder;
+  std::atomic<std::thread::id> checker;
+
+ private:
+  const std::shared_ptr<Ended> ended_;
+};
+
+}  // namespace
+
+TEST(theLastHolderMayLetGoOfAWatchedObjectInACheck) {
+  const auto other = Monitor::watch<Counting>();
+  const auto ended = std::make_shared<Ended>();
+  auto* const watched = [&] {
+    auto made = Monitor::watch<LetGo>(ended);
+    made->holder = made;
+    made->await(1);
+    return made.get();
+  }();
+  const auto monitor = watched->checker.load();
+  watched->inCheck = true;
+  CHECK(ended->get_future().get() != monitor);  // since a destructor may wait for the monitor,
+  Monitor::watch<Counting>()->await(1);         // which comes round again
+}
+
+TEST(theLastHolderMayLetGoOfAWatchedObjectWhenItGivesUp) {
+  const auto ended = std::make_shared<Ended>();
+  {
+    auto made = Monitor::watch<LetGo>(ended);
+    made->holder = made;
+  }
+  Monitor::get().giveUp("a test");
+  ended->get_future().wait();
+}
+
+TEST(whatEndsWhileTheMonitorLooksAtItEndsInAnotherThread) {
+  const auto ended = std::make_shared<Ended>();
+  std::promise<void> looking, goOn;
+  struct Looked : LetGo {
+    Looked(std::shared_ptr<Ended> ended, std::promise<void>& looking, std::future<void> on)
+        : LetGo(std::move(ended)), looking(looking), on(std::move(on)) {}
+    void check(Monitor::Clock::time_point) noexcept override {
+      looking.set_value();
+      on.wait();
     }
-    ~Looked() override {
-      Monitor::get().remove(this);
-      ended.set_value(std::this_thread::get_id());
-    }
-    std::promise<std::thread::id>& ended;
+    std::promise<void>& looking;
+    std::future<void> on;
   };
-  struct Looking : Counting {
-    void check(Monitor::Clock::time_point now) noexcept override {
-      thread = std::this_thread::get_id();
-      if (last) {
-        std::vector<std::shared_ptr<Looked>> all{std::exchange(last, nullptr)};
-        const torchcomms_pg::HeldApart<Looked> held(std::move(all));
-      }
-      Counting::check(now);
-    }
-    std::thread::id thread;
-    std::shared_ptr<Looked> last;
-  };
-  Looking looking;
-  looking.last = std::make_shared<Looked>(ended);
-  Monitor::get().add(&looking);
-  looking.await(2);  // the monitor comes round again
-  CHECK(ended.get_future().get() != looking.thread);
-  Monitor::get().remove(&looking);
+  auto watched = Monitor::watch<Looked>(ended, looking, goOn.get_future());
+  looking.get_future().wait();
+  watched.reset();  // does not wait for the check
+  goOn.set_value();
+  ended->get_future().wait();
 }

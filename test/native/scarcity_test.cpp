@@ -60,16 +60,14 @@ extern "C" __attribute__((visibility("default"))) int pthread_create(
 
 TEST(aMonitorWithoutAThreadWatchesNothing) {
   {
-    Idle watched;
     const NoThread none;
-    CHECK_CONTAINS(errorOf([&] { Monitor::get().add(&watched); }), "no thread can be started");
+    CHECK_CONTAINS(errorOf([] { Monitor::watch<Idle>(); }), "no thread can be started");
   }
   CHECK(Monitor::get().failures().empty());  // which asks all that are watched
 }
 
 TEST(theMonitorsSpareThreadRunsWhatHasNone) {
-  Idle watched;
-  Monitor::get().add(&watched);
+  const Monitor::Hold hold;
   std::promise<void> first, second;
   {
     const NoThread none;
@@ -78,7 +76,6 @@ TEST(theMonitorsSpareThreadRunsWhatHasNone) {
     first.get_future().wait();
     second.get_future().wait();
   }
-  Monitor::get().remove(&watched);
 }
 
 TEST(aStreamWithoutAThreadTakesNoTask) {

@@ -1,11 +1,15 @@
 // Waits of ranks for each other.
 #include <sched.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "Messages.hpp"
+#include "shm/segment/Wait.hpp"
 
 using namespace test;
 
@@ -39,6 +43,8 @@ void wakesTheOthers(ncclComm_t comm, int rank, int late, const std::function<voi
   CHECK(least < kUnwoken);
 }
 
+thread_local int pinnings = 0;  // number of times that this thread's CPUs were set
+
 double cpuSeconds() {
   timespec used;
   CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0);
@@ -46,6 +52,13 @@ double cpuSeconds() {
 }
 
 }  // namespace
+
+// Replaces the C library's, for all of this program.
+extern "C" __attribute__((visibility("default"))) int sched_setaffinity(
+    pid_t thread, size_t bytes, const cpu_set_t* cpus) noexcept {
+  ++pinnings;
+  return static_cast<int>(syscall(SYS_sched_setaffinity, thread, bytes, cpus));
+}
 
 TEST(aRankThatArrivesWakesThoseThatSleepInACollective) {
   for (int late = 0; late < 3; ++late) {
@@ -87,4 +100,32 @@ TEST(ranksOfOneCpuDoNotSpinForEachOther) {
     CHECK(cpuSeconds() > before);
 #endif
   });
+}
+
+TEST(aWaitLeavesTheCpusOfAThreadAlone) {
+  threadRanks(2, [](ncclComm_t comm, int) {
+    addUp(comm);
+    cpu_set_t allowed;
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(0, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) return;  // not ours to use
+    addUp(comm);
+    CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+    pinnings = 0;
+    for (int step = 0; step < 3000; ++step) addUp(comm);
+    CHECK_EQUAL(pinnings, 0);
+  });
+}
+
+TEST(aGroupThatHasEndedIsNotCountedAmongTheRanksOfThisHost) {
+  using torchcomms_pg::shm::crowded;
+  CHECK(!crowded());
+  threadRanks(get_nprocs() + 1, [](ncclComm_t comm, int) {
+    addUp(comm);
+    CHECK(crowded());
+    addUp(comm);
+  });
+  CHECK(!crowded());
 }

@@ -1,5 +1,6 @@
 #include "shm/collective/Plan.hpp"
 
+#include <exception>
 #include <new>
 
 #include "shm/Host.hpp"
@@ -22,7 +23,13 @@ ncclResult_t Plan::start() {
   const auto self = shared_from_this();
   if (stream.capture([self] { self->again()->start(); })) return ncclSuccess;
   launch(/*now=*/stream.idle());
-  stream.enqueue([self] { self->execute(); });
+  try {
+    stream.enqueue([self] { self->execute(); });
+  } catch (const std::exception& error) {
+    // The plan has its place in the order, which no other can take.
+    comm_->fail(NcclError(ncclSystemError, error.what(), {comm_->rank()}));
+    return execute();
+  }
   return ncclSuccess;
 }
 

@@ -3,13 +3,18 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
+#include <mutex>
+#include <set>
 #include <utility>
 
+#include "host/Cgroup.hpp"
 #include "shm/Host.hpp"
+#include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -21,50 +26,56 @@ using std::chrono::microseconds;
 // the one that computes what this rank sends next.
 constexpr microseconds kLeastPatience{5};
 
-// Number of consecutive looks that must find a CPU shared: about a millisecond of them.
-constexpr int kSharedLooks = 200;
-
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
-std::atomic<int> ranksOnHost{1};
-
+// Returns the number of CPUs that the calling thread may use, or whose time its process may.
 int cpuCount() {
-  static const int count = [] {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  }();
-  return count;
+  static const int quota = host::cpuQuota(host::cgroups("cpu"));
+  cpu_set_t set;
+  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : get_nprocs();
+  return std::min(allowed, quota);
 }
 
-bool crowded() {
-  return ranksOnHost.load(std::memory_order_relaxed) > cpuCount();
-}
+std::atomic<bool> moreRanksThanCpus{false};
+
+// Groups of this process that have not ended, by their numbers of ranks.
+struct Groups {
+  std::mutex mutex;
+  std::multiset<int> ranks;
+  int cpus = 0;
+
+  void look() { moreRanksThanCpus.store(!ranks.empty() && *ranks.rbegin() > cpus); }
+  void inChild() {
+    ranks.clear();
+    look();
+  }
+};
 
 // Returns the number of the current CPU as Header::cpus holds it.
 uint16_t currentCpu() {
   return static_cast<uint16_t>(sched_getcpu() + 1);
 }
 
-// Moves the calling thread to one of its CPUs that are not `taken`, if it has
-// one, and then allows it all of them again.
-void moveFrom(const cpu_set_t& taken) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  cpu_set_t both;
-  cpu_set_t free;
-  CPU_AND(&both, &allowed, &taken);
-  CPU_XOR(&free, &allowed, &both);
-  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return;
-  sched_setaffinity(0, sizeof allowed, &allowed);
-}
-
 }  // namespace
 
-void noteRanksOnHost(int ranks) {
-  int known = ranksOnHost.load(std::memory_order_relaxed);
-  while (known < ranks && !ranksOnHost.compare_exchange_weak(known, ranks)) {
-  }
+bool crowded() {
+  return moreRanksThanCpus.load(std::memory_order_relaxed);
+}
+
+RanksOnHost::RanksOnHost(int ranks) : ranks_(ranks) {
+  auto& groups = forkSafe<Groups>();
+  std::lock_guard lock(groups.mutex);
+  groups.ranks.insert(ranks_);
+  groups.cpus = cpuCount();
+  groups.look();
+}
+
+RanksOnHost::~RanksOnHost() {
+  auto& groups = forkSafe<Groups>();
+  std::lock_guard lock(groups.mutex);
+  groups.ranks.extract(ranks_);
+  groups.look();
 }
 
 void Waiter::noteCpu() const {
@@ -83,28 +94,6 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Moves the calling thread, unless its rank is the first of those that share its CPU, to a free
-// CPU. The scheduler leaves them together: threads that hand a CPU to each other all the time look
-// too busy with its caches to be moved.
-void Waiter::migrateToFreeCpu() const {
-  if (shared_.fetch_add(1, std::memory_order_relaxed) + 1 < kSharedLooks) return;
-  shared_.store(0, std::memory_order_relaxed);
-  const auto& cpus = segment_.header().cpus;
-  const uint16_t own = currentCpu();
-  cpu_set_t taken;
-  CPU_ZERO(&taken);
-  bool first = true;
-  for (int rank = 0; rank < segment_.size(); ++rank) {
-    const uint16_t cpu = cpus[rank].load(std::memory_order_relaxed);
-    if (rank == self_ || cpu == 0) continue;
-    CPU_SET(cpu - 1, &taken);
-    first &= cpu != own || rank > self_;
-  }
-  if (first) return;
-  moveFrom(taken);
-  noteCpu();
-}
-
 // Looks without sleeping for as long as that has paid of late. A wait for more than one step of one
 // peer is not judged: it may move much meanwhile.
 bool Waiter::spinThenYield(
@@ -117,10 +106,8 @@ bool Waiter::spinThenYield(
   for (auto now = begin; now < end && !failed();) {
     if (crowded() || sharesCpu()) {
       if (ready()) return true;
-      if (!crowded()) migrateToFreeCpu();
       sched_yield();
     } else {
-      if (shared_.load(std::memory_order_relaxed) != 0) shared_.store(0);
       for (int i = 0; i < 32; ++i) {
         if (ready()) return true;
         pauseCpu();

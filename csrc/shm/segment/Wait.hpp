@@ -44,8 +44,8 @@ inline void pauseCpu() {
 //
 // A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
 // microseconds: for that long if the last wait was over by then, and ever shorter if not. If
-// another rank may need its CPU, the thread yields between two looks; if the ranks share the CPU
-// for long although there are enough, it moves to another CPU.
+// another rank may need its CPU, the thread yields between two looks. Nothing changes the CPUs that
+// a thread may use: they are its owner's.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
@@ -103,19 +103,28 @@ class Waiter {
       FunctionRef<bool()> failed,
       int waker,
       std::chrono::steady_clock::time_point begin) const;
-  void migrateToFreeCpu() const;
   void adaptSpinTime(int waker, bool soon) const;
   void sleepUnless(int waker, FunctionRef<bool()> ready) const;
 
   Segment& segment_;
   const int self_;
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
-  mutable std::atomic<int> shared_{0};  // consecutive looks that found the CPU shared
 };
 
-// Tells the wait policy how many ranks share this host: beyond the number of
-// CPUs they yield instead of spinning. The largest number seen by this process
-// counts.
-void noteRanksOnHost(int ranks);
+// Returns whether the largest group of this process has more ranks on this host than there are CPUs
+// for its threads: then ranks yield instead of spinning.
+bool crowded();
+
+// Counts a group, of so many ranks on this host, while it lives.
+class RanksOnHost {
+ public:
+  explicit RanksOnHost(int ranks);
+  ~RanksOnHost();
+  RanksOnHost(const RanksOnHost&) = delete;
+  RanksOnHost& operator=(const RanksOnHost&) = delete;
+
+ private:
+  const int ranks_;
+};
 
 }  // namespace torchcomms_pg::shm

@@ -1,0 +1,36 @@
+// Objects of which every process has one of its own.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+
+namespace torchcomms_pg {
+
+// An object that a forked child makes anew: that of its parent may be locked by a thread that does
+// not exist in the child, and tells of threads and objects that are the parent's. Never destroyed,
+// see leaked(). Declare it static, with a T that needs no arguments.
+template <class T>
+class PerProcess {
+ public:
+  T& get() {
+    Instance* current = instance_.load(std::memory_order_acquire);
+    while (current == nullptr || current->pid != getpid()) {
+      auto* const fresh = new Instance();
+      if (instance_.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) {
+        return fresh->object;
+      }
+      delete fresh;
+    }
+    return current->object;
+  }
+
+ private:
+  struct Instance {
+    T object;
+    const pid_t pid = getpid();
+  };
+  std::atomic<Instance*> instance_{nullptr};
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,24 @@
+// Limits of this process's control groups, such as a container's.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace torchcomms_pg::host {
+
+// Returns the folders of the control groups that limit `controller` ("cpu", "memory") for this
+// process, the innermost first; see cgroups(7). `v2`: files have the names of version 2.
+struct Cgroups {
+  bool v2 = true;
+  std::vector<std::filesystem::path> folders;
+};
+Cgroups cgroups(
+    const std::string& controller,
+    const std::filesystem::path& membership = "/proc/self/cgroup",
+    const std::filesystem::path& mount = "/sys/fs/cgroup");
+
+// Returns the number of CPUs whose time this process may use, rounded up; INT_MAX: no limit is set.
+int cpuQuota(const Cgroups& groups);
+
+}  // namespace torchcomms_pg::host

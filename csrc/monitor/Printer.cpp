@@ -1,0 +1,114 @@
+#include "monitor/Printer.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 20;
+
+// Writes to stderr what it takes. `wait`: also what it takes only once somebody reads. Otherwise
+// parts that a pipe takes at once if it takes anything, see PIPE_BUF in pipe(7).
+void writeToStderr(std::string_view text, bool wait) {
+  pollfd place{STDERR_FILENO, POLLOUT, 0};
+  while (!text.empty()) {
+    if (!wait && poll(&place, 1, 0) == 0) {
+      return;
+    }
+    const auto part = wait ? text : text.substr(0, PIPE_BUF);
+    const auto written = write(STDERR_FILENO, part.data(), part.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN && wait) {
+      poll(&place, 1, -1);
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+class Printer {
+ public:
+  static Printer& get() {
+    static PerProcess<Printer> printer;
+    return printer.get();
+  }
+
+  void add(std::string line) {
+    std::lock_guard lock(mutex_);
+    if (bytes_ + line.size() > kMostBytes) {
+      ++lost_;
+      return;
+    }
+    if (lost_ > 0) {
+      line = "torchcomms_pg: " + std::to_string(std::exchange(lost_, 0)) +
+             " lines are lost: nobody reads stderr\n" + line;
+    }
+    if (!running_) {
+      try {
+        startDetached("tcpg_print", [this] { run(); });
+      } catch (const std::system_error&) {
+        // No thread can be started.
+        writeToStderr(line, /*wait=*/false);
+        return;
+      }
+      running_ = true;
+    }
+    bytes_ += line.size();
+    lines_.push_back(std::move(line));
+  }
+
+  bool awaitNone(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, patience, [&] { return !running_; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (; !lines_.empty(); lines_.pop_front()) {
+      const auto& line = lines_.front();  // others only add behind it
+      lock.unlock();
+      writeToStderr(line, /*wait=*/true);
+      lock.lock();
+      bytes_ -= line.size();
+    }
+    running_ = false;
+    ended_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::deque<std::string> lines_;
+  size_t bytes_ = 0;
+  uint64_t lost_ = 0;
+  bool running_ = false;
+};
+
+}  // namespace
+
+void printLine(const std::string& line) {
+  Printer::get().add(line + "\n");
+}
+
+bool awaitPrinted(std::chrono::milliseconds patience) {
+  return Printer::get().awaitNone(patience);
+}
+
+}  // namespace torchcomms_pg
