@@ -81,11 +81,12 @@ def create_backend(
     own.ranks_per_root = env.ranks_per_root()
     own.blocking_wait = env.blocking_wait()
     own.nan_check = env.nan_check()
-    timing = env.enable_timing()
+    desync_debug = env.desync_debug() or dist.get_debug_level() == dist.DebugLevel.DETAIL
+    timing = env.enable_timing() or desync_debug
     own._timeout = options.timeout
     if own.abort_process_on_timeout_or_error is None:
         own.abort_process_on_timeout_or_error = env.group_aborts_on_error()
-    own.accelerator_ends_process = env.accelerator_ends_process()
+    own.accelerator_ends_process = env.accelerator_ends_process(desync_debug)
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on

@@ -15,6 +15,7 @@ from harness.values import assert_same
 from torchcomms_pg import _C
 
 pytestmark = pytest.mark.beyond_gloo
+from torchcomms_pg._patches import unwrapped
 CPU = torch.device("cpu")
 NAN = float("nan")
 
@@ -121,3 +122,32 @@ def test_the_backend_tells_versions_and_policies():
     assert backend.get_runtime_nccl_version() == torchcomms_pg.nccl.version()
     policies = ("DEFAULT", "EFFICIENCY", "ZERO")
     assert [getattr(backend, f"NCCL_CTA_POLICY_{name}") for name in policies] == [0, 1, 2]
+def debugged(how):
+    """A new group, with TORCH_NCCL_DESYNC_DEBUG or what implies that."""
+    if how == "variable":
+        return new_group_with("TORCH_NCCL_DESYNC_DEBUG")
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        return dist.new_group()
+    finally:
+        dist.set_debug_level(level)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["variable", "level"])
+def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
+    plain, group = dist.new_group(), debugged(how)
+    # TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 here.
+    ends = [
+        unwrapped(which._get_backend(CPU)).options.accelerator_ends_process
+        for which in (plain, group)
+    ]
+    assert ends == [False, True]
+    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    work.wait()
+    assert work._get_duration() > 0
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(plain)
+
+
