@@ -101,26 +101,12 @@ def create_backend(
         python_stacks.watch_over_monitor()
     if timing:
         backend._enable_collectives_timing()
-    _log(options, own)
-    return backend
-
-
-def _log(options: _DistributedBackendOptions, own: Backend.Options) -> None:
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     _C.log_info(
-        f"torchcomms_pg {__version__}, group {options.group_id!r}: rank {options.group_rank} of "
-        f"{options.group_size}, global ranks {ranks}, timeout "
-        f"{options.timeout.total_seconds():g} s, a failure {_at_a_failure(own)}; built with torch "
-        f"{_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
-        f"environment: {env.described()}"
+        f"torchcomms_pg environment of group {options.group_id!r}: version {__version__}, built "
+        f"with torch {_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
+        f"{env.described()}"
     )
-
-
-def _at_a_failure(own: Backend.Options) -> str:
-    does = {True: "ends the process", False: "raises"}
-    if own.abort_process_on_timeout_or_error is not None:
-        return does[own.abort_process_on_timeout_or_error]
-    return f"raises on CPU tensors, {does[own.accelerator_ends_process]} on an accelerator"
+    return backend
 
 
 def serve_host_device(device_type: str, library: str = "") -> None:

@@ -1,6 +1,7 @@
 #include "backend/Backend.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Logging.h>
 
 #include <utility>
 
@@ -171,6 +172,22 @@ void Backend::start() {
   init();
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
 }
+  logOptions();
+}
+
+// Logs the options in the words and units of ProcessGroupNCCL, which readers of logs know.
+void Backend::logOptions() const {
+  const auto does = [](bool ends) { return ends ? "ends the process" : "raises"; };
+  const auto& ends = options_->endsProcess;
+  LOG(INFO) << "torchcomms_pg initialization options: size: " << getSize()
+            << ", global rank: " << globalRanks()[getRank()]
+            << ", TIMEOUT(ms): " << options_->timeout.count()
+            << ", USE_HIGH_PRIORITY_STREAM: " << options_->accelerator.highPriority
+            << ", PG Name: " << options_->group_name << ", ranks: " << members()
+            << ", NAN_CHECK: " << options_->nanCheck
+            << ", BLOCKING_WAIT: " << options_->blockingWait << ", a failure on CPU tensors "
+            << does(ends.value_or(false)) << ", on an accelerator "
+            << does(ends.value_or(options_->acceleratorEnds));
 
 void Backend::prepare(const char* what) const {
   TORCH_CHECK(

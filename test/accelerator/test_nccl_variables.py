@@ -20,8 +20,15 @@ CPU = torch.device("cpu")
 NAN = float("nan")
 
 ALONE = """
-    import torch.distributed as dist, torchcomms_pg
-    dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+    import torch, torch.distributed as dist, torchcomms_pg
+    from datetime import timedelta
+    store, limit = dist.HashStore(), timedelta(seconds=7)
+    dist.init_process_group("torchcomms", store=store, rank=0, world_size=1, timeout=limit)
+    options = torchcomms_pg.Backend.Options(timedelta(seconds=5))
+    options.group_name = "part"
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    part = backend.split(dist.PrefixStore("part", store), [0], options)
+    part.shutdown()
     dist.destroy_process_group()
 """
 
@@ -31,10 +38,13 @@ def test_a_group_logs_its_options_and_what_the_environment_says():
     done = run_python("-c", ALONE, TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    (line,) = (line for line in lines if "torchcomms_pg" in line and "rank 0" in line)
-    version = torchcomms_pg.__version__
-    assert f"torchcomms_pg {version}, group '0': rank 0 of 1, global ranks [0], timeout" in line
-    assert f"built with torch {_C.torch_version} and nccl.h 2." in line
+    options = [line.partition(" initialization options: ")[2] for line in lines]
+    whole, part = (line for line in options if line)  # the group, and one that it is split into
+    words = "size: 1, global rank: 0, TIMEOUT(ms): {}, USE_HIGH_PRIORITY_STREAM: 0, PG Name: {}, "
+    assert whole.startswith(words.format(7000, 0)) and part.startswith(words.format(5000, "part"))
+    assert whole.endswith("a failure on CPU tensors raises, on an accelerator ends the process")
+    (line,) = (line for line in lines if "torchcomms_pg environment" in line)
+    assert f"version {torchcomms_pg.__version__}, built with torch {_C.torch_version} and " in line
     for name, value in (*env.items(), ("NCCL_ALGO", "Ring")):
         assert f"{name}={value}" in line
     with Ranks(1, env=env) as rank:  # without a level
