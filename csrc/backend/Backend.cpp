@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/Leaked.hpp"
@@ -171,7 +172,6 @@ void Backend::start() {
   setGroupUid(options_->group_name);
   init();
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
-}
   logOptions();
 }
 
@@ -188,6 +188,7 @@ void Backend::logOptions() const {
             << ", BLOCKING_WAIT: " << options_->blockingWait << ", a failure on CPU tensors "
             << does(ends.value_or(false)) << ", on an accelerator "
             << does(ends.value_or(options_->acceleratorEnds));
+}
 
 void Backend::prepare(const char* what) const {
   TORCH_CHECK(
@@ -344,12 +345,11 @@ void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
 }
 
 bool Backend::isInitialized() {
-  for (const auto& comm : communicators()) {
-    if (comm->initialized()) {
-      return true;
-    }
-  }
-  return false;
+  // One that has failed before all ranks came never will be: no error for a caller that only asks.
+  const auto all = communicators();
+  return !all.empty() && std::all_of(all.begin(), all.end(), [](const CommPtr& comm) {
+    return comm->library().ready() || (!comm->failureState().get() && comm->initialized());
+  });
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {

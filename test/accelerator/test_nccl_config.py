@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from accelerator.test_nccl_library import on_threads
 from harness.fake_nccl import Library
+from harness.ranks import wait_for
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
@@ -436,3 +437,16 @@ def test_a_backend_has_what_torchs_own_has():
     for backend in (first, second):
         backend.perform_nocolor_split(torch.device("cpu"))
         backend.shutdown()
+
+
+def test_a_backend_is_initialized_when_all_of_its_communicators_are(library):
+    _, (backend,) = new_backends(1, device=None)
+    assert backend._is_initialized()  # that of CPU tensors
+    library.functions.fakeHang(True)
+    try:
+        backend.eager_connect_single_device(torch.device(DEVICE))
+        assert not backend._is_initialized()
+    finally:
+        library.functions.fakeHang(False)
+    assert wait_for(backend._is_initialized, 20)
+    backend.shutdown()
