@@ -185,5 +185,6 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("synchronize", &synchronizeDevice, py::arg("device"), NoGil());
   module.def("default_generator", &defaultGenerator, py::arg("device"));
   module.def("device_calls", &deviceCalls);
+  module.def("hang_driver", &hangDriver, py::arg("hangs"));
   module.def("high_priority_streams", &highPriorityStreams, py::arg("device"));
 }
