@@ -90,6 +90,25 @@ def new_backends(size, device=DEVICE, **config):
     return store, joined(backends, lambda backend: device and backend.comm_ptr)
 
 
+# ---------------------------------------------------------------- what a version lacks
+
+
+@pytest.mark.parametrize("version, refused", [(22304, True), (22403, False)])
+def test_float8_is_not_reduced_by_an_nccl_that_has_no_such_type(serve, version, refused):
+    library = serve(version, "SCALABLE")
+    _, (backend,) = new_backends(1)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = torch.ones(4).to(dtype).to(DEVICE)
+        if refused:
+            says = r"all_reduce: reduce op SUM of Float8_\w+ tensors takes NCCL 2.24.0 or later, "
+            with pytest.raises(RuntimeError, match=says + "and the loaded library is 2.23.4; conv"):
+                backend.allreduce([tensor])
+        else:
+            backend.allreduce([tensor]).wait()
+    assert len(library.calls("all_reduce")) == (0 if refused else 2)
+    backend.shutdown()
+
+
 # ---------------------------------------------------------------- the configuration
 
 
