@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/Thread.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "host/Interrupt.hpp"
@@ -33,6 +34,30 @@ void callAbortHook(const std::function<void()>& hook) {
   } catch (const std::exception& error) {
     TORCH_WARN("an abort hook raised: ", error.what());
   }
+}
+
+// Prints what readers of logs know from torch's nccl, beside the verdict. Prints in a thread of its
+// own: a stderr that nobody reads holds up whoever writes.
+void printForLogReaders(const Communicator& comm, const std::string& what) {
+  if (comm.group().backend == "gloo") {
+    return;  // nobody expects NCCL's words there
+  }
+  const auto line = "[Rank " + std::to_string(comm.rank()) + "] " + what + "\n";
+  try {
+    startDetached("tcpg_print", "messages", [line] {
+      [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+    });
+  } catch (const std::exception&) {
+    // No thread can be started: the verdict and the error say more.
+  }
+}
+
+// Describes an operation as ProcessGroupNCCL does.
+std::string describeAsNccl(const Operation& op) {
+  return "WorkNCCL(SeqNum=" + std::to_string(op.seq) +
+         ", OpType=" + c10d::opTypeToString(traits(op.kind).type) +
+         ", NumelIn=" + std::to_string(op.numelIn) + ", NumelOut=" + std::to_string(op.numelOut) +
+         ", Timeout(ms)=" + std::to_string(op.timeout.count()) + ")";
 }
 
 // Ends the process without destructors: other threads are blocked in operations.
@@ -199,7 +224,14 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
       failure.ranks = std::move(verdict->ranks);
     }
   }
+  const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
+  if (first->message == message) {  // else another one stands, which has been told of
+    printForLogReaders(
+        comm_,
+        "Collective " + describeAsNccl(op) +
+            " raised the following async exception: " + message);
+  }
   meet(*first);
   return std::make_exception_ptr(CommError(*first));
 }
@@ -281,7 +313,15 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(absent);
   failure.verdict = verdict.text;
+  const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
+  if (first->message == message) {
+    const auto ran = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
+    printForLogReaders(
+        comm_,
+        "Watchdog caught collective operation timeout: " + describeAsNccl(op) + " ran for " +
+            std::to_string(ran.count()) + " milliseconds before timing out.");
+  }
   auto told = *first;
   told.message = "rank " + std::to_string(comm_.rank()) + " gave up: " + told.message;
   failLibrary(told);

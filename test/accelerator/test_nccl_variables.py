@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import run_python
 from harness.comms import new_group_with
-from harness.ranks import Ranks, init_default_group, on_ranks
+from harness.ranks import Ranks, check, init_default_group, on_ranks, wait_for
+from harness.recorders import short_group
 from harness.values import assert_same
 from torchcomms_pg import _C
+from torchcomms_pg._patches import unwrapped
 
 pytestmark = pytest.mark.beyond_gloo
-from torchcomms_pg._patches import unwrapped
 CPU = torch.device("cpu")
 NAN = float("nan")
 
@@ -51,6 +53,48 @@ def test_a_group_logs_its_options_and_what_the_environment_says():
         assert "built with torch" not in rank.output(0)
 
 
+def one_is_late():
+    """Rank 1 does not come, and is in no operation of the group."""
+    group, store = short_group(), dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        return store.wait(["told"])
+    for _ in range(2):
+        with pytest.raises(torchcomms_pg.CommError):
+            dist.all_reduce(torch.ones(8, 2), group=group)
+    store.set("told", "")
+
+
+def one_dies():
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    with pytest.raises(torchcomms_pg.CommError):
+        dist.broadcast(torch.ones(3), 1)
+
+
+TIMED_OUT = (
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=2, OpType=ALLREDUCE, "
+    r"NumelIn=16, NumelOut=16, Timeout\(ms\)=1000\) ran for \d{4,} milliseconds before timing out\."
+)
+DIED = (
+    r"Collective WorkNCCL\(SeqNum=2, OpType=BROADCAST, NumelIn=3, NumelOut=3, "
+    r"Timeout\(ms\)=30000\) raised the following async exception: broadcast #2 .*died"
+)
+
+
+@pytest.mark.parametrize("body, words", [(one_is_late, TIMED_OUT), (one_dies, DIED)])
+def test_readers_of_logs_find_the_words_of_nccl_once(body, words):
+    with Ranks(2) as ranks:
+        ranks.start(body)
+        check(ranks.wait(ranks=[0]))
+        line = re.compile(r"^\[Rank \d\] .*WorkNCCL.*$", re.M)
+        found = lambda: line.findall(ranks.output(0))  # noqa: E731
+        assert wait_for(found, 20)
+        (line,) = found()
+        assert re.match(rf"\[Rank 0\] {words}", line), line
+        assert "WorkNCCL" not in ranks.output(1)
+
+
 def algorithms_of_a_group(port, prefix, deterministic):
     torch.use_deterministic_algorithms(deterministic)
     init_default_group(port, prefix, 0, 1, 30)
@@ -78,6 +122,35 @@ def test_enable_timing_has_works_know_how_long_they_took(world):
     work.wait()
     with pytest.raises(RuntimeError, match="no duration was taken"):
         work._get_duration()
+
+
+def debugged(how):
+    """A new group, with TORCH_NCCL_DESYNC_DEBUG or what implies that."""
+    if how == "variable":
+        return new_group_with("TORCH_NCCL_DESYNC_DEBUG")
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        return dist.new_group()
+    finally:
+        dist.set_debug_level(level)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["variable", "level"])
+def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
+    plain, group = dist.new_group(), debugged(how)
+    # TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 here.
+    ends = [
+        unwrapped(which._get_backend(CPU)).options.accelerator_ends_process
+        for which in (plain, group)
+    ]
+    assert ends == [False, True]
+    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    work.wait()
+    assert work._get_duration() > 0
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(plain)
 
 
 @on_ranks(2)
@@ -132,32 +205,3 @@ def test_the_backend_tells_versions_and_policies():
     assert backend.get_runtime_nccl_version() == torchcomms_pg.nccl.version()
     policies = ("DEFAULT", "EFFICIENCY", "ZERO")
     assert [getattr(backend, f"NCCL_CTA_POLICY_{name}") for name in policies] == [0, 1, 2]
-def debugged(how):
-    """A new group, with TORCH_NCCL_DESYNC_DEBUG or what implies that."""
-    if how == "variable":
-        return new_group_with("TORCH_NCCL_DESYNC_DEBUG")
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        return dist.new_group()
-    finally:
-        dist.set_debug_level(level)
-
-
-@on_ranks(2)
-@pytest.mark.parametrize("how", ["variable", "level"])
-def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
-    plain, group = dist.new_group(), debugged(how)
-    # TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 here.
-    ends = [
-        unwrapped(which._get_backend(CPU)).options.accelerator_ends_process
-        for which in (plain, group)
-    ]
-    assert ends == [False, True]
-    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
-    work.wait()
-    assert work._get_duration() > 0
-    dist.destroy_process_group(group)
-    dist.destroy_process_group(plain)
-
-
