@@ -1,14 +1,16 @@
 """Groups of the name ``gloo``, over torchcomms: for programs that say it and cannot be changed.
 
-c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module. `install`
-puts a class in its place that makes a `Backend` instead, while c10d makes a group. Everything else
-that is called so, such as torch.distributed.ProcessGroupGloo, stays torch's.
+c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module; so does
+vLLM, for groups that it registers itself. `install` puts a class in its place that makes a
+`Backend` instead. Everything else that is called so stays torch's: torch.distributed's
+ProcessGroupGloo, which torchft and torch's RPC call, and calls with options of Gloo.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import secrets
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,7 +49,9 @@ class _Group:
     made: list[tuple[Backend, dist.Store, timedelta]] = field(default_factory=list)
 
 
-_making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default=None)
+# The group that c10d is making. None: a Gloo is to be made; the default: c10d makes no group.
+_NO_GROUP = _Group("", [])
+_making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default=_NO_GROUP)
 
 
 def install() -> None:
@@ -74,18 +78,24 @@ class _StandIn(type):
 
     def __call__(cls, store: dist.Store, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
         group = _making.get()
-        if group is None:
+        timeout = args[0] if len(args) == 1 else kwargs.get("timeout")
+        if group is _NO_GROUP and isinstance(timeout, timedelta) and len(args) + len(kwargs) == 1:
+            # The ranks agree on a name that no other group has.
+            name = store.compare_set("torchcomms_pg/name", "", f"gloo-{secrets.token_hex(4)}")
+            group = _Group(name.decode(), [])
+        if group is None or group is _NO_GROUP:
             return cls.__wrapped__(store, rank, size, *args, **kwargs)
         options: Any = _DistributedBackendOptions()
         options.store = store
         options.group_rank, options.group_size = rank, size
-        options.timeout = kwargs["timeout"]
+        options.timeout = timeout
         options.group_id = group.name
         options.global_ranks_in_group = group.ranks
         if kwargs.get("enable_reconfigure"):  # from torch 2.14 on
             options.enable_reconfigure = True
         backend = create_backend(options, Backend.Options(options.timeout, "gloo"))
         group.made.append((backend, store, options.timeout))
+        _announce(group)
         return backend
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -112,7 +122,6 @@ def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
         if pg.name() == "undefined":
             pg._set_default_backend(GLOO)
         _give_gpus_to_gloo(pg, group)
-        _announce(group)
     return result
 
 
@@ -130,6 +139,7 @@ def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
     pg = ddp.process_group
     if not _stands_for_gloo(pg):
         return original(ddp, *args, **kwargs)
+    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # where a program has registered it
     pg._set_default_backend(OURS)
     try:
         return original(ddp, *args, **kwargs)

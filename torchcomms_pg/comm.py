@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -291,15 +292,22 @@ class TorchComm(Operations):
 
     # Hooks
 
-    def register_pre_hook(self, hook: Callable[[_C.PreHookArgs], object]) -> _C.RemovableHandle:
-        """Registers `hook`, called before every operation, also of the process group behind it.
+    def register_pre_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
+        """Registers `callback`, called before every operation, also of the process group behind it.
 
-        An exception of it cancels the operation with nothing enqueued, and goes to the caller.
+        It is called with a `PreHookArgs`, or if it takes three arguments, as hooks of the
+        torchcomms package do, with name, op_id and that. An exception of it cancels the operation
+        with nothing enqueued, and goes to the caller.
         """
-        return self._comm.register_pre_hook(hook)
+        return self._comm.register_pre_hook(
+            _of_args(callback, 3, lambda args: callback(args.name, args.op_id, args))
+        )
 
-    def register_post_hook(self, hook: Callable[[_C.PostHookArgs], object]) -> _C.RemovableHandle:
-        """Registers `hook`, called when an operation is over for its caller, whatever became of it.
+    def register_post_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
+        """Registers `callback`, called when an operation is over for its caller, whatever its end.
+
+        It is called with a `PostHookArgs`, or if it takes two arguments, as hooks of the torchcomms
+        package do, with op_id and that.
 
         That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
         what the hook raises then goes to the caller when all post hooks have run. Of an
@@ -307,23 +315,40 @@ class TorchComm(Operations):
         own, which `finalize` waits for, also where the hook was removed meanwhile; what it raises
         is written to stderr.
         """
-        return self._comm.register_post_hook(hook)
+        return self._comm.register_post_hook(
+            _of_args(callback, 2, lambda args: callback(args.op_id, args))
+        )
 
-    def register_end_hook(self, hook: Callable[[_C.EndHookArgs], object]) -> _C.RemovableHandle:
-        """Registers `hook`, called when an operation has completed, failed, or was torn down.
+    def register_end_hook(self, callback: Callable[[_C.EndHookArgs], object]) -> _C.RemovableHandle:
+        """Registers `callback`, called when an operation has completed, failed, or was torn down.
 
         That of an asynchronous operation runs in a thread of its own; `finalize` waits for it.
         What it raises is written to stderr. Turns timing on.
         """
-        return self._comm.register_end_hook(hook)
+        return self._comm.register_end_hook(callback)
 
-    def register_abort_hook(self, hook: Callable[[], object]) -> _C.RemovableHandle:
-        """Registers `hook`, called once, in a thread of its own, when the communicator has failed.
+    def register_abort_hook(self, callback: Callable[[], object]) -> _C.RemovableHandle:
+        """Registers `callback`, called once, in a thread of its own, when the communicator has failed.
 
         It runs before the error is raised or the process ends, which wait for it up to 30 s. What
         it raises is written to stderr.
         """
-        return self._comm.register_abort_hook(hook)
+        return self._comm.register_abort_hook(callback)
+
+
+def _of_args(
+    callback: Callable[..., object], count: int, spread: Callable[[Any], object]
+) -> Callable[[Any], object]:
+    """Returns `spread` if `callback` takes `count` arguments and not one, else `callback`."""
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # a function that does not tell, such as one of C's
+        return callback
+    for arguments, chosen in ((1, callback), (count, spread)):
+        with suppress(TypeError):
+            signature.bind(*[None] * arguments)
+            return chosen
+    return callback
 
 
 def wrap(

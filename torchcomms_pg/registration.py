@@ -81,11 +81,12 @@ def create_backend(
     own.ranks_per_root = env.ranks_per_root()
     own.blocking_wait = env.blocking_wait()
     own.nan_check = env.nan_check()
-    timing = env.enable_timing()
+    desync_debug = env.desync_debug() or dist.get_debug_level() == dist.DebugLevel.DETAIL
+    timing = env.enable_timing() or desync_debug
     own._timeout = options.timeout
     if own.abort_process_on_timeout_or_error is None:
         own.abort_process_on_timeout_or_error = env.group_aborts_on_error()
-    own.accelerator_ends_process = env.accelerator_ends_process()
+    own.accelerator_ends_process = env.accelerator_ends_process(desync_debug)
     own.group_name = options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
@@ -100,26 +101,12 @@ def create_backend(
         python_stacks.watch_over_monitor()
     if timing:
         backend._enable_collectives_timing()
-    _log(options, own)
-    return backend
-
-
-def _log(options: _DistributedBackendOptions, own: Backend.Options) -> None:
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     _C.log_info(
-        f"torchcomms_pg {__version__}, group {options.group_id!r}: rank {options.group_rank} of "
-        f"{options.group_size}, global ranks {ranks}, timeout "
-        f"{options.timeout.total_seconds():g} s, a failure {_at_a_failure(own)}; built with torch "
-        f"{_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
-        f"environment: {env.described()}"
+        f"torchcomms_pg environment of group {options.group_id!r}: version {__version__}, built "
+        f"with torch {_C.torch_version} and nccl.h {nccl.version_text(_C.nccl_header_version)}; "
+        f"{env.described()}"
     )
-
-
-def _at_a_failure(own: Backend.Options) -> str:
-    does = {True: "ends the process", False: "raises"}
-    if own.abort_process_on_timeout_or_error is not None:
-        return does[own.abort_process_on_timeout_or_error]
-    return f"raises on CPU tensors, {does[own.accelerator_ends_process]} on an accelerator"
+    return backend
 
 
 def serve_host_device(device_type: str, library: str = "") -> None:

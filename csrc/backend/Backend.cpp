@@ -1,7 +1,9 @@
 #include "backend/Backend.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Logging.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/PerProcess.hpp"
@@ -173,6 +175,22 @@ void Backend::start() {
   setGroupUid(options_->group_name);
   init();
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
+  logOptions();
+}
+
+// Logs the options in the words and units of ProcessGroupNCCL, which readers of logs know.
+void Backend::logOptions() const {
+  const auto does = [](bool ends) { return ends ? "ends the process" : "raises"; };
+  const auto& ends = options_->endsProcess;
+  LOG(INFO) << "torchcomms_pg initialization options: size: " << getSize()
+            << ", global rank: " << globalRanks()[getRank()]
+            << ", TIMEOUT(ms): " << options_->timeout.count()
+            << ", USE_HIGH_PRIORITY_STREAM: " << options_->accelerator.highPriority
+            << ", PG Name: " << options_->group_name << ", ranks: " << members()
+            << ", NAN_CHECK: " << options_->nanCheck
+            << ", BLOCKING_WAIT: " << options_->blockingWait << ", a failure on CPU tensors "
+            << does(ends.value_or(false)) << ", on an accelerator "
+            << does(ends.value_or(options_->acceleratorEnds));
 }
 
 void Backend::prepare(const char* what) const {
@@ -330,12 +348,11 @@ void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
 }
 
 bool Backend::isInitialized() {
-  for (const auto& comm : communicators()) {
-    if (comm->initialized()) {
-      return true;
-    }
-  }
-  return false;
+  // One that has failed before all ranks came never will be: no error for a caller that only asks.
+  const auto all = communicators();
+  return !all.empty() && std::all_of(all.begin(), all.end(), [](const CommPtr& comm) {
+    return comm->library().ready() || (!comm->failureState().get() && comm->initialized());
+  });
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {

@@ -190,6 +190,7 @@ class Backend final : public latest::Backend {
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();
+  void logOptions() const;
   std::vector<Peer> peersOfOtherGroups() const;
   void forgetPeers();
   // Returns null before the first reconfigure(), and in a group that was made of an accelerator's

@@ -3,6 +3,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <ostream>
+#include <sstream>
+#include <string>
 
 #include "base/Leaked.hpp"
 #include "bindings/Bindings.hpp"
@@ -69,69 +72,227 @@ std::vector<at::Tensor> distinct(const PreHookArgs& args) {
   return tensors;
 }
 
+const char* nameOf(OpName name) {
+  switch (name) {
+#define TORCHCOMMS_PG_CASE(name) \
+  case OpName::name: return #name;
+    TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_CASE)
+#undef TORCHCOMMS_PG_CASE
+  }
+  return "";
+}
+
+const char* pythonBool(bool value) {
+  return value ? "True" : "False";
+}
+
+// Begins the text of a hook's arguments.
+template <class Args>
+std::ostringstream beginRepr(const char* type, const Args& args) {
+  std::ostringstream text;
+  text << type << "(name=" << nameOf(args.name) << ", op_id=" << args.opId;
+  return text;
+}
+
+void addTensors(std::ostream& out, const char* what, const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) {
+    return;
+  }
+  out << ", " << what << "=[";
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& tensor = tensors[i];
+    out << (i == 0 ? "" : ", ") << tensor.scalar_type() << tensor.sizes();
+  }
+  out << "] on " << tensors.front().device();
+}
+
+void addList(std::ostream& out, const char* what, const std::vector<int64_t>& values) {
+  if (!values.empty()) {
+    out << ", " << what << "=" << c10::IntArrayRef(values);
+  }
+}
+
+std::string reprOf(const PreHookArgs& args) {
+  auto text = beginRepr("PreHookArgs", args);
+  text << ", async_op=" << pythonBool(args.async);
+  addTensors(text, "inputs", args.inputs);
+  addTensors(text, "outputs", args.outputs);
+  if (args.root) {
+    text << ", root=" << *args.root;
+  }
+  if (args.peer) {
+    text << ", peer=" << *args.peer;
+  }
+  if (!args.reduceOp.empty()) {
+    text << ", reduce_op='" << args.reduceOp << "'";
+  }
+  addList(text, "input_split_sizes", args.inputSplits);
+  addList(text, "output_split_sizes", args.outputSplits);
+  if (!args.ops.empty()) {
+    text << ", num_ops=" << args.ops.size();
+  }
+  addList(text, "ranks", args.ranks);
+  if (!args.newName.empty()) {
+    text << ", new_name='" << args.newName << "'";
+  }
+  text << ")";
+  return text.str();
+}
+
+std::string pythonRepr(const py::object& object) {
+  return py::repr(object).cast<std::string>();
+}
+
+double millisecondsOf(const EndHookArgs& args) {
+  return std::chrono::duration<double, std::milli>(args.duration).count();
+}
+
+const char* statusOf(const EndHookArgs& args) {
+  return args.error ? "failed" : "completed";
+}
+
+std::string reprOf(const EndHookArgs& args) {
+  auto text = beginRepr("EndHookArgs", args);
+  text << ", async_op=" << pythonBool(args.async) << ", status='" << statusOf(args)
+       << "', duration=" << millisecondsOf(args) << " ms";
+  if (args.error) {
+    text << ", error=" << pythonRepr(pythonError(args.error));
+  }
+  text << ")";
+  return text.str();
+}
+
+py::object workOf(PostHookArgs& args) {
+  if (!args.work && args.finished) {
+    const auto& [comm, before, kind, seq] = *args.finished;
+    args.work = comm->finishedWork(kind, before->outputs, seq);
+  }
+  return args.work ? workClass()(args.work) : py::none();
+}
+
+std::string reprOf(PostHookArgs& args) {
+  auto text = beginRepr("PostHookArgs", args);
+  text << ", work=" << pythonRepr(workOf(args));
+  if (args.error) {
+    text << ", error=" << pythonRepr(pythonError(args.error));
+  }
+  text << ")";
+  return text.str();
+}
+
+constexpr const char* kNameDoc = "OpName: the operation.";
+constexpr const char* kOpIdDoc =
+    "int: the number of the operation, from 1. Counts the hooked operations of this process; the "
+    "pre, post and end hooks of one operation have it in common.";
+constexpr const char* kAsyncDoc = "bool: as the caller passed it.";
+
 void bindArgs(py::module_& module) {
-  py::enum_<OpName> names(module, "OpName");
+  py::enum_<OpName> names(module, "OpName", "The operation that a hook is told of.");
 #define TORCHCOMMS_PG_VALUE(name) names.value(#name, OpName::name);
   TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_VALUE)
 #undef TORCHCOMMS_PG_VALUE
 
-  py::class_<PreHookArgs, std::shared_ptr<PreHookArgs>>(module, "PreHookArgs")
-      .def_readonly("name", &PreHookArgs::name)
-      .def_readonly("op_id", &PreHookArgs::opId)
-      .def_readonly("async_op", &PreHookArgs::async)
-      .def_readonly("inputs", &PreHookArgs::inputs)
-      .def_readonly("outputs", &PreHookArgs::outputs)
+  py::class_<PreHookArgs, std::shared_ptr<PreHookArgs>>(
+      module, "PreHookArgs", "An operation that is about to be launched, as a pre hook gets it.")
+      .def("__repr__", [](const PreHookArgs& self) { return reprOf(self); })
+      .def_readonly("name", &PreHookArgs::name, kNameDoc)
+      .def_readonly("op_id", &PreHookArgs::opId, kOpIdDoc)
+      .def_readonly("async_op", &PreHookArgs::async, kAsyncDoc)
+      .def_readonly(
+          "inputs",
+          &PreHookArgs::inputs,
+          "list[torch.Tensor]: the tensors that it reads; what is contiguous in them is what is "
+          "sent.")
+      .def_readonly("outputs", &PreHookArgs::outputs, "list[torch.Tensor]: those that it writes.")
       .def_property_readonly(
-          "input", [](const PreHookArgs& self) { return oneOrList(self.inputs); })
+          "input",
+          [](const PreHookArgs& self) { return oneOrList(self.inputs); },
+          "torch.Tensor or list[torch.Tensor]: the only tensor of `inputs`, or all of them if "
+          "there is not exactly one.")
       .def_property_readonly(
-          "output", [](const PreHookArgs& self) { return oneOrList(self.outputs); })
-      .def_property_readonly("tensors", &distinct)
+          "output",
+          [](const PreHookArgs& self) { return oneOrList(self.outputs); },
+          "torch.Tensor or list[torch.Tensor]: the same for `outputs`.")
+      .def_property_readonly(
+          "tensors", &distinct, "list[torch.Tensor]: inputs and outputs, each once.")
       .def_property_readonly(
           "tensor",
           [](const PreHookArgs& self) -> std::optional<at::Tensor> {
             const auto tensors = distinct(self);
             return tensors.size() == 1 ? std::optional(tensors.front()) : std::nullopt;
-          })
-      .def_readonly("root", &PreHookArgs::root)
-      .def_readonly("peer", &PreHookArgs::peer)
+          },
+          "torch.Tensor or None: the only tensor of `tensors`, None if there is not exactly one.")
+      .def_readonly(
+          "root", &PreHookArgs::root, "int or None: the rank of a rooted collective's root.")
+      .def_readonly(
+          "peer",
+          &PreHookArgs::peer,
+          "int or None: the other rank of a message, put or signal; -1 for a receive from any.")
       .def_property_readonly(
           "reduce_op",
           [](const PreHookArgs& self) {
             return self.reduceOp.empty() ? std::nullopt : std::optional(self.reduceOp);
-          })
-      .def_readonly("input_split_sizes", &PreHookArgs::inputSplits)
-      .def_readonly("output_split_sizes", &PreHookArgs::outputSplits)
-      .def_readonly("ops", &PreHookArgs::ops)
-      .def_property_readonly("num_ops", [](const PreHookArgs& self) { return self.ops.size(); })
-      .def_readonly("ranks", &PreHookArgs::ranks)
-      .def_readonly("new_name", &PreHookArgs::newName);
+          },
+          "str or None: such as 'SUM'; None if nothing is reduced.")
+      .def_readonly(
+          "input_split_sizes",
+          &PreHookArgs::inputSplits,
+          "list[int]: rows for each rank, of all_to_all_v_single; empty for others.")
+      .def_readonly(
+          "output_split_sizes",
+          &PreHookArgs::outputSplits,
+          "list[int]: rows from each rank, of all_to_all_v_single; empty for others.")
+      .def_readonly(
+          "ops",
+          &PreHookArgs::ops,
+          "list[PreHookArgs]: the members of a batch, with its op_id; empty for others.")
+      .def_property_readonly(
+          "num_ops",
+          [](const PreHookArgs& self) { return self.ops.size(); },
+          "int: the number of `ops`.")
+      .def_readonly(
+          "ranks",
+          &PreHookArgs::ranks,
+          "list[int]: the ranks of the communicator that a split or shrink makes, by their numbers "
+          "in this one; empty for others, and if this rank is in none.")
+      .def_readonly(
+          "new_name",
+          &PreHookArgs::newName,
+          "str: the name of the communicator that a split or shrink makes; empty for others.");
 
-  py::class_<PostHookArgs, std::shared_ptr<PostHookArgs>>(module, "PostHookArgs")
-      .def_readonly("name", &PostHookArgs::name)
-      .def_readonly("op_id", &PostHookArgs::opId)
+  py::class_<PostHookArgs, std::shared_ptr<PostHookArgs>>(
+      module,
+      "PostHookArgs",
+      "An operation that is over for its caller, as a post hook gets it: it has ended, was "
+      "cancelled by a pre hook, or could not be launched.")
+      .def("__repr__", [](PostHookArgs& self) { return reprOf(self); })
+      .def_readonly("name", &PostHookArgs::name, kNameDoc)
+      .def_readonly("op_id", &PostHookArgs::opId, kOpIdDoc)
       .def_property_readonly(
           "work",
-          [](PostHookArgs& self) -> py::object {
-            if (!self.work && self.finished) {
-              const auto& [comm, before, kind, seq] = *self.finished;
-              self.work = comm->finishedWork(kind, before->outputs, seq);
-            }
-            return self.work ? workClass()(self.work) : py::none();
-          })
+          &workOf,
+          "TorchWork or None: the operation, which has ended. None for a synchronous one that "
+          "failed, for one that was cancelled, and for finalize.")
       .def_property_readonly(
-          "error", [](const PostHookArgs& self) { return pythonError(self.error); });
+          "error",
+          [](const PostHookArgs& self) { return pythonError(self.error); },
+          "BaseException or None: the error that it failed with.");
 
-  py::class_<EndHookArgs, std::shared_ptr<EndHookArgs>>(module, "EndHookArgs")
-      .def_readonly("name", &EndHookArgs::name)
-      .def_readonly("op_id", &EndHookArgs::opId)
-      .def_readonly("async_op", &EndHookArgs::async)
+  py::class_<EndHookArgs, std::shared_ptr<EndHookArgs>>(
+      module, "EndHookArgs", "An operation that has come to its end, as an end hook gets it.")
+      .def("__repr__", [](const EndHookArgs& self) { return reprOf(self); })
+      .def_readonly("name", &EndHookArgs::name, kNameDoc)
+      .def_readonly("op_id", &EndHookArgs::opId, kOpIdDoc)
+      .def_readonly("async_op", &EndHookArgs::async, kAsyncDoc)
+      .def_property_readonly("status", &statusOf, "str: 'completed' or 'failed'.")
       .def_property_readonly(
-          "status", [](const EndHookArgs& self) { return self.error ? "failed" : "completed"; })
+          "error",
+          [](const EndHookArgs& self) { return pythonError(self.error); },
+          "BaseException or None: the error that it failed with.")
       .def_property_readonly(
-          "error", [](const EndHookArgs& self) { return pythonError(self.error); })
-      .def_property_readonly("duration", [](const EndHookArgs& self) {
-        return std::chrono::duration<double, std::milli>(self.duration).count();
-      });
+          "duration",
+          &millisecondsOf,
+          "float: milliseconds from its start to its end; 0 if it was never started.");
 }
 
 // A handle that removes one hook. Idempotent; usable when the communicator is gone.
@@ -145,6 +306,8 @@ class Handle {
       hooks_ = nullptr;
     }
   }
+
+  bool registered() const { return hooks_ != nullptr; }
 
   void remove() {
     if (const auto hooks = std::exchange(hooks_, nullptr)) {
@@ -172,7 +335,18 @@ void bindHooks(py::module_& module) {
       py::arg("rank"),
       py::call_guard<py::gil_scoped_release>());
 
-  py::class_<Handle>(module, "RemovableHandle").def("remove", &Handle::remove);
+  py::class_<Handle>(
+      module, "RemovableHandle", "A registered hook; every `register_..._hook` returns one.")
+      .def(
+          "__repr__",
+          [](const Handle& self) {
+            return self.registered() ? "RemovableHandle(registered)" : "RemovableHandle(removed)";
+          })
+      .def(
+          "remove",
+          &Handle::remove,
+          "Ends the calls of the hook, from the next operation on. Idempotent; may be called when "
+          "the communicator is gone.");
 
   py::class_<Comm>(module, "Communicator")
       .def(

@@ -27,9 +27,36 @@ std::optional<T> valueOr(const NcclConfig::Field& field, const py::object& value
   return value.cast<T>();
 }
 
+std::string docOf(const NcclConfig::Field& field) {
+  return std::string(field.isText() ? "str" : "int") + " or None: " + field.inNccl +
+         " of ncclConfig_t, " + field.range() + ", from NCCL " + versionText(field.since) +
+         " on. None: NCCL's default.";
+}
+
+std::string reprOf(const NcclConfig& config) {
+  std::string set;
+  for (const auto& field : NcclConfig::fields()) {
+    const auto number = config.number(field);
+    const auto text = config.text(field);
+    if (number || text) {
+      set += std::string(set.empty() ? "" : ", ") + field.name + "=" +
+             (number ? std::to_string(*number) : py::repr(py::str(*text)).cast<std::string>());
+    }
+  }
+  return "NcclConfig(" + set + ")";
+}
+
 void bindConfig(py::module_& module) {
-  py::class_<NcclConfig> config(module, "NcclConfig");
-  config.def(py::init<>())
+  py::class_<NcclConfig> config(
+      module,
+      "NcclConfig",
+      "Settings of a communicator for NCCL: the fields of its ncclConfig_t, by the names of "
+      "torch's ProcessGroupNCCL.NCCLConfig.\n\nNCCL's documentation says what they mean, and "
+      "NCCL's environment variables go first. A value that NCCL does not take raises ValueError; a "
+      "field that is newer than the loaded library raises RuntimeError when a communicator is "
+      "made.");
+  config.def(py::init<>(), "Makes settings that leave everything to NCCL.")
+      .def("__repr__", [](const NcclConfig& self) { return reprOf(self); })
       .def("__copy__", [](const NcclConfig& self) { return NcclConfig(self); })
       .def(
           "__deepcopy__",
@@ -45,14 +72,16 @@ void bindConfig(py::module_& module) {
           [&field](const NcclConfig& self) { return self.text(field); },
           [&field](NcclConfig& self, const py::object& value) {
             self.setText(field, valueOr<std::string>(field, value));
-          });
+          },
+          docOf(field).c_str());
     } else {
       config.def_property(
           field.name,
           [&field](const NcclConfig& self) { return self.number(field); },
           [&field](NcclConfig& self, const py::object& value) {
             self.setNumber(field, valueOr<int>(field, value));
-          });
+          },
+          docOf(field).c_str());
     }
   }
   module.attr("nccl_config_names") = std::move(hints);

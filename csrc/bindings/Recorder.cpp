@@ -13,9 +13,11 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-FlightRecorder::What entries(bool completed) {
+FlightRecorder::What entries(bool completed, bool collectives, bool stacks) {
   FlightRecorder::What what;
+  what.entries = collectives;
   what.completed = completed;
+  what.stacks = stacks;
   return what;
 }
 
@@ -31,16 +33,25 @@ void bindRecorder(py::module_& module) {
       .def("reset", &FlightRecorder::reset, NoGil())
       .def(
           "json",
-          [](const FlightRecorder& self, bool completed) { return self.json(entries(completed)); },
-          py::arg("completed"),
+          [](const FlightRecorder& self, bool completed, bool collectives) {
+            return self.json(entries(completed, collectives, /*stacks=*/false));
+          },
+          py::arg("completed") = true,
+          py::arg("collectives") = true,
           NoGil())
       .def(
           "write",
-          [](const FlightRecorder& self, const std::string& path, bool completed) {
-            writeDump(path, self.pickle(entries(completed)));
+          [](const FlightRecorder& self,
+             const std::string& path,
+             bool completed,
+             bool collectives,
+             bool stacks) {
+            writeDump(path, self.pickle(entries(completed, collectives, stacks)));
           },
           py::arg("path"),
           py::arg("completed"),
+          py::arg("collectives"),
+          py::arg("stacks"),
           NoGil());
 
   module.def(

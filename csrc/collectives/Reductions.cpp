@@ -3,6 +3,7 @@
 
 #include "collectives/Collectives.hpp"
 #include "nccl/Fallbacks.hpp"
+#include "nccl/Library.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
@@ -10,6 +11,32 @@
 namespace torchcomms_pg {
 
 namespace {
+
+constexpr int kFloat8Since = NCCL_VERSION(2, 24, 0);
+
+// Chooses how to reduce, and refuses what the library is too old for: it would say no more than
+// that an argument is invalid.
+Reduction chooseReduction(
+    const Communicator& comm,
+    const char* what,
+    const c10d::ReduceOp& reduceOp,
+    c10::ScalarType dtype) {
+  Reduction reduction(what, reduceOp, dtype);
+  TORCH_CHECK(
+      !c10::isFloat8Type(dtype) || comm.libraryVersion() >= kFloat8Since,
+      what,
+      ": reduce op ",
+      reduction.name(),
+      " of ",
+      c10::toString(dtype),
+      " tensors takes NCCL ",
+      versionText(kFloat8Since),
+      " or later, and the loaded library is ",
+      versionText(comm.libraryVersion()),
+      "; convert the tensor, for example to bfloat16, or load a newer one "
+      "(TORCHCOMM_NCCL_LIBRARY)");
+  return reduction;
+}
 
 // Sets the launch and the epilogue that reduce equal parts of `input`, which is contiguous, into
 // `output`.
@@ -58,7 +85,7 @@ WorkPtr Collectives::allReduce(
     checkNumel({what, "output"}, output, input.numel());
   }
   checkWritable({what, inPlace ? "tensor" : "output"}, output);
-  Reduction reduction(what, reduceOp, input.scalar_type());
+  const auto reduction = chooseReduction(comm_, what, reduceOp, input.scalar_type());
   call.setTensors({input}, {output}, reduction.name());
 
   OutputBuffer target(output, /*readFirst=*/inPlace);
@@ -95,7 +122,7 @@ WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::Redu
   checkTensor({what, "tensor"}, tensor, comm_.device());
   checkWritable({what, "tensor"}, tensor);
   checkRank({what, "root"}, root, comm_.size());
-  Reduction reduction(what, reduceOp, tensor.scalar_type());
+  const auto reduction = chooseReduction(comm_, what, reduceOp, tensor.scalar_type());
   call.setTensors({tensor}, {tensor}, reduction.name());
   call.op.peer = root;
 
@@ -141,7 +168,11 @@ WorkPtr Collectives::reduceScatterSingle(
   checkNumel({what, "input"}, input, output.numel() * comm_.size());
   call.setTensors({input}, {output}, name(reduceOp));
   setReduceScatter(
-      comm_, call, output, input.contiguous(), Reduction(what, reduceOp, input.scalar_type()));
+      comm_,
+      call,
+      output,
+      input.contiguous(),
+      chooseReduction(comm_, what, reduceOp, input.scalar_type()));
   return comm_.issue(std::move(call));
 }
 
@@ -156,7 +187,7 @@ WorkPtr Collectives::reduceScatter(
   checkListLength({what, "input_list"}, inputs.size(), comm_.size());
   checkTensors({what, "input_list"}, inputs, output, comm_.device());
   checkNumel(Argument{what, "input_list"}[comm_.rank()], inputs[comm_.rank()], output.numel());
-  Reduction reduction(what, reduceOp, output.scalar_type());
+  const auto reduction = chooseReduction(comm_, what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 
   if (sameNumel(inputs)) {

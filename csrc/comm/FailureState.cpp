@@ -33,6 +33,21 @@ constexpr Milliseconds kPrinting{100};
 // True while this thread calls abort hooks. They may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
+// Prints what readers of logs know from torch's nccl, beside the verdict.
+void printForLogReaders(const Communicator& comm, const std::string& what) {
+  if (comm.group().backend != "gloo") {  // nobody expects NCCL's words there
+    printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
+  }
+}
+
+// Describes an operation as ProcessGroupNCCL does.
+std::string describeAsNccl(const Operation& op) {
+  return "WorkNCCL(SeqNum=" + std::to_string(op.seq) +
+         ", OpType=" + c10d::opTypeToString(traits(op.kind).type) +
+         ", NumelIn=" + std::to_string(op.numelIn) + ", NumelOut=" + std::to_string(op.numelOut) +
+         ", Timeout(ms)=" + std::to_string(op.timeout.count()) + ")";
+}
+
 // Ends the process without destructors: other threads are blocked in operations.
 [[noreturn]] void endProcess(const std::string& why) {
   printLine(
@@ -200,7 +215,14 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
       failure.ranks = std::move(verdict->ranks);
     }
   }
+  const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
+  if (first->message == message) {  // else another one stands, which has been told of
+    printForLogReaders(
+        comm_,
+        "Collective " + describeAsNccl(op) +
+            " raised the following async exception: " + message);
+  }
   meet(*first);
   return std::make_exception_ptr(CommError(*first));
 }
@@ -266,7 +288,15 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text);
   failure.ranks = std::move(ranks);
   failure.verdict = verdict.text;
+  const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
+  if (first->message == message) {
+    const auto ran = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
+    printForLogReaders(
+        comm_,
+        "Watchdog caught collective operation timeout: " + describeAsNccl(op) + " ran for " +
+            std::to_string(ran.count()) + " milliseconds before timing out.");
+  }
   auto told = *first;
   told.message = "rank " + std::to_string(comm_.rank()) + " gave up: " + told.message;
   failLibrary(told);

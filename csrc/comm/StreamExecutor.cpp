@@ -73,7 +73,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     if (work) {
       work->finish(error);
     }
-    land(*flight, error);
+    land(*flight, error, /*recorded=*/false);
     throw;
   }
   const auto& op = flight->operation();
@@ -128,8 +128,9 @@ void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
 }
 
 void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
+  const bool recorded = recordEnd(*flight);  // a dump waits for this thread, and for no other
   // Runs in another thread: tensors may need the GIL to go, and hooks take their time.
-  device_.runApart([this, flight = std::move(flight)] {
+  device_.runApart([this, flight = std::move(flight), recorded] {
     auto error = flight->error();
     if (!error) {
       try {
@@ -138,15 +139,28 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
         error = std::current_exception();
       }
     }
-    land(*flight, error);
+    land(*flight, error, recorded);
   });
 }
 
-void StreamExecutor::land(Flight& flight, const std::exception_ptr& error) {
+bool StreamExecutor::recordEnd(const Flight& flight) const {
+  const auto& recording = flight.operation().recording;
+  if (!recording || flight.error() || comm_.failureState().get() || comm_.library().failed()) {
+    return false;
+  }
+  try {
+    recording->end(/*completed=*/true, flight.elapsed(), -1);
+    return true;
+  } catch (const c10::Error&) {
+    return false;  // the device has failed since
+  }
+}
+
+void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool recorded) {
   const auto& op = flight.operation();
   comm_.inFlight().end(flight.entry(), !error);
   const auto elapsed = error ? Clock::duration{} : flight.elapsed();
-  if (op.recording) {
+  if (op.recording && !recorded) {
     op.recording->end(!error, elapsed, -1);
   }
   const auto work = flight.work();

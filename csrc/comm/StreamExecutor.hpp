@@ -31,7 +31,7 @@ class StreamExecutor final : public Executor {
   bool blockingWait() const override { return blockingWait_.load(std::memory_order_relaxed); }
   AcceleratorDevice* accelerator() const override { return &device_; }
 
-  // Finishes, in a thread of its own, an operation whose stream is past it.
+  // Records the end of an operation whose stream is past it; finishes it in a thread of its own.
   void finishFromEvent(std::shared_ptr<Flight> flight);
 
  private:
@@ -41,7 +41,10 @@ class StreamExecutor final : public Executor {
   // Waits for an operation that has departed. `work`: null where the caller gets none.
   void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
-  void land(Flight& flight, const std::exception_ptr& error);
+  // Records that the operation has completed. False: it has failed, or is in no recorder.
+  bool recordEnd(const Flight& flight) const;
+  // Finishes an operation. `recorded`: its end has been.
+  void land(Flight& flight, const std::exception_ptr& error, bool recorded);
 
   Communicator& comm_;
   mutable AcceleratorDevice device_;

@@ -1,10 +1,12 @@
 #include "device/EventWatch.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <unistd.h>
 
 #include <iterator>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "base/Capture.hpp"
 #include "base/PerProcess.hpp"
@@ -12,15 +14,55 @@
 
 namespace torchcomms_pg {
 
+namespace {
+
+// The watches of this process.
+struct Watches {
+  std::mutex mutex;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch> all;
+};
+Watches& watches() {
+  static PerProcess<Watches> ofProcess;
+  return ofProcess.get();
+}
+
+}  // namespace
+
 EventWatch& EventWatch::of(c10::Device device) {
-  struct All {
-    std::mutex mutex;
-    std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch> watches;
-  };
-  static PerProcess<All> ofProcess;
-  auto& all = ofProcess.get();
-  std::lock_guard lock(all.mutex);
-  return all.watches.try_emplace({device.type(), device.index()}, device).first->second;
+  std::lock_guard lock(watches().mutex);
+  return watches().all.try_emplace({device.type(), device.index()}, device).first->second;
+}
+
+void EventWatch::askNow(std::chrono::milliseconds patience) {
+  const auto until = Clock::now() + patience;
+  std::vector<std::pair<EventWatch*, uint64_t>> rounds;
+  {
+    std::lock_guard lock(watches().mutex);
+    for (auto& [device, watch] : watches().all) {
+      if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // else its thread is not here
+        rounds.emplace_back(&watch, watch.hasten());
+      }
+    }
+  }
+  for (const auto& [watch, round] : rounds) {
+    watch->awaitRound(round, until, patience);
+  }
+}
+
+uint64_t EventWatch::hasten() {
+  std::lock_guard lock(mutex_);
+  hastened_ = !idle_;
+  wake_.notify_one();
+  return begun_ + 1;  // the present one may have passed an event by
+}
+
+void EventWatch::awaitRound(
+    uint64_t round, Clock::time_point until, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const bool stuck = begun_ != ended_ && Clock::now() - beganAt_ > patience;
+  if (!stuck) {
+    changed_.wait_until(lock, until, [&] { return ended_ >= round || idle_ || !started_; });
+  }
 }
 
 void EventWatch::join() {
@@ -43,6 +85,7 @@ void EventWatch::start() {
   }
   startDetached("tcpg_events", "operations of an accelerator", [this] { run(); });
   started_ = true;
+  pid_.store(getpid(), std::memory_order_relaxed);
 }
 
 void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
@@ -66,13 +109,19 @@ void EventWatch::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     idle_ = awaited_.empty() && added_.empty();
+    changed_.notify_all();
     wake_.wait(lock, [&] { return !idle_ || users_ == 0; });
     if (idle_) {
       started_ = false;
       return;
     }
     // Waits first: what has just been added has most likely not ended.
-    wake_.wait_for(lock, hurried_ > 0 ? kHurriedTick : kTick);
+    if (!std::exchange(hastened_, false)) {
+      wake_.wait_for(lock, hurried_ > 0 ? kHurriedTick : kTick);
+      hastened_ = false;
+    }
+    ++begun_;
+    beganAt_ = Clock::now();
     for (auto& [stream, queue] : added_) {
       auto& all = awaited_[stream];
       all.splice(all.end(), queue);
@@ -81,6 +130,7 @@ void EventWatch::run() {
     lock.unlock();
     askAll();
     lock.lock();
+    ended_ = begun_;
   }
 }
 

@@ -3,8 +3,12 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+#include <sys/types.h>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -46,6 +50,10 @@ class EventWatch {
   // Starts the thread. Raises std::runtime_error if none can be started.
   void start();
 
+  // Asks the events of every device now, and returns when what has happened has been told. Does not
+  // wait longer than `patience`, nor for a thread that the driver has held up for that long.
+  static void askNow(std::chrono::milliseconds patience);
+
   // Adds an operation. Those of one stream are asked in the order in which they came.
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
@@ -63,14 +71,24 @@ class EventWatch {
 
  private:
   using Queue = std::list<std::shared_ptr<Awaited>>;
+  using Clock = std::chrono::steady_clock;
 
   void run();
+  // Have a round begin now, and wait until it has ended. Returns the number of the round.
+  uint64_t hasten();
+  void awaitRound(uint64_t round, Clock::time_point until, std::chrono::milliseconds patience);
   void askAll();
 
   const c10::Device device_;
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable changed_;  // a round has ended, or there is nothing to ask
+  std::atomic<pid_t> pid_{0};        // the process of the thread
   bool started_ = false;
+  bool hastened_ = false;
+  uint64_t begun_ = 0;  // number of the latest round
+  uint64_t ended_ = 0;
+  Clock::time_point beganAt_;
   int users_ = 0;
   int hurried_ = 0;
   bool idle_ = true;

@@ -13,14 +13,6 @@ namespace {
 constexpr int kMost = INT_MAX;
 constexpr int kChannels = 64;  // NCCL's MAXCHANNELS
 
-std::string wanted(const NcclConfig::Field& field) {
-  if (field.most == kMost) {
-    return std::to_string(field.least) + " or more";
-  }
-  return std::to_string(field.least) + (field.most == field.least + 1 ? " or " : " to ") +
-         std::to_string(field.most);
-}
-
 void checkHeader(const NcclConfig::Field& field) {
   if (field.number == nullptr && field.text == nullptr) {
     throw std::invalid_argument(
@@ -76,6 +68,16 @@ std::vector<NcclConfig::Field> fieldsOf() {
 
 }  // namespace
 
+std::string NcclConfig::Field::range() const {
+  if (isText()) {
+    return "a name";
+  }
+  if (most == kMost) {
+    return std::to_string(least) + " or more";
+  }
+  return std::to_string(least) + (most == least + 1 ? " or " : " to ") + std::to_string(most);
+}
+
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
   static const auto all = fieldsOf<ncclConfig_t>();
   return all;
@@ -90,7 +92,7 @@ void NcclConfig::setNumber(const Field& field, std::optional<int> value) {
   if (*value < field.least || *value > field.most) {
     throw std::invalid_argument(
         std::string("config.") + field.name + " is " + std::to_string(*value) + ", wanted " +
-        wanted(field) + ", or None for NCCL's default");
+        field.range() + ", or None for NCCL's default");
   }
   numbers_[&field] = *value;
 }

@@ -24,6 +24,7 @@ class NcclConfig {
     const char* ncclConfig_t::* text;  // null: a number
 
     bool isText() const { return text != nullptr; }
+    std::string range() const;  // returns the values that NCCL accepts, in words
   };
 
   // Returns all fields that this project knows, whatever header it was built with.

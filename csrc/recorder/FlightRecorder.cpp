@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
+#include "device/EventWatch.hpp"
 #include "monitor/Compiling.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
@@ -28,6 +30,9 @@ using Ring = c10d::FlightRecorder<NoEvent>;
 // Prefix of names: torch's analyser refuses every other, in 2.11 all but this and xccl; and the
 // recorded operations are those of NCCL's API.
 constexpr const char* kPrefix = "nccl:";
+
+// Time that a dump waits for what the events of accelerators say: the driver may hang.
+constexpr std::chrono::milliseconds kDriverPatience{500};
 
 // Key beside c10d's; readers of the schema pass over it.
 constexpr const char* kCompiling = "compiling";
@@ -375,6 +380,7 @@ int FlightRecorder::rank() const {
 }
 
 std::string FlightRecorder::json(What what) const {
+  EventWatch::askNow(kDriverPatience);
   const auto from = state_->snapshot();
   auto text = from->ring.dump_json(from->comms, what.entries, !what.completed);
   const auto intervals = Compiling::intervals();
@@ -393,6 +399,7 @@ std::string FlightRecorder::json(What what) const {
 
 // Does the same as c10d::FlightRecorder::dump(), with other stacks.
 std::string FlightRecorder::pickle(What what) const {
+  EventWatch::askNow(kDriverPatience);
   const auto from = state_->snapshot();
   auto& ring = from->ring;
   auto result = c10d::new_dict();

@@ -86,7 +86,9 @@ def comes_once():
 
 
 def test_a_blocking_wait_raises_when_the_deadline_has_passed():
-    with Ranks(2, init=start, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}) as ranks:
+    # torchrun sets the other variable, by which a failure would end the process.
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    with Ranks(2, init=start, env=env) as ranks:
         ranks.start(waits_alone, ranks=[0])
         ranks.start(comes_once, ranks=[1])
         outcomes = ranks.wait(ranks=[0])

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from accelerator.test_nccl_library import on_threads
 from harness.fake_nccl import Library
+from harness.ranks import wait_for
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.registration import serve_host_device
 
@@ -87,6 +88,25 @@ def new_backends(size, device=DEVICE, **config):
     backends = on_threads(size, make)
     assert all(isinstance(backend, torchcomms_pg.Backend) for backend in backends), backends
     return store, joined(backends, lambda backend: device and backend.comm_ptr)
+
+
+# ---------------------------------------------------------------- what a version lacks
+
+
+@pytest.mark.parametrize("version, refused", [(22304, True), (22403, False)])
+def test_float8_is_not_reduced_by_an_nccl_that_has_no_such_type(serve, version, refused):
+    library = serve(version, "SCALABLE")
+    _, (backend,) = new_backends(1)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = torch.ones(4).to(dtype).to(DEVICE)
+        if refused:
+            says = r"all_reduce: reduce op SUM of Float8_\w+ tensors takes NCCL 2.24.0 or later, "
+            with pytest.raises(RuntimeError, match=says + "and the loaded library is 2.23.4; conv"):
+                backend.allreduce([tensor])
+        else:
+            backend.allreduce([tensor]).wait()
+    assert len(library.calls("all_reduce")) == (0 if refused else 2)
+    backend.shutdown()
 
 
 # ---------------------------------------------------------------- the configuration
@@ -436,3 +456,16 @@ def test_a_backend_has_what_torchs_own_has():
     for backend in (first, second):
         backend.perform_nocolor_split(torch.device("cpu"))
         backend.shutdown()
+
+
+def test_a_backend_is_initialized_when_all_of_its_communicators_are(library):
+    _, (backend,) = new_backends(1, device=None)
+    assert backend._is_initialized()  # that of CPU tensors
+    library.functions.fakeHang(True)
+    try:
+        backend.eager_connect_single_device(torch.device(DEVICE))
+        assert not backend._is_initialized()
+    finally:
+        library.functions.fakeHang(False)
+    assert wait_for(backend._is_initialized, 20)
+    backend.shutdown()

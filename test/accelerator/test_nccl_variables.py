@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 
 import pytest
 import torch
@@ -10,17 +11,26 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import run_python
 from harness.comms import new_group_with
-from harness.ranks import Ranks, init_default_group, on_ranks
+from harness.ranks import Ranks, check, init_default_group, on_ranks, wait_for
+from harness.recorders import short_group
 from harness.values import assert_same
 from torchcomms_pg import _C
+from torchcomms_pg._patches import unwrapped
 
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
 NAN = float("nan")
 
 ALONE = """
-    import torch.distributed as dist, torchcomms_pg
-    dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+    import torch, torch.distributed as dist, torchcomms_pg
+    from datetime import timedelta
+    store, limit = dist.HashStore(), timedelta(seconds=7)
+    dist.init_process_group("torchcomms", store=store, rank=0, world_size=1, timeout=limit)
+    options = torchcomms_pg.Backend.Options(timedelta(seconds=5))
+    options.group_name = "part"
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    part = backend.split(dist.PrefixStore("part", store), [0], options)
+    part.shutdown()
     dist.destroy_process_group()
 """
 
@@ -30,14 +40,59 @@ def test_a_group_logs_its_options_and_what_the_environment_says():
     done = run_python("-c", ALONE, TORCH_CPP_LOG_LEVEL="INFO", NCCL_ALGO="Ring", **env)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    (line,) = (line for line in lines if "torchcomms_pg" in line and "rank 0" in line)
-    version = torchcomms_pg.__version__
-    assert f"torchcomms_pg {version}, group '0': rank 0 of 1, global ranks [0], timeout" in line
-    assert f"built with torch {_C.torch_version} and nccl.h 2." in line
+    options = [line.partition(" initialization options: ")[2] for line in lines]
+    whole, part = (line for line in options if line)  # the group, and one that it is split into
+    words = "size: 1, global rank: 0, TIMEOUT(ms): {}, USE_HIGH_PRIORITY_STREAM: 0, PG Name: {}, "
+    assert whole.startswith(words.format(7000, 0)) and part.startswith(words.format(5000, "part"))
+    assert whole.endswith("a failure on CPU tensors raises, on an accelerator ends the process")
+    (line,) = (line for line in lines if "torchcomms_pg environment" in line)
+    assert f"version {torchcomms_pg.__version__}, built with torch {_C.torch_version} and " in line
     for name, value in (*env.items(), ("NCCL_ALGO", "Ring")):
         assert f"{name}={value}" in line
     with Ranks(1, env=env) as rank:  # without a level
         assert "built with torch" not in rank.output(0)
+
+
+def one_is_late():
+    """Rank 1 does not come, and is in no operation of the group."""
+    group, store = short_group(), dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        return store.wait(["told"])
+    for _ in range(2):
+        with pytest.raises(torchcomms_pg.CommError):
+            dist.all_reduce(torch.ones(8, 2), group=group)
+    store.set("told", "")
+
+
+def one_dies():
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    with pytest.raises(torchcomms_pg.CommError):
+        dist.broadcast(torch.ones(3), 1)
+
+
+TIMED_OUT = (
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=2, OpType=ALLREDUCE, "
+    r"NumelIn=16, NumelOut=16, Timeout\(ms\)=1000\) ran for \d{4,} milliseconds before timing out\."
+)
+DIED = (
+    r"Collective WorkNCCL\(SeqNum=2, OpType=BROADCAST, NumelIn=3, NumelOut=3, "
+    r"Timeout\(ms\)=30000\) raised the following async exception: broadcast #2 .*died"
+)
+
+
+@pytest.mark.parametrize("body, words", [(one_is_late, TIMED_OUT), (one_dies, DIED)])
+def test_readers_of_logs_find_the_words_of_nccl_once(body, words):
+    with Ranks(2) as ranks:
+        ranks.start(body)
+        check(ranks.wait(ranks=[0]))
+        line = re.compile(r"^\[Rank \d\] .*WorkNCCL.*$", re.M)
+        found = lambda: line.findall(ranks.output(0))  # noqa: E731
+        assert wait_for(found, 20)
+        (line,) = found()
+        assert re.match(rf"\[Rank 0\] {words}", line), line
+        assert "WorkNCCL" not in ranks.output(1)
 
 
 def algorithms_of_a_group(port, prefix, deterministic):
@@ -67,6 +122,35 @@ def test_enable_timing_has_works_know_how_long_they_took(world):
     work.wait()
     with pytest.raises(RuntimeError, match="no duration was taken"):
         work._get_duration()
+
+
+def debugged(how):
+    """A new group, with TORCH_NCCL_DESYNC_DEBUG or what implies that."""
+    if how == "variable":
+        return new_group_with("TORCH_NCCL_DESYNC_DEBUG")
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        return dist.new_group()
+    finally:
+        dist.set_debug_level(level)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["variable", "level"])
+def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
+    plain, group = dist.new_group(), debugged(how)
+    # TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 here.
+    ends = [
+        unwrapped(which._get_backend(CPU)).options.accelerator_ends_process
+        for which in (plain, group)
+    ]
+    assert ends == [False, True]
+    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    work.wait()
+    assert work._get_duration() > 0
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(plain)
 
 
 @on_ranks(2)

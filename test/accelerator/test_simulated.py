@@ -179,6 +179,23 @@ def test_devices_are_apart():
     assert there.to("sim:0").cpu()[0] == 5
 
 
+def test_a_generator_is_of_a_device_that_exists():
+    first, second = (torch.Generator("sim:1").manual_seed(3) for _ in range(2))
+    drawn = [torch.rand(4, device="sim:1", generator=it).cpu() for it in (first, second, first)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    with pytest.raises(ValueError, match="there is no device sim:5"):
+        torch.Generator("sim:5")
+
+
+@pytest.mark.parametrize("index, current", [(1, 1), (0, 0), (5, 0), (-1, 0)])
+def test_a_device_is_exchanged_for_one_that_exists_alone(index, current):
+    exchange = simulated._extension().maybe_exchange_device
+    try:
+        assert exchange(index) == 0 and sim.current_device() == current
+    finally:
+        sim.set_device(0)
+
+
 def test_delays_are_those_of_the_seed():
     """Streams dawdle: twenty operators take about ten milliseconds each."""
     simulated.set_delays(seed=1, probability=1, longest_us=20000)

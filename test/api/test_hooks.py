@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from harness.comms import each_backend, make, torchcomms
 from harness.ranks import on_ranks, time_limit, wait_for
 from harness.values import assert_same, data
+from torchcomms_pg import _C
 
 pytestmark = pytest.mark.beyond_gloo
 WAIT = 10.0
@@ -562,3 +564,58 @@ def test_finalize_frees_the_hooks(world):
     del hook
     gc.collect()
     assert gone() is None
+
+
+# ---------------------------------------------------------------- what print() and help() show
+
+
+@pytest.mark.parametrize("name", ["PreHookArgs", "PostHookArgs", "EndHookArgs", "NcclConfig"])
+def test_help_shows_every_member_with_its_type(name):
+    described = getattr(_C, name)
+    assert described.__doc__.strip()
+    members = {key: value for key, value in vars(described).items() if not key.startswith("_")}
+    assert members
+    for member, value in members.items():
+        type_, _, text = value.__doc__.partition(": ")
+        assert re.fullmatch(r"[\w.\[\]]+( or [\w.\[\]]+)?", type_) and text.endswith("."), member
+    assert "milliseconds" in _C.EndHookArgs.duration.__doc__
+    assert "every `register_" in _C.RemovableHandle.__doc__
+    assert "Idempotent" in _C.RemovableHandle.remove.__doc__
+
+
+@on_ranks(1)
+def test_what_a_hook_gets_is_printed_with_what_it_says(world):
+    comm, op = make("printed"), torchcomms().ReduceOp
+    log = Log(comm)
+    comm.all_reduce(torch.ones(2, 3), op.SUM, False)
+    comm.send(torch.ones(2, dtype=torch.int64), 0, True)
+    comm.recv(torch.ones(2, dtype=torch.int64), 0, True).wait()
+    refuses = comm.register_pre_hook(lambda args: 1 / 0)
+    assert repr(refuses) == "RemovableHandle(registered)"
+    with pytest.raises(ZeroDivisionError):
+        comm.broadcast(torch.ones(1), 0, False)
+    refuses.remove()
+    assert repr(refuses) == "RemovableHandle(removed)"
+    pres = [re.sub(r"op_id=\d+", "op_id=N", repr(args)) for args in log.take("pre", 4)]
+    assert pres == [
+        "PreHookArgs(name=all_reduce, op_id=N, async_op=False, inputs=[Float[2, 3]] on cpu, "
+        "outputs=[Float[2, 3]] on cpu, reduce_op='SUM')",
+        "PreHookArgs(name=send, op_id=N, async_op=True, inputs=[Long[2]] on cpu, peer=0)",
+        "PreHookArgs(name=recv, op_id=N, async_op=True, outputs=[Long[2]] on cpu, peer=0)",
+        "PreHookArgs(name=broadcast, op_id=N, async_op=False, inputs=[Float[1]] on cpu, "
+        "outputs=[Float[1]] on cpu, root=0)",
+    ]
+    posts = [repr(args) for args in log.take("post", 4)]
+    says = r"op_id=\d+, work=TorchWork\(.*\)\)"
+    assert re.fullmatch(rf"PostHookArgs\(name=all_reduce, {says}", posts[0]), posts[0]
+    (cancelled,) = (text for text in posts if "broadcast" in text)
+    says = r"op_id=\d+, work=None, error=ZeroDivisionError\('division by zero'\)\)"
+    assert re.fullmatch(rf"PostHookArgs\(name=broadcast, {says}", cancelled), cancelled
+    end = repr(log.take("end", 3)[0])
+    says = r"op_id=\d+, async_op=False, status='completed', duration=[\d.e-]+ ms\)"
+    assert re.fullmatch(rf"EndHookArgs\(name=all_reduce, {says}", end), end
+    config = _C.NcclConfig()
+    assert repr(config) == "NcclConfig()"
+    config.min_ctas, config.net_name = 2, "Socket"
+    assert repr(config) == "NcclConfig(min_ctas=2, net_name='Socket')"
+    comm.finalize()

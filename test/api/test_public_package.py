@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import on_ranks
+from harness.ranks import on_ranks, wait_for
 from harness.values import assert_same
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
@@ -98,6 +98,37 @@ TypeError: ReduceOp: type is 'SUM', wanted a RedOpType such as RedOpType.SUM
 ValueError: ReduceOp.PREMUL_SUM: factor has 2 elements, wanted 1\
 """,
     )
+
+
+# ---------------------------------------------------------------- hooks
+
+
+class CountsCalls:
+    """A hook that is an object, of three arguments with defaults beyond that."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, name, op_id, args, more=None):
+        self.calls.append((name, op_id, args))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_hooks_get_name_and_id_in_front_if_they_take_them(async_op):
+    package, comm = torchcomms(), alone()
+    pre, calls, posts = CountsCalls(), [], []
+    comm.register_pre_hook(pre)
+    comm.register_pre_hook(callback=lambda *args: calls.append(args))
+    comm.register_pre_hook(calls.append)  # does not tell what it takes
+    comm.register_post_hook(lambda op_id, args: posts.append((op_id, args)))
+    comm.register_post_hook(callback=posts.append)
+    comm.all_reduce(torch.ones(2), package.ReduceOp.SUM, async_op).wait()
+    assert wait_for(lambda: len(posts) == 2)
+    ((name, op_id, args),) = pre.calls
+    assert name == args.name == package.hooks.OpName.all_reduce
+    assert calls == [(args,), args] and args.op_id == op_id
+    assert [posts[0][0], posts[0][1].op_id, posts[1].op_id] == [op_id] * 3
+    comm.finalize()
 
 
 # ---------------------------------------------------------------- reductions

@@ -102,6 +102,7 @@ ncclResult_t begin(
       "{\"call\": \"" + std::string(call) + "\", \"rank\": " + std::to_string(rank) +
       ", \"size\": " + std::to_string(size) + ", \"ids\": [" + names +
       "], \"comm\": " + std::to_string(number(*place)) + ", \"config\": " + json(config) + "}");
+  hanging.wait(true);
   return ncclSuccess;
 }
 

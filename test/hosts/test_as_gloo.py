@@ -234,6 +234,57 @@ def test_names_and_words_are_those_of_gloo():
     assert text.startswith("Rank 1 failed to pass monitoredBarrier. monitored_barrier #"), text
 
 
+def registered_by_hand(store, *timeout, **options):
+    """A group of all ranks, made and registered as vLLM's engines do."""
+    me, world = dist.get_rank(), dist.get_world_size()
+    pg = dist.ProcessGroup(store, me, world)
+    pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    backend = c10d.ProcessGroupGloo(store, me, world, *timeout, **options)
+    backend._set_sequence_number_for_group()
+    pg._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+    return pg
+
+
+@pytest.mark.torch_version
+@on_own_ranks(2, init=init)
+def test_a_group_that_a_program_makes_of_c10ds_class_is_ours(world):
+    limit, store = datetime.timedelta(seconds=20), c10d._get_default_store()
+    names = set()
+    for number, (timeout, options) in enumerate([((), {"timeout": limit}), ((limit,), {})]):
+        pg = registered_by_hand(dist.PrefixStore(f"engine {number}", store), *timeout, **options)
+        assert is_ours(pg) and isinstance(pg._get_backend(CPU), c10d.ProcessGroupGloo)
+        tensor = torch.ones(4, dtype=torch.int32)
+        dist.all_reduce(tensor, group=pg)
+        assert (tensor == world).all()
+        ranks = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+        dist.all_gather(ranks, torch.tensor([dist.get_rank()]), group=pg)
+        assert torch.cat(ranks).tolist() == list(range(world))
+        with profile(activities=[ProfilerActivity.CPU]) as run:
+            dist.barrier(group=pg)
+        assert "gloo:barrier" in {event.name for event in run.events()}
+        names.add(torchcomms_pg.get_comm(pg).get_name())
+        model = torch.nn.Linear(3, 2)
+        replica = torch.nn.parallel.DistributedDataParallel(model, process_group=pg)
+        replica(torch.ones(1, 3)).sum().backward()
+        assert replica._get_ddp_logging_data()["backend_name"] == pg.name() == "gloo"
+        pg.shutdown()
+    told = [None] * world
+    dist.all_gather_object(told, names)
+    assert len(names) == 2 and told == [names] * world
+
+
+@pytest.mark.torch_version
+@on_own_ranks(2, init=init)
+def test_a_call_that_chooses_how_gloo_connects_stays_gloos(world):
+    """One with options, which name network devices, and that of a group for another device."""
+    store, options = c10d._get_default_store(), dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    pg = registered_by_hand(dist.PrefixStore("own devices", store), options)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=pg)
+    assert tensor == world and type(pg._get_backend(CPU)) is dist.ProcessGroupGloo
+
+
 @pytest.mark.torch_version
 @on_own_ranks(2, init=False)
 def test_gloo_by_its_own_name_and_other_backends_are_as_they_were(port, prefix, world):

@@ -16,7 +16,7 @@ ROOMS = {
     "monitor": "base",
     "device": "base host monitor",
     "gloo": "base device host monitor nccl shm",
-    "recorder": "base monitor",
+    "recorder": "base device monitor",
     "operation": "base nccl",
     "comm": "base device gloo host monitor nccl operation recorder shm",
     "collectives": "base comm nccl operation",

@@ -329,6 +329,8 @@ void recordStream(const c10::DataPtr& memory, const c10::Stream& stream) {
 
 namespace {
 
+std::atomic<bool> driverHangs{false};
+
 // Number of calls for streams and events by this thread: those that would call a driver.
 thread_local uint64_t calls = 0;
 
@@ -407,6 +409,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     ++calls;
+    driverHangs.wait(true);
     return eventOf(event).mark->isSet();
   }
   void synchronizeEvent(void* event) const override {
@@ -435,6 +438,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+void hangDriver(bool hangs) {
+  driverHangs = hangs;
+  driverHangs.notify_all();
+}
 
 uint64_t deviceCalls() {
   return calls;

@@ -87,6 +87,8 @@ c10::Stream currentStream(c10::DeviceIndex device);
 c10::Stream exchangeStream(const c10::Stream& stream);
 // Returns a stream; those of high priority are separate.
 c10::Stream newStream(c10::DeviceIndex device, bool highPriority);
+// Sets whether whoever asks for an event waits until this is false again.
+void hangDriver(bool hangs);
 // Returns how often the calling thread has called the device for its streams and events.
 uint64_t deviceCalls();
 // Returns the ids of the streams of high priority in which something was queued.

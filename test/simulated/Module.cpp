@@ -17,6 +17,14 @@ namespace simulated {
 
 namespace {
 
+bool exists(c10::DeviceIndex device) {
+  return device >= 0 && device < kDevices;
+}
+
+void checkExists(c10::DeviceIndex device) {
+  TORCH_CHECK_VALUE(exists(device), "there is no device sim:", int{device});
+}
+
 // A CPU generator under a device's name.
 class Generator final : public c10::GeneratorImpl {
  public:
@@ -75,7 +83,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return before;
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return device < 0 ? currentDevice() : exchangeDevice(device);
+    return exists(device) ? exchangeDevice(device) : currentDevice();
   }
 };
 
@@ -97,11 +105,12 @@ class Hold {
 const at::Generator& defaultGenerator(c10::DeviceIndex device) {
   static auto* const all =
       new std::array<at::Generator, kDevices>{newGenerator(0), newGenerator(1)};
-  TORCH_CHECK_VALUE(device >= 0 && device < kDevices, "there is no device sim:", int{device});
+  checkExists(device);
   return (*all)[device];
 }
 
 at::Generator newGenerator(c10::DeviceIndex device) {
+  checkExists(device);
   return at::make_generator<Generator>(device);
 }
 
@@ -167,8 +176,15 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("device_count", [] { return kDevices; });
   module.def("current_device", &currentDevice);
   module.def("set_device", &setDevice, py::arg("device"));
+  module.def(
+      "maybe_exchange_device",
+      [](c10::DeviceIndex device) {
+        return at::detail::getPrivateUse1Hooks().maybeExchangeDevice(device);
+      },
+      py::arg("device"));
   module.def("synchronize", &synchronizeDevice, py::arg("device"), NoGil());
   module.def("default_generator", &defaultGenerator, py::arg("device"));
   module.def("device_calls", &deviceCalls);
+  module.def("hang_driver", &hangDriver, py::arg("hangs"));
   module.def("high_priority_streams", &highPriorityStreams, py::arg("device"));
 }

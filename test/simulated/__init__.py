@@ -14,7 +14,7 @@ import types
 
 import torch
 
-__all__ = ["Graph", "hold", "install", "set_delays"]
+__all__ = ["Graph", "hanging_driver", "hold", "install", "set_delays"]
 
 # Where build.py leaves what it has built for this torch.
 _TAG = f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
@@ -58,6 +58,16 @@ def hold(stream=None):
         yield held
     finally:
         held.release()
+
+
+@contextlib.contextmanager
+def hanging_driver():
+    """Whoever asks for an event in the block waits until its end."""
+    _extension().hang_driver(True)
+    try:
+        yield
+    finally:
+        _extension().hang_driver(False)
 
 
 class Graph:

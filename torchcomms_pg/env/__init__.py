@@ -73,7 +73,14 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_BLOCKING_WAIT",
         "false",
-        "whether waiting for an operation of a process group on an accelerator stops the host",
+        "whether waiting for an operation of a process group on an accelerator stops the host, and "
+        "raises CommError whatever the variable above says",
+    ),
+    Variable(
+        "TORCH_NCCL_DESYNC_DEBUG",
+        "true where TORCH_DISTRIBUTED_DEBUG is DETAIL",
+        "whether works of a process group know how long they took, and "
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 counts as 3",
     ),
     Variable(
         "TORCH_NCCL_NAN_CHECK",
@@ -262,11 +269,15 @@ def group_aborts_on_error() -> bool | None:
     return None if read("TORCHCOMM_ABORT_ON_ERROR") is None else abort_on_error()
 
 
-def accelerator_ends_process() -> bool:
+def accelerator_ends_process(desync_debug: bool) -> bool:
     """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING decides; not set: True, as in torch's nccl.
 
     Applies to process groups, and to an accelerator's tensors alone: torchrun sets it, and a
-    failure on CPU tensors can be raised where the caller waits.
+    failure on CPU tensors can be raised where the caller waits. So can one with
+    TORCH_NCCL_BLOCKING_WAIT, which takes precedence.
+
+    Args:
+        desync_debug: whether 0 counts as 3, since the report of such a group is about its end.
 
     Raises:
         ValueError: it is none of torch's values.
@@ -274,11 +285,18 @@ def accelerator_ends_process() -> bool:
     value = read_int("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if value is not None and value > 3:
         raise ValueError(f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value}: wanted 0, 1, 2 or 3")
-    return value not in (0, 2)
+    if blocking_wait():
+        return False
+    return value != 2 and (value != 0 or desync_debug)
+
+
+def desync_debug() -> bool:
+    """Returns the value of TORCH_NCCL_DESYNC_DEBUG, which torch's level DETAIL implies."""
+    return read_bool("TORCH_NCCL_DESYNC_DEBUG", default=False)
 
 
 def blocking_wait() -> bool:
-    """Returns whether waiting for an operation on an accelerator stops the host."""
+    """Returns whether waiting for an operation on an accelerator stops the host, and raises."""
     return read_bool("TORCH_NCCL_BLOCKING_WAIT", default=False)
 
 

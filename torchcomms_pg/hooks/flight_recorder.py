@@ -37,16 +37,24 @@ class FlightRecorder:
         """Forgets all entries. The groups that are recorded stay."""
         self._recorder.reset()
 
-    def dump_json(self, include_completed: bool = True) -> str:
+    def dump_json(self, include_completed: bool = True, include_collectives: bool = True) -> str:
         """Returns the record as a JSON document, without stacks.
 
         Args:
             include_completed: whether it has the operations that have completed.
+            include_collectives: whether it has operations at all; without them it tells of the
+                groups, and of the numbers of their latest operations.
         """
-        return self._recorder.json(include_completed)
+        return self._recorder.json(include_completed, include_collectives)
 
-    def dump_file(self, rank: int | None = None, include_completed: bool = True) -> str:
-        """Writes the record with stacks, as a pickle, and returns the path of the file.
+    def dump_file(
+        self,
+        rank: int | None = None,
+        include_completed: bool = True,
+        include_collectives: bool = True,
+        include_stack_traces: bool = True,
+    ) -> str:
+        """Writes the record as a pickle, and returns the path of the file.
 
         The path is `rank` behind the value of TORCHCOMM_FR_DUMP_TEMP_FILE; where that is not set,
         behind that of torch's variables, and without any ``~/.cache/torch/comm_lib_trace_rank_``.
@@ -54,13 +62,14 @@ class FlightRecorder:
         Args:
             rank: None: this process's global one in the first group that was recorded; 0 where
                 none was.
-            include_completed: whether it has the operations that have completed.
+            include_completed, include_collectives: as of `dump_json`.
+            include_stack_traces: whether it has the lines of Python that the operations come from.
 
         Raises:
             RuntimeError: the file cannot be written.
         """
         path = f"{env.dump_prefix()}{max(self._recorder.rank, 0) if rank is None else rank}"
-        self._recorder.write(path, include_completed)
+        self._recorder.write(path, include_completed, include_collectives, include_stack_traces)
         return path
 
 
