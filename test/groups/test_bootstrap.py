@@ -236,7 +236,7 @@ class StoreOfOthers(dist.Store):
         self.said[key.rpartition("/")[2]] = bytes(value)
 
     def check(self, keys):
-        return not keys[0].endswith("refused")
+        return not keys[0].endswith(("refused", "answer"))
 
     def get(self, key):
         kind, _, name = key.rpartition("/")

@@ -19,6 +19,7 @@ from harness.scarcity import no_more_descriptors
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CLONE_NEWPID = 0x20000000
 HALF_AN_HOUR = datetime.timedelta(minutes=30)
+LONG = 30  # seconds, of which no test takes more than a few
 SOON = 20  # seconds on a busy machine, of which none is the group's timeout
 
 
@@ -112,6 +113,116 @@ def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
             if rank != culprit:
                 assert f"rank {culprit} cannot join" in text and named == [culprit], text
             assert took < SOON
+
+
+def try_once(backend, store, seconds, name="tried"):
+    """A communicator that works; None: not all ranks came in time."""
+    limit = datetime.timedelta(seconds=seconds)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    try:
+        comm = torchcomms_pg.new_comm(
+            backend, "cpu", name, store=store, rank=rank, size=size, timeout=limit
+        )
+    except torchcomms_pg.CommError as error:
+        assert f"within {seconds} s" in str(error), error
+        return None, error
+    got = [None] * size
+    comm.all_gather_object(got, rank)
+    assert got == list(range(size))
+    return comm, None
+
+
+def try_again(backend, late):
+    """One rank comes when all others have given up, and try again; twice."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    for turn in range(2):
+        if me != late:
+            comm, error = try_once(backend, store, 1)
+            assert comm is None and late in error.ranks, error
+        dist.barrier()
+        comm, error = try_once(backend, store, LONG)
+        assert comm is not None, error
+        comm.finalize()
+        comm, error = try_once(backend, store, LONG)  # the next of the name
+        assert comm is not None, error
+        comm.finalize()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_tries_again_meets_the_first_try_of_a_late_one(backend, late):
+    with Ranks(3) as ranks:
+        ranks.run(try_again, backend, late)
+
+
+def wait_on(backend, patient):
+    """Rank 1 gives up and tries again while another still waits; the last comes after that."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == 1:
+        store.wait(["the patient one waits"])
+        comm, error = try_once(backend, store, 1)
+        assert comm is None and error.ranks == [2 - patient], error
+        store.set("rank 1 has given up", "")
+    elif me == patient:
+        store.set("the patient one waits", "")
+    else:
+        store.wait(["rank 1 has given up"])
+    comm, error = try_once(backend, store, LONG)
+    assert comm is not None, error
+    comm.finalize()
+
+
+@pytest.mark.parametrize("patient", [0, 2])
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_still_waits_meets_one_that_tries_again(backend, patient):
+    with Ranks(3) as ranks:
+        ranks.run(wait_on, backend, patient)
+
+
+def wait_for_one_that_gives_up(key):
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == 0:
+        comm, error = try_once("shm", store, 6)
+    elif me == 1:
+        assert wait_for(lambda: store.check([key]), LONG)
+        comm, error = try_once("shm", store, 1)
+        store.set("rank 1 has given up", "")
+    else:
+        store.wait(["rank 1 has given up"])
+        comm, error = try_once("shm", store, 8)
+    assert comm is None
+    return str(error), error.ranks
+
+
+def test_a_rank_that_has_given_up_is_named_and_the_late_one_is_not():
+    with Ranks(3) as ranks:
+        outcomes = ranks.run(
+            wait_for_one_that_gives_up, "torchcomm/tried/torchcomms_pg/tried/3/1/rank/0"
+        )
+        assert [named for _, named in outcomes] == [[1], [2], [1]], outcomes
+        assert "rank 1 gave up waiting before all ranks had come" in outcomes[0][0]
+
+
+def fail_and_try_again(culprit):
+    """The culprit fails before the others come, and tries again before they do."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == culprit:
+        with pytest.raises(torchcomms_pg.CommError), no_more_descriptors():
+            torchcomms_pg.new_comm("shm", "cpu", "tried", **place(store))
+        store.set("the culprit has failed", "")
+    else:
+        store.wait(["the culprit has failed"])
+        with pytest.raises(torchcomms_pg.CommError, match=f"rank {culprit} cannot join"):
+            torchcomms_pg.new_comm("shm", "cpu", "tried", **place(store))
+    comm, error = try_once("shm", store, LONG)
+    assert comm is not None, error
+    comm.finalize()
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_could_not_join_tries_again_and_each_is_told_once(culprit):
+    with Ranks(3) as ranks:
+        ranks.run(fail_and_try_again, culprit)
 
 
 def join_as_another_user(culprit):
