@@ -119,6 +119,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     epilogue |= call.epilogue != nullptr;
     messages &= call.message.has_value();
   }
+  merged.op.messages = messages;
   if (messages) {
     merged.parts = calls;
   }

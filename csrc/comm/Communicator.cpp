@@ -184,7 +184,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   auto& op = call.op;
   executor_->prepare(op);  // before the operation counts
   // Ranks that exchange no messages must still agree on the number of collectives.
-  auto& counter = isPointToPoint(op.kind) || !call.parts.empty() ? messages_ : collectives_;
+  auto& counter = op.countsAsMessage() ? messages_ : collectives_;
   const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = counter.fetch_add(count, std::memory_order_relaxed) + 1;
   op.issued = Clock::now();
@@ -196,10 +196,14 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   } else if (work) {
     work->assign(op, call.inputs, call.outputs);
   }
-  const auto name = traits(op.kind).profile;
-  withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
-    executor_->run(call, work);
-  });
+  const auto run = [&] { executor_->run(call, work); };
+  if (op.messages) {
+    recordMessages(*this, call.parts, op.seq);
+    run();
+  } else {
+    const auto name = traits(op.kind).profile;
+    withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, run);
+  }
   return work;
 }
 

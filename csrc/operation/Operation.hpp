@@ -103,6 +103,7 @@ struct Operation {
   const char* reduceOp = nullptr;
   bool async = false;
   bool ordered = true;      // ordered by a stream; only messages may not be
+  bool messages = false;    // a batch of messages alone, which is counted as these
   bool captured = false;    // recorded into a graph, whose replays run it
   Milliseconds timeout{0};  // counted from `issued`; includes `extra`
   Milliseconds extra{0};    // part of the timeout that was added for a while
@@ -111,6 +112,9 @@ struct Operation {
   std::vector<int64_t> outputSplits;
   std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
   std::shared_ptr<const RecordedOp> recording;  // null: not recorded
+
+  // Returns whether its number is that of a message, and not of a collective.
+  bool countsAsMessage() const { return messages || isPointToPoint(kind); }
 
   // Takes over what describe() tells, without allocating.
   void noteFrom(const Operation& other) {
