@@ -52,8 +52,9 @@ struct alignas(kLine) Doorbell {
 // The id of the new communicator, written by the lowest survivor of a shrink.
 struct alignas(kLine) ShrinkOffer {
   std::atomic<uint32_t> generation;  // odd while the offer is being written
-  uint64_t excluded;                 // hash of the excluded ranks
-  ncclUniqueId id;
+  std::atomic<uint64_t> excluded;    // hash of the excluded ranks
+  static constexpr size_t kWords = sizeof(ncclUniqueId) / sizeof(uint64_t);
+  std::atomic<uint64_t> id[kWords];
 };
 
 struct alignas(kLine) RankState {
