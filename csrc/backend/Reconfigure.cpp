@@ -72,7 +72,7 @@ std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
     all += handle.text + " ";
   }
   std::ostringstream name;
-  name << "reconfigure/" << uuid << "/" << std::hex << std::hash<std::string>()(all);
+  name << "reconfigure/" << uuid << "/" << keyOf(all);
   return name.str();
 }
 
