@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import gc
 import os
 import re
 import signal
@@ -12,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.leaks import descriptors
 from harness.rank_process import report
 from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_descriptors
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CLONE_NEWPID = 0x20000000
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 4, 8
 HALF_AN_HOUR = datetime.timedelta(minutes=30)
 LONG = 30  # seconds, of which no test takes more than a few
 SOON = 20  # seconds on a busy machine, of which none is the group's timeout
@@ -135,7 +138,7 @@ def try_once(backend, store, seconds, name="tried"):
 def try_again(backend, late):
     """One rank comes when all others have given up, and try again; twice."""
     store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    for turn in range(2):
+    for _ in range(2):
         if me != late:
             comm, error = try_once(backend, store, 1)
             assert comm is None and late in error.ranks, error
@@ -195,10 +198,9 @@ def wait_for_one_that_gives_up(key):
 
 
 def test_a_rank_that_has_given_up_is_named_and_the_late_one_is_not():
+    key = "torchcomm/tried/torchcomms_pg/tried/3/1/rank/0"  # rank 0's, in StoreRendezvous.cpp
     with Ranks(3) as ranks:
-        outcomes = ranks.run(
-            wait_for_one_that_gives_up, "torchcomm/tried/torchcomms_pg/tried/3/1/rank/0"
-        )
+        outcomes = ranks.run(wait_for_one_that_gives_up, key)
         assert [named for _, named in outcomes] == [[1], [2], [1]], outcomes
         assert "rank 1 gave up waiting before all ranks had come" in outcomes[0][0]
 
@@ -245,6 +247,61 @@ def test_a_rank_of_another_user_is_told_to_all(culprit):
             assert "the unique id was made by user" in text, text
             if rank == 0 or (culprit == 1 and rank == 2):  # these could have joined
                 assert re.search(r"rank [12] cannot join", text) and named[0] in (1, 2), text
+            assert took < SOON
+
+
+def become_ordinary(dumpable, privileged=False):
+    """Leaves root, who may look into every process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_KEEPCAPS, int(privileged), 0, 0, 0)
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
+    return dist.distributed_c10d._get_default_store()
+
+
+def share_undumpable(dumpable):
+    me, world = dist.get_rank(), dist.get_world_size()
+    store = become_ordinary(me in dumpable)
+    for name in ("one", "two"):
+        comm, error = try_once("shm", store, LONG, name)
+        assert comm is not None, error
+        window = comm.new_window(torch.zeros(world))
+        for rank in range(world):
+            window.put(torch.tensor([me + 1.0]), rank, me, False)
+        comm.barrier(False)
+        assert window.map_remote_tensor((me + 1) % world).tolist() == [1, 2, 3]
+        comm.barrier(False)
+        window.tensor_deregister()
+        del window
+        comm.finalize()
+    gc.collect()
+    return [name for name in descriptors().values() if "memfd" in name]
+
+
+@pytest.mark.parametrize("dumpable", [[], [0], [1, 2]])
+def test_processes_that_are_not_dumpable_share_memory(dumpable):
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for files in ranks.run(share_undumpable, dumpable):
+            assert not files, files
+
+
+def join_privileged(culprit):
+    store = become_ordinary(True, dist.get_rank() == culprit)
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm("shm", "cpu", "hidden", **place(store))
+    return str(raised.value), time.monotonic() - begun
+
+
+def test_a_process_that_the_system_keeps_from_the_others_is_told_why():
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for text, took in ranks.run(join_privileged, 0):
+            assert "/fd/" in text and "same capabilities" in text and "backend 'gloo'" in text, text
             assert took < SOON
 
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "shm/Host.hpp"
+#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -76,6 +77,7 @@ std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
 }
 
 Memory::~Memory() {
+  withdraw(token_);
   munmap(data_, bytes_);
   ::close(file_);
 }
@@ -83,9 +85,11 @@ Memory::~Memory() {
 MemoryAddress Memory::address(const void* part, size_t bytes) const {
   struct stat status{};
   if (fstat(file_, &status) != 0) throw systemFailure("fstat of memory of memAlloc", errno);
+  share(token_, file_);
   return MemoryAddress{
       .pid = processId(),
       .file = file_,
+      .token = token_,
       .device = status.st_dev,
       .inode = status.st_ino,
       .offset = static_cast<uint64_t>(static_cast<const std::byte*>(part) - data_),
@@ -95,14 +99,13 @@ MemoryAddress Memory::address(const void* part, size_t bytes) const {
 
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   if (address.bytes == 0) return nullptr;
-  const std::string path =
-      "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.file);
-  const File file{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
-  if (file.number < 0) throw systemFailure("opening " + path, errno);
+  const File file{openShared(address.pid, address.file, address.token)};
   struct stat status{};
   if (fstat(file.number, &status) != 0 || status.st_dev != address.device ||
       status.st_ino != address.inode) {
-    throw NcclError(ncclInvalidUsage, path + " is no longer the memory that was registered");
+    throw NcclError(
+        ncclInvalidUsage,
+        descriptorPath(address.pid, address.file) + " is no longer the memory that was registered");
   }
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t skipped = address.offset % page;
