@@ -5,15 +5,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "shm/Host.hpp"
+#include "shm/segment/AvailableMemory.hpp"
 #include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
@@ -32,14 +33,27 @@ NcclError systemFailure(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Returns the bytes that the system could give now; the largest size_t where it does not say.
-size_t availableBytes() {
-  std::ifstream lines("/proc/meminfo");
-  std::string name, unit;
-  for (size_t kibibytes = 0; lines >> name >> kibibytes; std::getline(lines, unit)) {
-    if (name == "MemAvailable:") return kibibytes << 10;
+// Bytes that are taken before a look at what is left then: other ranks may take memory, too.
+constexpr size_t kBetweenLooks = 64 << 20;
+
+// Takes the pages of the file. Refuses before the system would end processes to find so many.
+void take(int file, size_t bytes, const std::string& what) {
+  for (size_t taken = 0; taken < bytes;) {
+    if (const auto available = availableMemory(); bytes - taken > available.bytes) {
+      throw NcclError(
+          ncclSystemError,
+          what + ", and " + available.where + " has " + std::to_string(available.bytes) +
+              " available" +
+              (taken == 0 ? "" : " when " + std::to_string(taken) + " have been taken"));
+    }
+    const size_t piece = std::min(kBetweenLooks, bytes - taken);
+    const int error = posix_fallocate(file, static_cast<off_t>(taken), static_cast<off_t>(piece));
+    if (error == 0) {
+      taken += piece;
+    } else if (error != EINTR) {
+      throw systemFailure(what, error);
+    }
   }
-  return SIZE_MAX;
 }
 
 struct Allocations {
@@ -55,22 +69,14 @@ Allocations& allocations() {
 
 std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
-  // Refuses before the system would end processes to find so much.
-  if (const size_t available = availableBytes(); bytes > available) {
-    throw NcclError(
-        ncclSystemError, what + ", and the system has " + std::to_string(available) + " available");
-  }
   File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (file.number < 0) throw systemFailure(what, errno);
-  int error;
-  do {
-    error = posix_fallocate(file.number, 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);
+  take(file.number, bytes, what);
   // Seals the size: no process can take the pages away from a peer.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (error == 0 && fcntl(file.number, F_ADD_SEALS, kSeals) != 0) error = errno;
-  if (error == 0 && fchmod(file.number, 0600) != 0) error = errno;
-  if (error != 0) throw systemFailure(what, error);
+  if (fcntl(file.number, F_ADD_SEALS, kSeals) != 0 || fchmod(file.number, 0600) != 0) {
+    throw systemFailure(what, errno);
+  }
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
   if (data == MAP_FAILED) throw systemFailure(what, errno);
   return std::shared_ptr<Memory>(new Memory(file.release(), static_cast<std::byte*>(data), bytes));
