@@ -128,6 +128,17 @@ def test_split_inherits_options(world, backend):
     comm.finalize()
 
 
+@on_ranks(3)
+def test_the_groups_of_one_split_have_names_of_their_own(world):
+    comm, rank = make("whole"), dist.get_rank()
+    names = [None] * world
+    child = comm.split([0, 2] if rank != 1 else [1])
+    comm.all_gather_object(names, child.get_name())
+    assert names[0] == names[2] != names[1], names
+    child.finalize()
+    comm.finalize()
+
+
 @on_ranks(2)
 def test_names_of_splits_differ_however_the_parent_is_reached_and_agree_on_all_ranks(world):
     comms = [torchcomms().get_comm() for _ in range(2)]
