@@ -2,8 +2,8 @@
 
 import contextlib
 import datetime
+import importlib.util
 import os
-import pathlib
 import pickle
 import re
 import signal
@@ -16,7 +16,6 @@ import torch.distributed as dist
 import torchcomms_pg
 from failures.faults import serve
 from failures.joined import join
-from harness import run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_for
 
@@ -343,20 +342,14 @@ def shrinks_twice(kind, args, world):
     return verdicts
 
 
-TELL = """
-import torch.distributed.distributed_c10d as c10d
-from torchcomms_pg import python_stacks
-
-library = [(c10d.__file__, line, "wait") for line in range(5)]
-print(python_stacks._tell([*library, ("/home/me/train.py", 7, "step")]))
-"""
-
-
-def test_the_programs_line_is_told_wherever_torch_lies(tmp_path):
-    (tmp_path / "torch").symlink_to(pathlib.Path(torch.__file__).parent)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    out = run_python("-c", TELL, PYTHONPATH=path).stdout
-    assert "torch/distributed/distributed_c10d.py:0 in wait <- /home/me/train.py:7 in step" in out
+@pytest.mark.parametrize("home", ["/home/me/pytorch", "/opt/python/lib/python3/dist-packages"])
+def test_the_programs_line_is_told_wherever_torch_lies(monkeypatch, home):
+    monkeypatch.setattr(torch, "__file__", f"{home}/torch/__init__.py")
+    stacks = importlib.util.module_from_spec(torchcomms_pg.python_stacks.__spec__)
+    stacks.__spec__.loader.exec_module(stacks)
+    library = [(f"{home}/torch/distributed/c10d.py", line, "wait") for line in range(5)]
+    told = stacks._tell([*library, ("/home/me/train.py", 7, "step")])
+    assert told == "torch/distributed/c10d.py:0 in wait <- /home/me/train.py:7 in step"
 
 
 def test_a_group_shrunk_again_to_the_same_ranks_gets_a_verdict_of_its_own():

@@ -151,10 +151,10 @@ int openUniqueId(const ncclUniqueId& id) {
   // look at the name first, and at the token in the file afterwards.
   char target[64] = {};
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
+  const bool seen = length >= 0 || !forbidden(content.pid, errno);
   const std::string expected = std::string("/memfd:") + kFileName;
   const std::string used = "commInitRank: the unique id is no longer open in " + origin +
                            ": all ranks of its communicator have joined, or it has failed";
-  const bool seen = length >= 0 || !forbidden(content.pid, errno);
   if (seen && (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0)) {
     throw NcclError(ncclInvalidUsage, used);
   }
