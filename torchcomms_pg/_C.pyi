@@ -85,6 +85,9 @@ class Recorder:
     def write(self, path: str, completed: bool, collectives: bool, stacks: bool) -> None:
         """Writes the pickle to a file; raises RuntimeError when it cannot."""
 
+def keep_store(store: Store) -> None:
+    """Keeps the store, and what it serves, until the process is gone."""
+
 def new_host_communicator(
     store: Store,
     rank: int,

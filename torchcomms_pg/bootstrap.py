@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import env
+from torchcomms_pg import _C, env
+
+_servers: set[tuple[int, str]] = set()  # process and port of those that are kept
 
 
 def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -43,7 +46,7 @@ def find_store(
     """Returns the store where the ranks of the communicator `name` meet.
 
     That is part of the given store; without one, of the TCPStore at MASTER_ADDR and MASTER_PORT,
-    which rank 0 serves unless torchrun does. A rank alone needs none.
+    which rank 0 serves unless torchrun does, until its process ends. A rank alone needs none.
 
     Raises:
         ValueError: there is no store, and the environment does not say where to meet.
@@ -77,4 +80,10 @@ def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
         )
     # Knows torchrun's own store, and shares one server among all its callers in a process.
     store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
+    # Ranks that are done with one communicator meet for the next on the server, while rank 0 may
+    # still have the one before, and end it.
+    server = (os.getpid(), os.environ["MASTER_PORT"])
+    if rank == 0 and server not in _servers:
+        _servers.add(server)
+        _C.keep_store(store)
     return store

@@ -239,7 +239,8 @@ class TorchComm(Operations):
         ranks = list(ranks)
         named = bool(name) and (config is None or config.comm_name is None)
         number = comm.splits + 1
-        name = name or f"{self.get_name()}/{number}"
+        # The first rank tells the groups of one split apart.
+        name = name or "/".join(map(str, [self.get_name(), number, *ranks[:1]]))
         child = comm.split(ranks, name, timeout, config, named)
         if child is None:
             return None

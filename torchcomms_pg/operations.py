@@ -345,7 +345,9 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `output_tensor` to this rank's entry of the root's list; others pass ``[]``."""
+        """Sets `output_tensor` to this rank's entry of the root's list; others' are ignored."""
+        if root != self._rank:
+            input_tensor_list = ()
         if is_dynamo_compiling():
             args = (output_tensor, input_tensor_list, root)
             return compile_ops.trace(self, "scatter", args, async_op, hints, timeout)
@@ -362,7 +364,9 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets the entries of the root's list to the ranks' inputs; others pass ``[]``."""
+        """Sets the entries of the root's list to the ranks' inputs; others' are ignored."""
+        if root != self._rank:
+            output_tensor_list = ()
         if is_dynamo_compiling():
             args = (output_tensor_list, input_tensor, root)
             return compile_ops.trace(self, "gather", args, async_op, hints, timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
 import sysconfig
 import threading
@@ -10,16 +11,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from torchcomms_pg import _C, env
 
 Frame = tuple[str, int, str]  # file, line, function; the innermost comes first
 
 _FRAMES = 3
 _THREADS = 4
-_LIBRARIES = (
-    str(Path(__file__).parent) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platlib", "purelib")),
+_TORCH = Path(torch.__file__).parent
+_PLACES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        *([_TORCH.parent] if _TORCH.parent.name in ("site-packages", "dist-packages") else []),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
 )
+# Torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
+_LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
 
 
 def watch_over_monitor() -> None:
@@ -63,7 +74,7 @@ def _tell(frames: list[Frame]) -> str:
 
 
 def _short(file: str) -> str:
-    for folder in (*_LIBRARIES[1:], os.getcwd(), str(Path(__file__).parents[1])):
+    for folder in (*_PLACES, str(_TORCH.parent), os.getcwd(), str(Path(__file__).parents[1])):
         if file.startswith(folder):
             return file[len(folder) :].lstrip(os.sep).removeprefix("site-packages" + os.sep)
     return file

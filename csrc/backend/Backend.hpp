@@ -233,6 +233,10 @@ class Backend final : public latest::Backend {
   // Copies `opts`, or where there are none, this group's options.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
+  // Returns the name in the options; where that is this group's own, one after `how` and the
+  // members, which is the same on all of these, and that no child had before.
+  std::string childName(const GroupOptions& options, const char* how);
+  void noteChild(const GroupOptions& options);
   // Returns whether it keeps the message, to copy it when the batch ends: one of a batch, to this
   // rank itself, on a device without a communicator, whose making would take all ranks.
   bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
@@ -271,6 +275,8 @@ class Backend final : public latest::Backend {
   const bool borrowed_ = false;
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
+  std::mutex childrenMutex_;
+  std::set<std::string> children_;  // names of the groups made of this one
   std::mutex hooksMutex_;
   std::shared_ptr<WorkerStream> completionHooks_;
   // Hooks are shared, since a copy of one, or its end, may need the GIL, for which no thread waits

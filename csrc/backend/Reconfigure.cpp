@@ -1,7 +1,6 @@
 // Replacement of a living group's members, which torch has from 2.14 on.
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -72,7 +71,7 @@ std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
     all += handle.text + " ";
   }
   std::ostringstream name;
-  name << "reconfigure/" << uuid << "/" << std::hex << std::hash<std::string>()(all);
+  name << "reconfigure/" << uuid << "/" << keyOf(all);
   return name.str();
 }
 
@@ -141,7 +140,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   CommPtr fresh;
   try {
     Group group;  // its ranks are unrelated to the default group's
-    group.name = options_->group_name;
+    group.name = options_->group_name + ":" + std::to_string(opts.uuid);
     group.backend = options_->backend;
     fresh = connectHosts(
         {store_, rank, size, std::move(group), rendezvous, timeout}, options_->connectGloo);

@@ -35,6 +35,28 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
   return options;
 }
 
+std::string Backend::childName(const GroupOptions& options, const char* how) {
+  if (options.group_name != options_->group_name) {
+    return options.group_name;
+  }
+  std::string ranks;
+  for (const auto rank : options.global_ranks_in_group) {
+    ranks += (ranks.empty() ? "" : "_") + std::to_string(rank);
+  }
+  const auto name = keyOf(options_->group_name + ":" + how + ":" + ranks);
+  auto unique = name;
+  std::lock_guard lock(childrenMutex_);
+  for (int number = 2; children_.count(unique) > 0; ++number) {
+    unique = name + ":" + std::to_string(number);
+  }
+  return unique;
+}
+
+void Backend::noteChild(const GroupOptions& options) {
+  std::lock_guard lock(childrenMutex_);
+  children_.insert(options.group_name);
+}
+
 c10::intrusive_ptr<c10d::Backend> Backend::split(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::vector<int>& ranks,
@@ -56,17 +78,17 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   if (position == ranks.end()) {
     return nullptr;
   }
+  options->group_name = childName(*options, "split");
   // The members find each other through the store, not by ncclCommSplit: that needs the other ranks
   // too, each as often as the members, and torch does not see to it. It calls split on them once
   // for each device type of the group, but on members once for each backend, and says of two calls
   // neither that they are one split nor that they are not. new_group leaves them out with
   // use_local_synchronization.
   auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
-  return c10::make_intrusive<Backend>(
-      info,
-      static_cast<int>(position - ranks.begin()),
-      static_cast<int>(ranks.size()),
-      std::move(options));
+  auto made = c10::make_intrusive<Backend>(
+      info, static_cast<int>(position - ranks.begin()), static_cast<int>(ranks.size()), options);
+  noteChild(*options);
+  return made;
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::shrink(
@@ -82,12 +104,14 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
       options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
     }
   }
+  options->group_name = childName(*options, "shrink");
   prepare("shrink");
   std::vector<CommPtr> children;
   for (const auto& comm : communicators()) {
     children.push_back(comm->shrink(
         gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
   }
+  noteChild(*options);
   const int rank = children.front()->rank();
   const int size = children.front()->size();
   c10::intrusive_ptr<c10d::Store> store;  // null: this group has none either
@@ -106,6 +130,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   auto options = childOptions(opts, "merge");
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
     options->global_ranks_in_group.clear();  // the list is the smaller group's
+  }
+  if (options->group_name == options_->group_name) {
+    options->group_name = "merged";  // the other members know no name of this group's
   }
   auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
   merged->forgetPeers();  // its ranks are not those of its store

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/Leaked.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
 #include "connect/Connect.hpp"
@@ -98,6 +99,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
 
 void bindCreation(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
+  module.def("keep_store", [](StorePtr store) { leaked<StorePtr>(std::move(store)); });
   module.def(
       "new_host_communicator",
       &newHost,

@@ -189,10 +189,14 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   } else if (work) {
     work->assign(op, call.inputs, call.outputs);
   }
-  const auto name = traits(op.kind).profile;
-  withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
-    executor_->run(call, work);
-  });
+  const auto run = [&] { executor_->run(call, work); };
+  if (!call.parts.empty()) {
+    recordMessages(*this, call.parts, op.seq);
+    run();
+  } else {
+    const auto name = traits(op.kind).profile;
+    withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, run);
+  }
   return work;
 }
 

@@ -8,6 +8,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "host/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -74,7 +75,8 @@ std::shared_ptr<Communicator> Communicator::split(
   // Groups of one split are disjoint, so their first ranks tell them apart; different lists with
   // the same first rank make different groups, all of whose ranks see that some are missing.
   const auto lists = static_cast<uint32_t>(std::numeric_limits<int>::max() / size_);
-  const auto list = static_cast<uint32_t>(std::hash<std::string>{}(joinRanks(ranks))) % lists;
+  const auto text = joinRanks(ranks);
+  const auto list = static_cast<uint32_t>(host::hashBytes(text.data(), text.size())) % lists;
   const int color = member ? ranks.front() + static_cast<int>(list) * size_ : NCCL_SPLIT_NOCOLOR;
   const int key = member ? static_cast<int>(position - ranks.begin()) : rank_;
 

@@ -14,7 +14,8 @@
 namespace torchcomms_pg {
 
 // Calls `body` inside the record; without listeners only calls it, since the record costs about a
-// microsecond.
+// microsecond. Without tensors, such as for a wait, the record is of no elements: tools sum up what
+// a group has moved.
 template <class Body>
 decltype(auto) withParamComms(
     const Communicator& comm,
@@ -28,17 +29,18 @@ decltype(auto) withParamComms(
     return body();
   }
   const auto& group = comm.group();
+  const bool moves = !inputs.empty() || !outputs.empty();
   TORCHCOMMS_PG_RECORD_PARAM_COMMS(
       op.async,
-      std::make_tuple(static_cast<int64_t>(op.seq), isPointToPoint(op.kind)),
+      std::make_tuple(static_cast<int64_t>(op.seq), op.countsAsMessage()),
       std::make_tuple(group.name, group.description),
       inputs,
       outputs,
       isPointToPoint(op.kind) || op.peer >= 0 ? op.peer : comm.rank(),
       std::string(what),
-      op.numelIn,
-      op.numelOut,
-      op.dtype,
+      moves ? op.numelIn : 0,
+      moves ? op.numelOut : 0,
+      moves ? op.dtype : c10::ScalarType::Byte,
       op.inputSplits,
       op.outputSplits,
       group.globalRankStart,
@@ -53,6 +55,21 @@ decltype(auto) withParamComms(
         profilingTitle(op, group), c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
   return body();
+}
+
+// Records the messages of a batch, the first of which has the number `seq`. The batch itself has no
+// record, as in ProcessGroupNCCL.
+inline void recordMessages(
+    const Communicator& comm, const std::vector<PreparedOp>& messages, uint64_t seq) {
+  if (C10_LIKELY(!at::hasCallbacks())) {
+    return;
+  }
+  for (const auto& message : messages) {
+    auto op = message.op;
+    op.seq = seq++;
+    const auto* const name = traits(op.kind).profile;
+    withParamComms(comm, op, name, message.inputs, message.outputs, /*hasWork=*/true, [] {});
+  }
 }
 
 }  // namespace torchcomms_pg

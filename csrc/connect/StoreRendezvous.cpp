@@ -30,6 +30,9 @@ constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
 constexpr std::chrono::microseconds kPollOfRank{100};
 
+// Longest time from a rank's decision on a round to the answer in the store.
+constexpr Milliseconds kWriting{1000};
+
 std::string introduction(const std::string& group) {
   return "group '" + group + "' could not be set up: ";
 }
@@ -77,15 +80,31 @@ StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
       store_(*info.store),
       turn_(std::max(info.size, info.around) * kPollOfRank),
       deadline_(Clock::now() + info.timeout),
+      home_("torchcomms_pg/" + keyOf(info.members) + "/"),
+      met_(store_.add(home_ + "met", 0)),
       peers_(info.known),
-      heard_(info.size, false),
+      seen_(info.size, false),
       versions_(info.rank == 0 ? info.size : 0) {
   peers_.resize(info.size);
-  // One store and name may serve one group after another, also of other ranks. Every member
-  // counts its own arrivals with these members, so that all agree on which group this is.
-  prefix_ = "torchcomms_pg/" + keyOf(info.members) + "/";
-  const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1);
-  prefix_ += std::to_string(generation) + "/";
+  enter(met_ + 1);
+  while (over()) {
+    enter(round_ + 1);
+  }
+}
+
+void StoreRendezvous::enter(int64_t round) {
+  round_ = round;
+  said_ = false;
+  heard_.assign(info_.size, false);
+  prefix_ = home_ + std::to_string(round) + "/";
+}
+
+bool StoreRendezvous::over() {
+  if (!store_.check({prefix_ + "answer"})) {
+    return false;
+  }
+  // Each rank fails by a refusal once, also one that comes late.
+  return get("answer").front() != kRefusal || store_.check({prefix_ + rankKey(info_.rank)});
 }
 
 std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
@@ -103,28 +122,13 @@ std::string StoreRendezvous::exchange(
   if (self_.startTime == 0) {
     failInit(info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
   }
-  set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
-  said_ = true;
-  std::string answer;
-  if (info_.rank == 0) {
-    std::vector<std::string> said;
+  auto answer = meet(mine, judge);
+  while (!answer.empty() && answer.front() == kGivenUp) {
     for (int peer = 0; peer < info_.size; ++peer) {
-      said.push_back(hear(peer, await(rankKey(peer))));
+      seen_[peer] = seen_[peer] || store_.check({prefix_ + rankKey(peer)});
     }
-    answer = differentVersions();
-    answer = answer.empty() ? judge(said) : kRefusal + answer;
-    std::string all(1, answer.front());
-    if (answer.front() == kRefusal) {
-      all += "|";
-    } else {
-      for (size_t peer = 0; peer < peers_.size(); ++peer) {
-        all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
-      }
-    }
-    answer = all + answer.substr(1);
-    set("answer", answer);
-  } else {
-    answer = await("answer");
+    enter(round_ + 1);
+    answer = meet(mine, judge);
   }
   if (!answer.empty() && answer.front() == kRefusal) {
     raiseRefused(answer);
@@ -146,6 +150,54 @@ std::string StoreRendezvous::exchange(
   }
   heard_.assign(info_.size, true);
   return answer.front() + answer.substr(begin);
+}
+
+std::string StoreRendezvous::meet(
+    const std::string& mine,
+    const std::function<std::string(const std::vector<std::string>&)>& judge) {
+  set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
+  said_ = true;
+  if (info_.rank != 0) {
+    return await("answer");
+  }
+  std::vector<std::string> said;
+  for (int peer = 0; peer < info_.size; ++peer) {
+    const auto text = await(rankKey(peer));
+    if (text.front() == kGivenUp) {
+      return text;
+    }
+    said.push_back(hear(peer, text));
+  }
+  auto answer = differentVersions();
+  answer = answer.empty() ? judge(said) : kRefusal + answer;
+  std::string all(1, answer.front());
+  if (answer.front() == kRefusal) {
+    all += "|";
+  } else {
+    for (size_t peer = 0; peer < peers_.size(); ++peer) {
+      all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
+    }
+  }
+  answer = decide(all + answer.substr(1));
+  if (answer.front() != kGivenUp && answer.front() != kRefusal) {
+    store_.add(home_ + "met", round_ - met_);
+  }
+  return answer;
+}
+
+std::string StoreRendezvous::decide(const std::string& answer) {
+  if (store_.add(prefix_ + "decided", 1) == 1) {
+    set("answer", answer);
+    return answer;
+  }
+  const auto end = Clock::now() + kWriting;
+  while (!store_.check({prefix_ + "answer"})) {
+    if (Clock::now() >= end) {
+      return std::string(1, kGivenUp);  // the rank that was first has died, or is stopped
+    }
+    std::this_thread::sleep_for(kLastPoll);
+  }
+  return get("answer");
 }
 
 void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
@@ -216,13 +268,14 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
   known_ = true;
   try {
     const auto text = kRefusal + joinRanks(ranks) + "|" + why;
-    set("refused", text);
     if (!said_) {
       set(rankKey(info_.rank), text);
     }
+    decide(text);
     if (info_.rank == 0) {
-      set("answer", text);
+      set("answer", text);  // for those that have not read the one before
     }
+    set("refused", text);
   } catch (const std::exception&) {
     // The store is gone, which the others find out too.
   }
@@ -279,10 +332,17 @@ std::string StoreRendezvous::await(const std::string& key) {
     const auto now = Clock::now();
     if (now >= deadline_) {
       known_ = true;
+      auto answer = decide(std::string(1, kGivenUp));
+      if (answer.front() != kGivenUp) {
+        return answer;
+      }
       throw CommError(lateRanks());
     }
     if (now >= next) {
       look();
+      if (store_.check({prefix_ + "answer"})) {
+        return get("answer");
+      }
       next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
     }
   }
@@ -291,21 +351,24 @@ std::string StoreRendezvous::await(const std::string& key) {
 
 Failure StoreRendezvous::lateRanks() {
   std::vector<int> missing;
+  std::vector<int> gone;
   for (int peer = 0; peer < info_.size; ++peer) {
     if (!store_.check({prefix_ + rankKey(peer)})) {
-      missing.push_back(peer);
+      (seen_[peer] ? gone : missing).push_back(peer);
     }
   }
   Failure failure;
   failure.type = c10d::ErrorType::TIMEOUT;
   failure.op = "init";
   failure.group = info_.group.name;
-  failure.ranks = missing;
+  failure.ranks = missing.empty() ? gone : missing;
   failure.message =
       "group '" + failure.group + "' could not be set up on rank " + std::to_string(info_.rank) +
       " within " + inSeconds(info_.timeout) + ": " +
       (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
                               " did not come; every rank of the group must create it"
+       : !gone.empty()  ? (gone.size() == 1 ? "rank " : "ranks ") + joinRanks(gone) +
+                              " gave up waiting before all ranks had come"
        : heard_.back()  ? std::string("not all ranks have joined")
                         : std::string("rank 0 did not answer"));
   return failure;

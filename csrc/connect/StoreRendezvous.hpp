@@ -17,8 +17,10 @@ namespace torchcomms_pg {
 inline constexpr char kId = '=';
 // ... or the reason why there will be no group, after the ranks at fault and '|', ...
 inline constexpr char kRefusal = '!';
-// ... or the reason why these ranks cannot share memory.
+// ... or the reason why these ranks cannot share memory, ...
 inline constexpr char kApart = '~';
+// ... or nothing: a rank gave up waiting, and those that still wait meet in the next round.
+inline constexpr char kGivenUp = '-';
 
 // Raises CommError: the group could not be set up for `why`; `ranks` are at fault.
 [[noreturn]] void failInit(
@@ -31,6 +33,12 @@ std::string reasonOf(const std::string& group, const std::exception& error);
 std::string differences(const std::vector<std::string>& said, const std::string& what);
 
 // One rank's part in the rendezvous; used by one thread.
+//
+// One store and name may serve one group after another, also of other ranks, and some may fail: the
+// ranks meet in rounds, each under keys of its own. The first rank to decide on a round decides for
+// all: rank 0 once all have come, a rank that gives up waiting, or one that cannot join. A rank
+// enters the first round that is not over for it, so its second try meets the first of a late rank,
+// and nothing that was said in an earlier round is taken for the new one.
 class StoreRendezvous {
  public:
   explicit StoreRendezvous(const RendezvousInfo& info);
@@ -74,6 +82,19 @@ class StoreRendezvous {
   void look();
 
  private:
+  void enter(int64_t round);
+
+  // Returns whether the round is decided, and this rank need not learn how.
+  bool over();
+
+  // Takes part in one round; returns what it came to.
+  std::string meet(
+      const std::string& mine,
+      const std::function<std::string(const std::vector<std::string>&)>& judge);
+
+  // Returns the answer to the round: `answer`, unless another rank was first.
+  std::string decide(const std::string& answer);
+
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 
   void set(const std::string& key, const std::string& value);
@@ -92,6 +113,7 @@ class StoreRendezvous {
 
   [[noreturn]] void tellAgain(const std::string& refusal);
 
+  // Returns the value of the key, or the answer if that comes first.
   std::string await(const std::string& key);
 
   Failure lateRanks();
@@ -102,9 +124,13 @@ class StoreRendezvous {
   // Longest time between two requests to the store of a rank that has waited for long.
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
-  std::string prefix_;
+  const std::string home_;  // prefix of the keys of all rounds
+  const int64_t met_;       // last round before this rendezvous in which all met; rank 0 counts
+  int64_t round_ = 0;
+  std::string prefix_;                 // that of the round's keys
   std::vector<Peer> peers_;            // by rank, as far as they are known
   std::vector<bool> heard_;            // true: the peer is known from this rendezvous
+  std::vector<bool> seen_;             // true: the peer came in an earlier round of this rendezvous
   std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
   bool said_ = false;                  // true: this rank has introduced itself
   bool known_ = false;                 // true: the other ranks know of the failure, or will

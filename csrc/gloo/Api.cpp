@@ -207,6 +207,9 @@ ncclResult_t redOpCreatePreMulSum(
 
 ncclResult_t groupEnd() {
   return guarded([] {
+    if (group.depth == 0) {
+      throw host::NcclError(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
+    }
     if (--group.depth > 0) {
       return ncclSuccess;
     }

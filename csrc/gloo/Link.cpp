@@ -76,7 +76,8 @@ std::string Link::hand(PendingMessage& pending) {
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
     if (pending.announced) {
-      pending.envelope = at::empty({sizeof(Envelope)}, at::kByte);
+      // All of it is sent: what the message leaves free must not tell of other memory.
+      pending.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
       std::vector<at::Tensor> tensors{pending.envelope};
       if (pending.sending) {
         seal(pending);

@@ -4,6 +4,7 @@
 #include <climits>
 #include <stdexcept>
 
+#include "base/Leaked.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -79,7 +80,8 @@ std::string NcclConfig::Field::range() const {
 }
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
-  static const auto all = fieldsOf<ncclConfig_t>();
+  // Threads that make communicators may read them while the process exits.
+  static const auto& all = leaked<std::vector<Field>>(fieldsOf<ncclConfig_t>());
   return all;
 }
 

@@ -58,7 +58,8 @@ Registrations::~Registrations() {
 
 ncclResult_t Registrations::add(
     ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard adding(adding_);
+  std::unique_lock lock(mutex_);
   auto& entries = pools_[pool];
   const auto found = entries.find(segment.address);
   if (found != entries.end()) {
@@ -72,12 +73,14 @@ ncclResult_t Registrations::add(
       return result;
     }
   }
+  lock.unlock();
   Entry entry{comm, segment.bytes, symmetric, nullptr, nullptr};
   const auto result =
       symmetric ? api_.commWindowRegister(
                       comm, segment.address, segment.bytes, &entry.window, NCCL_WIN_COLL_SYMMETRIC)
                 : api_.commRegister(comm, segment.address, segment.bytes, &entry.handle);
   if (result == ncclSuccess) {
+    lock.lock();
     entries.emplace(segment.address, entry);
   }
   return result;
@@ -99,7 +102,7 @@ ncclResult_t Registrations::clear(Entries& entries) const {
 }
 
 std::optional<ncclResult_t> Registrations::remove(Pool pool) {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(adding_, mutex_);
   const auto found = pools_.find(pool);
   if (found == pools_.end()) {
     return std::nullopt;
@@ -110,7 +113,7 @@ std::optional<ncclResult_t> Registrations::remove(Pool pool) {
 }
 
 void Registrations::removeAll() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(adding_, mutex_);
   for (auto& [pool, entries] : pools_) {
     clear(entries);
   }
@@ -118,7 +121,7 @@ void Registrations::removeAll() {
 }
 
 void Registrations::forget() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(adding_, mutex_);
   pools_.clear();
 }
 

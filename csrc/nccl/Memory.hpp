@@ -67,6 +67,9 @@ class Registrations {
   void drop(void* address);
 
   const NcclApi& api_;
+  // Held while memory is registered, which may wait for other ranks: a rank that frees memory
+  // meanwhile must not wait for that. Taken before mutex_.
+  std::mutex adding_;
   std::mutex mutex_;
   std::map<Pool, Entries> pools_;
 };

@@ -134,6 +134,9 @@ struct Operation {
   std::shared_ptr<HookedOperation> hooked;      // null: no hook is told of its end
   std::shared_ptr<const RecordedOp> recording;  // null: not recorded
 
+  // Returns whether its number is that of a message, and not of a collective.
+  bool countsAsMessage() const { return isPointToPoint(kind) || (messages && !collective); }
+
   // Takes over what describe() and diagnoses tell, and the deadline. Does not allocate, and keeps no
   // object of a user, which may need the GIL to go.
   void noteFrom(const Operation& other) {

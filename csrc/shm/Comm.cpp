@@ -1,6 +1,7 @@
 #include "shm/Comm.hpp"
 
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "shm/Host.hpp"
@@ -278,10 +279,15 @@ void Comm::deregisterBuffer(void* handle) {
 
 void Comm::offerShrink(uint64_t excluded, const ncclUniqueId& id) {
   ShrinkOffer& offer = segment_->state(rank_).offer;
-  offer.generation.fetch_add(1);
-  offer.excluded = excluded;
-  offer.id = id;
-  offer.generation.fetch_add(1);
+  uint64_t words[ShrinkOffer::kWords];
+  std::memcpy(words, &id, sizeof words);
+  offer.generation.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  offer.excluded.store(excluded, std::memory_order_relaxed);
+  for (size_t i = 0; i < ShrinkOffer::kWords; ++i) {
+    offer.id[i].store(words[i], std::memory_order_relaxed);
+  }
+  offer.generation.fetch_add(1, std::memory_order_release);
   segment_->wakeAll(rank_);
 }
 
@@ -293,14 +299,18 @@ std::optional<ncclUniqueId> Comm::takeShrinkOffer(
     taken = takenOffers_[leader];
   }
   const ShrinkOffer& offer = segment_->state(leader).offer;
-  ncclUniqueId id;
+  uint64_t words[ShrinkOffer::kWords];
   uint32_t generation = 0;
   bool offered = false;
   const auto look = [&] {
     generation = offer.generation.load(std::memory_order_acquire);
-    if (generation % 2 != 0 || generation == taken || offer.excluded != excluded) return false;
-    id = offer.id;
-    return offer.generation.load() == generation;
+    if (generation % 2 != 0 || generation == taken) return false;
+    const bool wanted = offer.excluded.load(std::memory_order_relaxed) == excluded;
+    for (size_t i = 0; i < ShrinkOffer::kWords; ++i) {
+      words[i] = offer.id[i].load(std::memory_order_relaxed);
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return wanted && offer.generation.load(std::memory_order_relaxed) == generation;
   };
   waiter_.waitDespiteFailure(
       [&] {
@@ -311,6 +321,8 @@ std::optional<ncclUniqueId> Comm::takeShrinkOffer(
   if (!offered) return std::nullopt;
   std::lock_guard lock(mutex_);
   takenOffers_[leader] = generation;
+  ncclUniqueId id;
+  std::memcpy(&id, words, sizeof id);
   return id;
 }
 

@@ -42,6 +42,26 @@ def test_all_reduce_takes_a_tensor_as_factor_and_torchs_own_op(world, backend):
 
 
 @each_backend
+@on_ranks(3)
+def test_a_list_that_only_the_root_needs_is_ignored_elsewhere(world, backend):
+    comm, rank = make("lists", backend), dist.get_rank()
+    inputs = all_data(world, 5)
+    for root in range(world):
+        for async_op in (False, True):
+            everywhere = [torch.zeros(5) for _ in range(world)]
+            work = comm.gather(everywhere, inputs[rank], root, async_op)
+            work.wait()
+            wanted = inputs if rank == root else [torch.zeros(5)] * world
+            assert_same(torch.stack(everywhere), torch.stack(wanted))
+            assert len(work.result()) == (world if rank == root else 0)
+            got = torch.zeros(5)
+            mine = [x + rank for x in inputs] if rank == root else [torch.ones(4)]  # of any shape
+            comm.scatter(got, mine, root, async_op).wait()
+            assert_same(got, inputs[rank] + root)
+    comm.finalize()
+
+
+@each_backend
 @on_ranks(2, 3)
 def test_messages_tags_and_batches(world, backend):
     comm, rank = make("messages", backend), dist.get_rank()
@@ -104,6 +124,17 @@ def test_split_inherits_options(world, backend):
         assert first is None
     with pytest.raises(ValueError, match="do not include this rank"):
         comm.split([(rank + 1) % world])
+    child.finalize()
+    comm.finalize()
+
+
+@on_ranks(3)
+def test_the_groups_of_one_split_have_names_of_their_own(world):
+    comm, rank = make("whole"), dist.get_rank()
+    names = [None] * world
+    child = comm.split([0, 2] if rank != 1 else [1])
+    comm.all_gather_object(names, child.get_name())
+    assert names[0] == names[2] != names[1], names
     child.finalize()
     comm.finalize()
 

@@ -2,6 +2,8 @@
 
 import datetime
 import gc
+import os
+import pathlib
 import time
 
 import pytest
@@ -17,6 +19,41 @@ pytestmark = pytest.mark.beyond_gloo
 
 
 # ---------------------------------------------------------------- mistakes
+
+
+def register_in_small_group(procs, kibibytes):
+    """The error of a window that the memory cgroup has no room for; the next one works."""
+    with open(procs, "w") as file:
+        file.write(str(os.getpid()))
+    comm = torchcomms().new_comm("shm", "cpu", "c", rank=0, size=1, store=dist.HashStore())
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        comm.allocate_tensor(2 * kibibytes << 10, torch.uint8)
+    assert comm.allocate_tensor(1 << 20, torch.uint8).numel() == 1 << 20
+    comm.finalize()
+    return str(raised.value)
+
+
+@pytest.fixture
+def memory_group():
+    """A memory cgroup of a limit that processes may join; the limit is in KiB."""
+    first = pathlib.Path("/sys/fs/cgroup/memory")
+    folder = (first if first.is_dir() else first.parent) / f"torchcomms_pg_{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if first.is_dir() else "memory.max")
+    kibibytes = 1 << 20
+    try:
+        folder.mkdir()
+        limit.write_text(f"{kibibytes}K")
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made: {error}")
+    yield str(folder / "cgroup.procs"), kibibytes
+    wait_for(lambda: not (folder / "cgroup.procs").read_text(), 30)
+    folder.rmdir()
+
+
+def test_memory_beyond_the_limit_of_a_container_is_an_error(memory_group):
+    with Ranks(1, init=False) as ranks:
+        (text,) = ranks.run(register_in_small_group, *memory_group)
+    assert "the memory cgroup" in text and "torchcomms_pg_" in text, text
 
 
 @on_ranks(2)

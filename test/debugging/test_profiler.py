@@ -74,6 +74,52 @@ def test_messages_are_recorded(world):
     assert any(n.startswith(("send", "recv")) for n in names), names
 
 
+def comms_records(call):
+    """What torch's profiler has of the operations in the call."""
+    events = events_of(call)
+    return [e["args"] for e in events if e.get("name") == "record_param_comms"]
+
+
+@on_ranks(2)
+def test_a_batch_of_messages_is_recorded_as_its_messages(world):
+    me = dist.get_rank()
+    other = 1 - me
+
+    def call():
+        dist.all_reduce(torch.ones(5))
+        ops = [
+            dist.P2POp(dist.isend, torch.ones(30), other),
+            dist.P2POp(dist.irecv, torch.empty(30), other),
+            dist.P2POp(dist.isend, torch.ones(40), other),
+            dist.P2POp(dist.irecv, torch.empty(40), other),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    records = [r for r in comms_records(call) if r["Collective name"] != "wait"]
+    assert [r["Collective name"] for r in records] == ["allreduce"] + ["send", "recv"] * 2
+    ids = [r["Comms Id"] for r in records if "Comms Id" in r]  # torch has it from 2.14 on
+    assert len(set(ids)) == len(ids), records
+    messages = records[1:]
+    assert [r["In msg nelems"] + r["Out msg nelems"] for r in messages] == [30, 30, 40, 40]
+    for record in messages:
+        sends = record["Collective name"] == "send"
+        if "Src Rank" in record or "Dst Rank" in record:
+            assert record["Dst Rank" if sends else "Src Rank"] == other, record
+
+
+@on_ranks(2)
+def test_a_wait_moves_nothing_in_a_profile(world):
+    records = comms_records(lambda: reduced(True))
+    (moved,) = [r for r in records if r["Collective name"] != "wait"]
+    assert moved["In msg nelems"] == 21
+    waits = [r for r in records if r["Collective name"] == "wait"]
+    assert waits, records
+    for wait in waits:
+        assert (wait["In msg nelems"], wait["Out msg nelems"]) == (0, 0), wait
+        assert wait["dtype"] == "Byte", wait
+
+
 def ranges(name, call):
     """The ranges of an operation on this rank, in a profile of what is called."""
     if name == "send or recv":

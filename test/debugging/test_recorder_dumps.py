@@ -115,6 +115,44 @@ def test_the_analyser_finds_nothing_in_a_healthy_job(recording, tmp_path):
     assert "mismatch" not in text.lower() and "missing" not in text.lower(), text
 
 
+def healthy_job_of_derived_groups():
+    """Operations of groups, and of those that are shrunk of, split off and merged of them."""
+    rank, t, limit = dist.get_rank(), torch.ones(6), datetime.timedelta(seconds=30)
+    cpu, names = torch.device("cpu"), []
+
+    def use(group):
+        backend = group._get_backend(cpu) if isinstance(group, dist.ProcessGroup) else group
+        names.append(backend.options.group_name)
+        for _ in range(len(names)):
+            backend.allreduce([t]).wait()
+
+    whole = dist.new_group()
+    use(whole)
+    if rank != 1:
+        for _ in range(2):
+            use(whole._get_backend(cpu).shrink([1]))
+    dist.barrier(whole)
+    use(whole.split_group([0, 1] if rank < 2 else [2], timeout=limit))
+    part = dist.new_group([0, 1] if rank < 2 else [2], use_local_synchronization=True)
+    use(part)
+    store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
+    if hasattr(part, "merge_remote_group"):  # torch has it from 2.9 on
+        use(part.merge_remote_group(store, 3, timeout=limit))
+    if rank != 1:
+        use(dist.shrink_group([1], whole))
+    dist.barrier()
+    torchcomms()._C.process_recorder().write(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", True)
+    return names
+
+
+def test_the_analyser_finds_nothing_where_groups_are_made_of_groups(recording, tmp_path):
+    names = recording(3).run(healthy_job_of_derived_groups)
+    text, _ = analyse(tmp_path, 3, healthy=True)
+    assert "mismatch" not in text.lower() and "missing" not in text.lower(), text
+    assert all(len(set(mine)) == len(mine) for mine in names), names
+    assert names[0] == names[2][:3] + names[0][3:5] + names[2][5:], names
+
+
 def absent_rank(args):
     """Rank 1 is busy elsewhere when the others reduce; it goes on when told."""
     store, group = connect_store(*args), short_group(TOGETHER)

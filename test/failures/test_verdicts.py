@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import importlib.util
 import os
 import pickle
 import re
@@ -339,6 +340,16 @@ def shrinks_twice(kind, args, world):
         KEPT.append(smaller)
     meet(store, "done", world)
     return verdicts
+
+
+@pytest.mark.parametrize("home", ["/home/me/pytorch", "/opt/python/lib/python3/dist-packages"])
+def test_the_programs_line_is_told_wherever_torch_lies(monkeypatch, home):
+    monkeypatch.setattr(torch, "__file__", f"{home}/torch/__init__.py")
+    stacks = importlib.util.module_from_spec(torchcomms_pg.python_stacks.__spec__)
+    stacks.__spec__.loader.exec_module(stacks)
+    library = [(f"{home}/torch/distributed/c10d.py", line, "wait") for line in range(5)]
+    told = stacks._tell([*library, ("/home/me/train.py", 7, "step")])
+    assert told == "torch/distributed/c10d.py:0 in wait <- /home/me/train.py:7 in step"
 
 
 def test_a_group_shrunk_again_to_the_same_ranks_gets_a_verdict_of_its_own():

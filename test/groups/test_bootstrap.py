@@ -4,6 +4,7 @@ import datetime
 import gc
 import os
 import re
+import socket
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ import torch.distributed as dist
 
 from harness import run_python
 from harness.comms import torchcomms
-from harness.ranks import Ranks, on_ranks, time_limit
+from harness.ranks import Ranks, connect_store, on_ranks, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
+LIMIT = datetime.timedelta(seconds=30)
 LAUNCHER = re.compile("TORCHCOMM_|OMPI_|PMI_|PALS_|RANK$|WORLD_SIZE$|MASTER_")
 
 
@@ -143,6 +145,29 @@ def meet():
         comm.finalize()
 
 
+def meet_in_sequence(args):
+    """Rank 0 ends each communicator only when the others are on their way to the next."""
+    rank, signals = int(os.environ["RANK"]), connect_store(*args)
+    for turn in range(3):
+        comm = torchcomms().new_comm("shm", "cpu", f"turn {turn}", timeout=LIMIT)
+        comm.barrier(False)
+        if rank == 0 and turn < 2:
+            signals.wait([f"{other} goes on from {turn}" for other in (1, 2)])
+        comm.finalize()
+        del comm
+        gc.collect()
+        signals.set(f"{rank} goes on from {turn}", "")
+
+
+def test_ranks_meet_for_one_communicator_after_another_without_a_launchers_store():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="3")
+    with Ranks(3, init=False, env={**env, "TORCHELASTIC_USE_AGENT_STORE": "False"}) as ranks:
+        ranks.run(meet_in_sequence, ranks.store_args())
+
+
 def test_ranks_meet_where_the_launcher_says():
     # As under torchrun, the server is somebody else's.
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -236,7 +261,7 @@ class StoreOfOthers(dist.Store):
         self.said[key.rpartition("/")[2]] = bytes(value)
 
     def check(self, keys):
-        return not keys[0].endswith("refused")
+        return not keys[0].endswith(("refused", "answer"))
 
     def get(self, key):
         kind, _, name = key.rpartition("/")

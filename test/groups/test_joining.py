@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import gc
 import os
 import re
 import signal
@@ -12,13 +13,16 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.leaks import descriptors
 from harness.rank_process import report
 from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_descriptors
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CLONE_NEWPID = 0x20000000
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 4, 8
 HALF_AN_HOUR = datetime.timedelta(minutes=30)
+LONG = 30  # seconds, of which no test takes more than a few
 SOON = 20  # seconds on a busy machine, of which none is the group's timeout
 
 
@@ -114,6 +118,115 @@ def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
             assert took < SOON
 
 
+def try_once(backend, store, seconds, name="tried"):
+    """A communicator that works; None: not all ranks came in time."""
+    limit = datetime.timedelta(seconds=seconds)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    try:
+        comm = torchcomms_pg.new_comm(
+            backend, "cpu", name, store=store, rank=rank, size=size, timeout=limit
+        )
+    except torchcomms_pg.CommError as error:
+        assert f"within {seconds} s" in str(error), error
+        return None, error
+    got = [None] * size
+    comm.all_gather_object(got, rank)
+    assert got == list(range(size))
+    return comm, None
+
+
+def try_again(backend, late):
+    """One rank comes when all others have given up, and try again; twice."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    for _ in range(2):
+        if me != late:
+            comm, error = try_once(backend, store, 1)
+            assert comm is None and late in error.ranks, error
+        dist.barrier()
+        comm, error = try_once(backend, store, LONG)
+        assert comm is not None, error
+        comm.finalize()
+        comm, error = try_once(backend, store, LONG)  # the next of the name
+        assert comm is not None, error
+        comm.finalize()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_tries_again_meets_the_first_try_of_a_late_one(backend, late):
+    with Ranks(3) as ranks:
+        ranks.run(try_again, backend, late)
+
+
+def wait_on(backend, patient):
+    """Rank 1 gives up and tries again while another still waits; the last comes after that."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == 1:
+        store.wait(["the patient one waits"])
+        comm, error = try_once(backend, store, 1)
+        assert comm is None and error.ranks == [2 - patient], error
+        store.set("rank 1 has given up", "")
+    elif me == patient:
+        store.set("the patient one waits", "")
+    else:
+        store.wait(["rank 1 has given up"])
+    comm, error = try_once(backend, store, LONG)
+    assert comm is not None, error
+    comm.finalize()
+
+
+@pytest.mark.parametrize("patient", [0, 2])
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_still_waits_meets_one_that_tries_again(backend, patient):
+    with Ranks(3) as ranks:
+        ranks.run(wait_on, backend, patient)
+
+
+def wait_for_one_that_gives_up(key):
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == 0:
+        comm, error = try_once("shm", store, 6)
+    elif me == 1:
+        assert wait_for(lambda: store.check([key]), LONG)
+        comm, error = try_once("shm", store, 1)
+        store.set("rank 1 has given up", "")
+    else:
+        store.wait(["rank 1 has given up"])
+        comm, error = try_once("shm", store, 8)
+    assert comm is None
+    return str(error), error.ranks
+
+
+def test_a_rank_that_has_given_up_is_named_and_the_late_one_is_not():
+    key = "torchcomm/tried/torchcomms_pg/tried/3/1/rank/0"  # rank 0's, in StoreRendezvous.cpp
+    with Ranks(3) as ranks:
+        outcomes = ranks.run(wait_for_one_that_gives_up, key)
+        assert [named for _, named in outcomes] == [[1], [2], [1]], outcomes
+        assert "rank 1 gave up waiting before all ranks had come" in outcomes[0][0]
+
+
+def fail_and_try_again(culprit):
+    """The culprit fails before the others come, and tries again before they do."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if me == culprit:
+        with pytest.raises(torchcomms_pg.CommError), no_more_descriptors():
+            torchcomms_pg.new_comm("shm", "cpu", "tried", **place(store))
+        store.set("the culprit has failed", "")
+    else:
+        store.wait(["the culprit has failed"])
+        with pytest.raises(torchcomms_pg.CommError, match=f"rank {culprit} cannot join"):
+            torchcomms_pg.new_comm("shm", "cpu", "tried", **place(store))
+    comm, error = try_once("shm", store, LONG)
+    assert comm is not None, error
+    comm.finalize()
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_could_not_join_tries_again_and_each_is_told_once(culprit):
+    with Ranks(3) as ranks:
+        ranks.run(fail_and_try_again, culprit)
+
+
 def join_as_another_user(culprit):
     store = dist.distributed_c10d._get_default_store()
     begun = time.monotonic()
@@ -134,6 +247,61 @@ def test_a_rank_of_another_user_is_told_to_all(culprit):
             assert "the unique id was made by user" in text, text
             if rank == 0 or (culprit == 1 and rank == 2):  # these could have joined
                 assert re.search(r"rank [12] cannot join", text) and named[0] in (1, 2), text
+            assert took < SOON
+
+
+def become_ordinary(dumpable, privileged=False):
+    """Leaves root, who may look into every process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_KEEPCAPS, int(privileged), 0, 0, 0)
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
+    return dist.distributed_c10d._get_default_store()
+
+
+def share_undumpable(dumpable):
+    me, world = dist.get_rank(), dist.get_world_size()
+    store = become_ordinary(me in dumpable)
+    for name in ("one", "two"):
+        comm, error = try_once("shm", store, LONG, name)
+        assert comm is not None, error
+        window = comm.new_window(torch.zeros(world))
+        for rank in range(world):
+            window.put(torch.tensor([me + 1.0]), rank, me, False)
+        comm.barrier(False)
+        assert window.map_remote_tensor((me + 1) % world).tolist() == [1, 2, 3]
+        comm.barrier(False)
+        window.tensor_deregister()
+        del window
+        comm.finalize()
+    gc.collect()
+    return [name for name in descriptors().values() if "memfd" in name]
+
+
+@pytest.mark.parametrize("dumpable", [[], [0], [1, 2]])
+def test_processes_that_are_not_dumpable_share_memory(dumpable):
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for files in ranks.run(share_undumpable, dumpable):
+            assert not files, files
+
+
+def join_privileged(culprit):
+    store = become_ordinary(True, dist.get_rank() == culprit)
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm("shm", "cpu", "hidden", **place(store))
+    return str(raised.value), time.monotonic() - begun
+
+
+def test_a_process_that_the_system_keeps_from_the_others_is_told_why():
+    if os.geteuid() != 0:
+        pytest.skip("takes a second user")
+    with Ranks(3) as ranks:
+        for text, took in ranks.run(join_privileged, 0):
+            assert "/fd/" in text and "same capabilities" in text and "backend 'gloo'" in text, text
             assert took < SOON
 
 

@@ -77,6 +77,15 @@ TEST(nonBlockingInitIsInProgressUntilAllHaveJoined) {
   CHECK_NCCL(nccl().commDestroy(second));
 }
 
+TEST(aHandleIsNeverThatOfALaterCommunicator) {
+  std::vector<ncclComm_t> ended;
+  for (int i = 0; i < 50; ++i) {
+    ended.push_back(init(uniqueId(), 1, 0));
+    for (int j = 0; j < i; ++j) CHECK(ended[j] != ended[i]);
+    CHECK_NCCL(nccl().commDestroy(ended.back()));
+  }
+}
+
 TEST(blockedInitCanBeAborted) {
   const ncclUniqueId id = uniqueId();
   ncclComm_t comm = nullptr;

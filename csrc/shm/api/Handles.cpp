@@ -1,5 +1,6 @@
 #include "shm/api/Handles.hpp"
 
+#include <cstdint>
 #include <mutex>
 #include <unordered_map>
 
@@ -8,8 +9,10 @@
 namespace torchcomms_pg::shm {
 namespace {
 
+// A handle is a number and not an address, which a later communicator could have, too.
 struct Table {
   std::mutex mutex;
+  uintptr_t next = 1;
   std::unordered_map<ncclComm_t, std::shared_ptr<Comm>> comms;
 };
 
@@ -20,8 +23,8 @@ Table& table() {
 }  // namespace
 
 ncclComm_t addHandle(std::shared_ptr<Comm> comm) {
-  const auto handle = reinterpret_cast<ncclComm_t>(comm.get());
   std::lock_guard lock(table().mutex);
+  const auto handle = reinterpret_cast<ncclComm_t>(table().next++);
   table().comms[handle] = std::move(comm);
   return handle;
 }

@@ -1,5 +1,7 @@
 #include "shm/api/Management.hpp"
 
+#include <exception>
+
 #include "base/Leaked.hpp"
 #include "shm/api/Group.hpp"
 #include "shm/api/Lifecycle.hpp"
@@ -46,8 +48,8 @@ const char* getLastError(ncclComm_t handle) {
     try {
       const std::shared_ptr<Comm> comm = findHandle(handle, "getLastError");
       if (comm->segment().failed()) setThreadError(comm->segment().failure().what());
-    } catch (const NcclError&) {
-      // It has ended.
+    } catch (const std::exception&) {
+      // It has ended, or memory is short: what the thread knows is said.
     }
   }
   return threadError().c_str();

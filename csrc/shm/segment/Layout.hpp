@@ -52,8 +52,9 @@ struct alignas(kLine) Doorbell {
 // The id of the new communicator, written by the lowest survivor of a shrink.
 struct alignas(kLine) ShrinkOffer {
   std::atomic<uint32_t> generation;  // odd while the offer is being written
-  uint64_t excluded;                 // hash of the excluded ranks
-  ncclUniqueId id;
+  std::atomic<uint64_t> excluded;    // hash of the excluded ranks
+  static constexpr size_t kWords = sizeof(ncclUniqueId) / sizeof(uint64_t);
+  std::atomic<uint64_t> id[kWords];
 };
 
 struct alignas(kLine) RankState {
@@ -87,5 +88,33 @@ struct alignas(kLine) Header {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "the atomics are shared by processes");
+
+// Hash of the layout, by which builds that differ in it tell each other.
+inline constexpr uint64_t kLayout = [] {
+  uint64_t hash = 0;
+  for (const size_t number :
+       {sizeof(Header),
+        offsetof(Header, ranks),
+        offsetof(Header, joined),
+        offsetof(Header, fault),
+        offsetof(Header, doorbell),
+        offsetof(Header, cpus),
+        sizeof(FaultRecord),
+        sizeof(RankState),
+        offsetof(RankState, progress),
+        offsetof(RankState, doorbell),
+        offsetof(RankState, offer),
+        sizeof(Progress),
+        sizeof(Doorbell),
+        sizeof(ShrinkOffer),
+        kStagingBytes,
+        static_cast<size_t>(kSignals),
+        static_cast<size_t>(kDepth),
+        static_cast<size_t>(kHistory),
+        static_cast<size_t>(kMaxRanks)}) {
+    hash = (hash ^ number) * 1099511628211u;  // as host::hashBytes
+  }
+  return hash;
+}();
 
 }  // namespace torchcomms_pg::shm

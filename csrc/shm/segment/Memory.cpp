@@ -5,15 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "shm/Host.hpp"
+#include "shm/segment/AvailableMemory.hpp"
+#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -31,14 +33,27 @@ NcclError systemFailure(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Returns the bytes that the system could give now; the largest size_t where it does not say.
-size_t availableBytes() {
-  std::ifstream lines("/proc/meminfo");
-  std::string name, unit;
-  for (size_t kibibytes = 0; lines >> name >> kibibytes; std::getline(lines, unit)) {
-    if (name == "MemAvailable:") return kibibytes << 10;
+// Bytes that are taken before a look at what is left then: other ranks may take memory, too.
+constexpr size_t kBetweenLooks = 64 << 20;
+
+// Takes the pages of the file. Refuses before the system would end processes to find so many.
+void take(int file, size_t bytes, const std::string& what) {
+  for (size_t taken = 0; taken < bytes;) {
+    if (const auto available = availableMemory(); bytes - taken > available.bytes) {
+      throw NcclError(
+          ncclSystemError,
+          what + ", and " + available.where + " has " + std::to_string(available.bytes) +
+              " available" +
+              (taken == 0 ? "" : " when " + std::to_string(taken) + " have been taken"));
+    }
+    const size_t piece = std::min(kBetweenLooks, bytes - taken);
+    const int error = posix_fallocate(file, static_cast<off_t>(taken), static_cast<off_t>(piece));
+    if (error == 0) {
+      taken += piece;
+    } else if (error != EINTR) {
+      throw systemFailure(what, error);
+    }
   }
-  return SIZE_MAX;
 }
 
 struct Allocations {
@@ -54,28 +69,21 @@ Allocations& allocations() {
 
 std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
-  // Refuses before the system would end processes to find so much.
-  if (const size_t available = availableBytes(); bytes > available) {
-    throw NcclError(
-        ncclSystemError, what + ", and the system has " + std::to_string(available) + " available");
-  }
   File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (file.number < 0) throw systemFailure(what, errno);
-  int error;
-  do {
-    error = posix_fallocate(file.number, 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);
+  take(file.number, bytes, what);
   // Seals the size: no process can take the pages away from a peer.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (error == 0 && fcntl(file.number, F_ADD_SEALS, kSeals) != 0) error = errno;
-  if (error == 0 && fchmod(file.number, 0600) != 0) error = errno;
-  if (error != 0) throw systemFailure(what, error);
+  if (fcntl(file.number, F_ADD_SEALS, kSeals) != 0 || fchmod(file.number, 0600) != 0) {
+    throw systemFailure(what, errno);
+  }
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
   if (data == MAP_FAILED) throw systemFailure(what, errno);
   return std::shared_ptr<Memory>(new Memory(file.release(), static_cast<std::byte*>(data), bytes));
 }
 
 Memory::~Memory() {
+  withdraw(token_);
   munmap(data_, bytes_);
   ::close(file_);
 }
@@ -83,9 +91,11 @@ Memory::~Memory() {
 MemoryAddress Memory::address(const void* part, size_t bytes) const {
   struct stat status{};
   if (fstat(file_, &status) != 0) throw systemFailure("fstat of memory of memAlloc", errno);
+  share(token_, file_);
   return MemoryAddress{
       .pid = processId(),
       .file = file_,
+      .token = token_,
       .device = status.st_dev,
       .inode = status.st_ino,
       .offset = static_cast<uint64_t>(static_cast<const std::byte*>(part) - data_),
@@ -95,14 +105,13 @@ MemoryAddress Memory::address(const void* part, size_t bytes) const {
 
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   if (address.bytes == 0) return nullptr;
-  const std::string path =
-      "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.file);
-  const File file{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
-  if (file.number < 0) throw systemFailure("opening " + path, errno);
+  const File file{openShared(address.pid, address.file, address.token)};
   struct stat status{};
   if (fstat(file.number, &status) != 0 || status.st_dev != address.device ||
       status.st_ino != address.inode) {
-    throw NcclError(ncclInvalidUsage, path + " is no longer the memory that was registered");
+    throw NcclError(
+        ncclInvalidUsage,
+        descriptorPath(address.pid, address.file) + " is no longer the memory that was registered");
   }
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t skipped = address.offset % page;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "shm/segment/Descriptor.hpp"
+
 namespace torchcomms_pg::shm {
 
 // Address of a part of Memory, for a peer that maps it. Made by the process that has the memory,
@@ -12,6 +14,7 @@ namespace torchcomms_pg::shm {
 struct MemoryAddress {
   uint32_t pid;
   int32_t file;
+  Token token;      // under which the process shares it
   uint64_t device;  // with the inode: identifies the file behind `file`
   uint64_t inode;
   uint64_t offset;
@@ -36,6 +39,7 @@ class Memory {
  private:
   Memory(int file, std::byte* data, size_t bytes) : file_(file), data_(data), bytes_(bytes) {}
 
+  const Token token_ = makeToken();
   const int file_;
   std::byte* const data_;
   const size_t bytes_;

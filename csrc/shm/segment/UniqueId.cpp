@@ -2,10 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "shm/Host.hpp"
+#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 #include "shm/segment/Layout.hpp"
 
@@ -24,12 +25,16 @@ constexpr char kFileName[] = "torchcomms_pg";
 
 // The memory files that this process has made and holds open.
 struct OpenFiles {
+  struct File {
+    int number;
+    Token token;
+  };
   std::mutex mutex;
-  std::vector<int> files;
+  std::vector<File> files;
 
   // Closes the parent's files, which the parent serves.
   void inChild() {
-    for (const int file : files) ::close(file);
+    for (const File& file : files) ::close(file.number);
     files.clear();
   }
 };
@@ -63,9 +68,8 @@ ncclUniqueId makeUniqueId() {
   closeCompletedIds();
   IdContent content{};
   content.magic = kMagic;
-  if (getrandom(content.token, sizeof content.token, 0) != sizeof content.token) {
-    throw NcclError(ncclSystemError, systemError("getUniqueId: getrandom"));
-  }
+  const Token token = makeToken();
+  std::copy(token.begin(), token.end(), content.token);
   content.bootHash = bootHash();
   content.pid = processId();
   content.startTime = processStartTime(content.pid);
@@ -84,9 +88,15 @@ ncclUniqueId makeUniqueId() {
   }
   content.file = file;
   content.checksum = checksum(content);
+  try {
+    share(token, file);
+  } catch (...) {
+    ::close(file);
+    throw;
+  }
   {
     std::lock_guard lock(openFiles().mutex);
-    openFiles().files.push_back(file);
+    openFiles().files.push_back({file, token});
   }
   ncclUniqueId id;
   std::memcpy(&id, &content, sizeof id);
@@ -136,25 +146,23 @@ int openUniqueId(const ncclUniqueId& id) {
         "commInitRank: the unique id was made by user " + std::to_string(content.user) +
             ", this rank runs as user " + std::to_string(geteuid()));
   }
-  // "self": /proc may be that of another pid namespace.
-  const auto process = content.pid == processId() ? "self" : std::to_string(content.pid);
-  const auto path = "/proc/" + process + "/fd/" + std::to_string(content.file);
+  const auto path = descriptorPath(content.pid, content.file);
   // The number may by now belong to another file, which must not be opened:
   // look at the name first, and at the token in the file afterwards.
   char target[64] = {};
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
+  const bool seen = length >= 0 || !forbidden(content.pid, errno);
   const std::string expected = std::string("/memfd:") + kFileName;
   const std::string used = "commInitRank: the unique id is no longer open in " + origin +
                            ": all ranks of its communicator have joined, or it has failed";
-  if (length < 0 && errno == EACCES) {
-    throw NcclError(ncclSystemError, systemError(("commInitRank: may not open " + path).c_str()));
-  }
-  if (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0) {
+  if (seen && (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0)) {
     throw NcclError(ncclInvalidUsage, used);
   }
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) {
-    throw NcclError(ncclSystemError, systemError(("commInitRank: cannot open " + path).c_str()));
+  int file = -1;
+  try {
+    file = openShared(content.pid, content.file, {content.token[0], content.token[1]});
+  } catch (const NcclError& failure) {
+    throw NcclError(failure.result, std::string("commInitRank: ") + failure.what());
   }
   uint64_t start[3] = {};
   struct stat status{};
@@ -169,12 +177,19 @@ int openUniqueId(const ncclUniqueId& id) {
 }
 
 void closeCompletedIds() {
-  std::lock_guard lock(openFiles().mutex);
-  std::erase_if(openFiles().files, [](int file) {
-    if (!complete(file)) return false;
-    ::close(file);
-    return true;
-  });
+  std::vector<OpenFiles::File> closing;
+  {
+    std::lock_guard lock(openFiles().mutex);
+    std::erase_if(openFiles().files, [&](const OpenFiles::File& file) {
+      if (!complete(file.number)) return false;
+      closing.push_back(file);
+      return true;
+    });
+  }
+  for (const OpenFiles::File& file : closing) {
+    withdraw(file.token);
+    ::close(file.number);
+  }
 }
 
 }  // namespace torchcomms_pg::shm

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "shm/segment/Layout.hpp"
+
 namespace torchcomms_pg::shm {
 
 // Content of the 128 bytes of an ncclUniqueId.
@@ -24,7 +26,7 @@ struct IdContent {
 };
 static_assert(sizeof(IdContent) == sizeof(ncclUniqueId));
 
-inline constexpr uint64_t kMagic = 0x32304d4853475054;  // changes with the layout
+inline constexpr uint64_t kMagic = 0x32304d4853475054 ^ kLayout;
 
 // Makes an id. Its memory file stays open in this process until all ranks have joined.
 ncclUniqueId makeUniqueId();

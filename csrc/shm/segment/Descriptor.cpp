@@ -1,0 +1,235 @@
+#include "shm/segment/Descriptor.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "shm/Host.hpp"
+#include "shm/segment/ForkSafe.hpp"
+
+namespace torchcomms_pg::shm {
+namespace {
+
+// Time for the process to answer, which may be stopped for a while.
+constexpr std::chrono::seconds kPatience{30};
+constexpr int kLookMs = 250;
+// Time for a request to come, once its sender has connected.
+constexpr int kRequestMs = 1000;
+
+struct Socket {
+  int number;
+  ~Socket() {
+    if (number >= 0) ::close(number);
+  }
+};
+
+struct Shared {
+  std::mutex mutex;
+  std::map<Token, int> files;
+  int listening = -1;  // a thread serves it
+
+  void inChild() {
+    files.clear();
+    if (listening >= 0) ::close(std::exchange(listening, -1));
+  }
+};
+
+Shared& shared() {
+  return forkSafe<Shared>();
+}
+
+NcclError failedTo(const std::string& what, int error) {
+  return NcclError(ncclSystemError, what + ": " + std::strerror(error));
+}
+
+// Returns the address of the process's socket, which has no place in any file system.
+std::pair<sockaddr_un, socklen_t> addressOf(uint32_t pid) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const auto name = "torchcomms_pg/" + std::to_string(pid) + "/" + std::to_string(pidSpace());
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  return {address, offsetof(sockaddr_un, sun_path) + 1 + name.size()};
+}
+
+bool ofThisUser(int socket, uint32_t* pid = nullptr) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
+  if (pid != nullptr) *pid = static_cast<uint32_t>(peer.pid);
+  return peer.uid == geteuid();
+}
+
+bool readable(int socket, int milliseconds) {
+  pollfd wanted{socket, POLLIN, 0};
+  return poll(&wanted, 1, milliseconds) > 0;
+}
+
+// Sends the descriptor with one byte; -1: a byte alone.
+void send(int socket, int file) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (file >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(header), &file, sizeof file);
+  }
+  sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// Returns the descriptor; -1: none came with the message.
+int receive(int socket) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0) return -1;
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return -1;
+  int file = -1;
+  std::memcpy(&file, CMSG_DATA(header), sizeof file);
+  return file;
+}
+
+void serve(int listening) {
+  pthread_setname_np(pthread_self(), "tcpg_files");
+  for (;;) {
+    const Socket peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
+    if (peer.number < 0) {
+      // Without a free descriptor the connection stays, and is looked at again.
+      if (errno != EINTR) poll(nullptr, 0, kLookMs);
+      continue;
+    }
+    Token token{};
+    if (!ofThisUser(peer.number) || !readable(peer.number, kRequestMs) ||
+        recv(peer.number, &token, sizeof token, 0) != sizeof token) {
+      continue;
+    }
+    std::lock_guard lock(shared().mutex);
+    const auto found = shared().files.find(token);
+    send(peer.number, found == shared().files.end() ? -1 : found->second);
+  }
+}
+
+// Call with the lock held.
+void listen(Shared& all) {
+  const auto [address, bytes] = addressOf(processId());
+  Socket made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (made.number < 0 ||
+      bind(made.number, reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
+      ::listen(made.number, SOMAXCONN) != 0) {
+    throw failedTo("opening a socket for descriptors of shared memory", errno);
+  }
+  try {
+    std::thread(serve, made.number).detach();
+  } catch (const std::system_error& error) {
+    throw NcclError(ncclSystemError, std::string("starting tcpg_files: ") + error.what());
+  }
+  all.listening = std::exchange(made.number, -1);
+}
+
+// Asks the process for a descriptor; throws NcclError.
+int ask(uint32_t pid, const Token& token) {
+  const auto process = "process " + std::to_string(pid);
+  const auto [address, bytes] = addressOf(pid);
+  const Socket made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (made.number < 0 ||
+      connect(made.number, reinterpret_cast<const sockaddr*>(&address), bytes) != 0) {
+    throw failedTo(process + " hands out no descriptors", errno);
+  }
+  uint32_t server = 0;
+  if (!ofThisUser(made.number, &server) || server != pid) {
+    throw NcclError(ncclInvalidUsage, "the socket of " + process + " is another's");
+  }
+  if (::send(made.number, &token, sizeof token, MSG_NOSIGNAL) != sizeof token) {
+    throw failedTo(process + " takes no request", errno);
+  }
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!readable(made.number, kLookMs)) {
+    if (!processAlive(pid, 0) || std::chrono::steady_clock::now() >= end) {
+      throw NcclError(ncclRemoteError, process + " has not answered");
+    }
+  }
+  const int file = receive(made.number);
+  if (file < 0) throw NcclError(ncclInvalidUsage, process + " no longer has the memory");
+  return file;
+}
+
+}  // namespace
+
+Token makeToken() {
+  Token token;
+  if (getrandom(token.data(), sizeof token, 0) != sizeof token) {
+    throw failedTo("getrandom", errno);
+  }
+  return token;
+}
+
+void share(const Token& token, int file) {
+  if (prctl(PR_GET_DUMPABLE) == 1) return;
+  std::lock_guard lock(shared().mutex);
+  if (shared().listening < 0) listen(shared());
+  shared().files[token] = file;
+}
+
+void withdraw(const Token& token) {
+  std::lock_guard lock(shared().mutex);
+  shared().files.erase(token);
+}
+
+std::string descriptorPath(uint32_t pid, int file) {
+  return "/proc/" + (pid == processId() ? "self" : std::to_string(pid)) + "/fd/" +
+         std::to_string(file);
+}
+
+bool forbidden(uint32_t pid, int error) {
+  return error == EACCES || error == EPERM ||
+         (access(("/proc/" + std::to_string(pid)).c_str(), F_OK) != 0 && processAlive(pid, 0));
+}
+
+int openShared(uint32_t pid, int file, const Token& token) {
+  const auto path = descriptorPath(pid, file);
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened >= 0) return opened;
+  const int error = errno;
+  if (!forbidden(pid, error)) throw failedTo("cannot open " + path, error);
+  const auto text = "cannot open " + path + ": " + std::strerror(error);
+  try {
+    return ask(pid, token);
+  } catch (const NcclError& failure) {
+    throw NcclError(
+        failure.result,
+        text + "; " + failure.what() +
+            ". Ranks of one user share memory where all have the same capabilities and user "
+            "namespace, and where a process that is not dumpable (PR_SET_DUMPABLE, setuid) was so "
+            "before its group was made; otherwise communicate through backend 'gloo'");
+  }
+}
+
+}  // namespace torchcomms_pg::shm
