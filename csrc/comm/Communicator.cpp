@@ -1,7 +1,6 @@
 #include "comm/Communicator.hpp"
 
 #include <c10/util/ScopeExit.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -30,7 +29,7 @@ Communicator::Communicator(
     NcclConfig config)
     : rank_(rank),
       size_(size),
-      pid_(getpid()),
+      pid_(host::processId()),
       place_(place),
       group_(std::move(group)),
       config_(std::move(config)),
@@ -44,10 +43,12 @@ Communicator::Communicator(
 
 Communicator::~Communicator() {
   diagnosis_->close();
-  // Nothing is in flight: every operation holds a reference to its communicator.
-  if (pid_ == getpid()) {
-    Monitor::get().remove(this);
+  if (!ofThisProcess()) {
+    library_.forget();
+    return;
   }
+  // Nothing is in flight: every operation holds a reference to its communicator.
+  Monitor::get().remove(this);
   library_.discard(failureState_.get() != nullptr);
 }
 
@@ -70,7 +71,7 @@ void Communicator::setDescription(std::string description) {
 }
 
 bool Communicator::ofThisProcess() const {
-  return pid_ == static_cast<pid_t>(host::processId());  // getpid() is a system call
+  return pid_ == host::processId();
 }
 
 ncclComm_t Communicator::usable() const {

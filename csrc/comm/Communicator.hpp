@@ -186,7 +186,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   const int rank_;
   const int size_;
-  const pid_t pid_;
+  const uint32_t pid_;
   const Place place_;
   Group group_;
   const NcclConfig config_;  // keeps the texts that the library was given
