@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/DiagnosisClient.hpp"
+#include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
 #include "host/Process.hpp"
 
@@ -42,11 +43,11 @@ Communicator::Communicator(
 }
 
 Communicator::~Communicator() {
-  diagnosis_->close();
   if (!ofThisProcess()) {
     library_.forget();
     return;
   }
+  diagnosis_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
   Monitor::get().remove(this);
   library_.discard(failureState_.get() != nullptr);
@@ -125,6 +126,7 @@ void Communicator::awaitRanks(Milliseconds timeout) {
   op.kind = OpKind::initialization;
   op.issued = Clock::now();
   op.timeout = timeout;
+  const OpenCall open(*this, &op);
   const auto entry = inFlight_.add(op);
   const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
   awaitInitialization();
@@ -173,6 +175,7 @@ WorkPtr Communicator::issue(PreparedOp call) {
 }
 
 WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
+  OpenCall::refuse(*this, name(call.op.kind));
   usable();
   library_.refuseSuspended(group_.name);
   if (C10_UNLIKELY(hooks_->any())) {
@@ -198,6 +201,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     work->assign(op, call.inputs, call.outputs);
   }
   const auto name = traits(op.kind).profile;
+  const OpenCall open(*this, &op);
   withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, [&] {
     executor_->run(call, work);
   });
@@ -213,7 +217,9 @@ void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
         work.launched(),
         "wait: the operation is part of a batch that has not been launched; leave the coalescing "
         "context first");
+    OpenCall::refuse(*this, "wait");
   }
+  const OpenCall open(*this, &work.operation());
   executor_->await(work, timeout, onHost);
   if (work.done() && !work.isSuccess()) {
     failureState_.awaitHooks();

@@ -121,7 +121,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // can be issued any more.
   ncclComm_t usable() const;
   // Returns when nothing is in flight, see Executor::drain.
-  void drain() { executor_->drain(Milliseconds::max()); }
+  void drain();
 
   // Number of collectives issued so far.
   uint64_t sequenceNumber() const { return collectives_.load(std::memory_order_relaxed); }
@@ -157,6 +157,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Ends what is in flight, then gives the library's communicator back. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
   // match and no error has said so yet.
+  // In the handler of a signal, in the middle of a call in the communicator, it fails that call,
+  // and frees the resources when that has been left.
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -183,6 +185,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
  private:
   void closeNow();
+  void end();
 
   const int rank_;
   const int size_;
