@@ -5,7 +5,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
 
 #include "backend/Backend.hpp"
 #include "base/OutstandingTask.hpp"
@@ -82,13 +81,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   module.attr("torch_version") = TORCHCOMMS_PG_TORCH_VERSION;
   module.attr("nccl_header_version") = NCCL_VERSION_CODE;
 
-  py::module_::import("atexit").attr("register")(py::cpp_function(
-      [pid = getpid()] {
-        if (pid == getpid()) {  // the threads of a forked child's parent are not there
-          finishBeforeExit();
-        }
-      },
-      NoGil()));
+  py::module_::import("atexit").attr("register")(py::cpp_function(finishBeforeExit, NoGil()));
 
   module.def("log_info", [](const std::string& text) { LOG(INFO) << text; }, py::arg("text"));
   registerControlPlane();

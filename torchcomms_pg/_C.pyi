@@ -577,6 +577,9 @@ class Window:
 class Work(_Work):
     """One issued operation. Its repr tells operation, sizes, group, rank, timeout and state."""
 
+    def __copy__(self) -> Work: ...
+    def __deepcopy__(self, memo: dict[int, Any]) -> Work: ...
+
 class Backend(_C10dBackend):
     """The ranks of one process group.
 

@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchcomms_pg import _C, compile_ops, objcol
 from torchcomms_pg._version import __version__
+from torchcomms_pg.handle import Handle
 from torchcomms_pg.operations import Operations
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
@@ -30,7 +30,7 @@ from torchcomms_pg.window import TorchCommWindow
 from torchcomms_pg.work import TorchWork
 
 
-class TorchComm(Operations):
+class TorchComm(Operations, Handle):
     """A group of ranks that communicate; `new_comm`, `split` and `get_comm` make it.
 
     All ranks call the same collectives in the same order. ``async_op=False`` returns when the
@@ -67,12 +67,6 @@ class TorchComm(Operations):
         self._forgotten = (
             weakref.finalize(self, _warn_forgotten, comm.name, os.getpid()) if owned else None
         )
-
-    def __copy__(self) -> TorchComm:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TorchComm:
-        return self
 
     def __repr__(self) -> str:
         return (

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 
 from torchcomms_pg import _C
+from torchcomms_pg.handle import Handle
 from torchcomms_pg.options import OPERATION_HINTS, Hints, check_hints, check_timeout
 from torchcomms_pg.work import TorchWork
 
@@ -31,7 +32,7 @@ class TorchCommWindowAttr:
     access_type: TorchCommWinAccessType
 
 
-class TorchCommWindow:
+class TorchCommWindow(Handle):
     """A tensor of every rank that its peers write to; `TorchComm.new_window` makes it.
 
     `tensor_register` and `tensor_deregister` are collective; the other operations are not, and the

@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from torchcomms_pg import _C
+from torchcomms_pg.handle import Handle
 from torchcomms_pg.options import check_timeout
 
 
@@ -23,7 +24,7 @@ class WorkStatus(enum.Enum):
     ERROR = enum.auto()
 
 
-class TorchWork:
+class TorchWork(Handle):
     """The handle that an operation returns.
 
     Every method tells of the operation's state at the time of the call. A failure shows in

@@ -301,7 +301,7 @@ Backend::CommPtr Backend::newCommunicator(at::Device device) {
   keep(comm);
   adopt(*comm);
   std::lock_guard lock(batchMutex_);
-  if (batches_.count(std::this_thread::get_id()) > 0) {
+  if (batches_.contains(threadLife())) {
     comm->batches().start();
   }
   return comm;

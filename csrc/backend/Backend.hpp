@@ -8,11 +8,11 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "backend/GroupOptions.hpp"
+#include "base/ByThread.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
 #include "recorder/DumpPipe.hpp"
@@ -237,10 +237,19 @@ class Backend final : public latest::Backend {
   // members, which is the same on all of these, and that no child had before.
   std::string childName(const GroupOptions& options, const char* how);
   void noteChild(const GroupOptions& options);
+  // The messages to this rank itself that a batch has kept.
+  struct ToMyself {
+    std::vector<at::Tensor> sent;
+    std::vector<at::Tensor> received;
+    bool empty() const { return sent.empty() && received.empty(); }
+  };
+  // Ends the calling thread's batch, if it has one open.
+  ToMyself endBatch();
   // Returns whether it keeps the message, to copy it when the batch ends: one of a batch, to this
   // rank itself, on a device without a communicator, whose making would take all ranks.
   bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
-  WorkPtr copyToMyself();
+  // Copies them. Null: there are none.
+  WorkPtr copyToMyself(const ToMyself& kept) const;
   // Drops the operations that the calling thread has collected.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;
@@ -262,12 +271,7 @@ class Backend final : public latest::Backend {
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
-  std::set<std::thread::id> batches_;  // threads that have one open
-  struct ToMyself {
-    std::vector<at::Tensor> sent;
-    std::vector<at::Tensor> received;
-  };
-  std::map<std::thread::id, ToMyself> toMyself_;  // messages that the threads' batches have kept
+  ByThread<ToMyself> batches_;  // the batches that threads have open
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   std::mutex dumpPipeMutex_;

@@ -348,29 +348,22 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
   if (peer != getRank() || !tensor.defined() || tensor.is_cpu()) {
     return false;
   }
-  const auto thread = std::this_thread::get_id();
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
   // Keeps all such messages of a batch once it has kept one: another message may make the
   // communicator meanwhile.
   const bool connected = accelerators_.count(tensor.device().index()) > 0;
-  if (batches_.count(thread) == 0 || (connected && toMyself_.count(thread) == 0)) {
+  const auto batch = batches_.find(threadLife());
+  if (batch == batches_.end() || (connected && batch->second.empty())) {
     return false;
   }
-  auto& kept = toMyself_[thread];
+  auto& kept = batch->second;
   (sends ? kept.sent : kept.received).push_back(tensor);
   return true;
 }
 
-Backend::WorkPtr Backend::copyToMyself() {
-  ToMyself kept;
-  {
-    std::lock_guard lock(batchMutex_);
-    const auto found = toMyself_.find(std::this_thread::get_id());
-    if (found == toMyself_.end()) {
-      return nullptr;
-    }
-    kept = std::move(found->second);
-    toMyself_.erase(found);
+Backend::WorkPtr Backend::copyToMyself(const ToMyself& kept) const {
+  if (kept.empty()) {
+    return nullptr;
   }
   TORCH_CHECK_VALUE(
       kept.sent.size() == kept.received.size(),
@@ -409,33 +402,39 @@ Backend::WorkPtr Backend::copyToMyself() {
 void Backend::startCoalescing() {
   // Torch wraps the abort of groups in this, also of those without a communicator.
   {
+    ByThread<ToMyself> ended;  // its tensors go without the lock
     std::lock_guard lock(batchMutex_);
-    batches_.insert(std::this_thread::get_id());
+    for (auto it = batches_.begin(); it != batches_.end();) {
+      const auto entry = it++;
+      if (entry->first.expired()) {
+        ended.insert(batches_.extract(entry));
+      }
+    }
+    batches_.try_emplace(threadLife());
   }
   for (const auto& comm : communicators()) {
     comm->batches().start();
   }
 }
 
+Backend::ToMyself Backend::endBatch() {
+  std::lock_guard lock(batchMutex_);
+  auto ended = batches_.extract(threadLife());
+  return ended.empty() ? ToMyself() : std::move(ended.mapped());
+}
+
 void Backend::dropBatches() {
-  {
-    std::lock_guard lock(batchMutex_);
-    batches_.erase(std::this_thread::get_id());
-    toMyself_.erase(std::this_thread::get_id());
-  }
+  endBatch();
   for (const auto& comm : communicators()) {
     comm->batches().drop();
   }
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
-  {
-    std::lock_guard lock(batchMutex_);
-    batches_.erase(std::this_thread::get_id());
-  }
+  const auto kept = endBatch();
   WorkPtr work;
   try {
-    work = copyToMyself();
+    work = copyToMyself(kept);
     for (const auto& comm : communicators()) {
       if (!comm->batches().open() && comm->device() != at::kCPU) {
         continue;  // an operation that raised has dropped it

@@ -6,6 +6,8 @@
 // call a hook; and when it has, libtorch's static objects go, which a dump of the recorder uses.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -16,12 +18,18 @@ namespace torchcomms_pg {
 
 // One task, from the moment it is handed to a thread until that thread has done it and dropped all
 // it held. Make it a member that is declared before, and so destroyed after, what the task holds.
+//
+// A forked child has none of the threads, and so begins with no task.
 class OutstandingTask {
  public:
   OutstandingTask() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   OutstandingTask(const OutstandingTask&) noexcept : OutstandingTask() {}
   OutstandingTask& operator=(const OutstandingTask&) noexcept { return *this; }
-  ~OutstandingTask() { count_.fetch_sub(1, std::memory_order_release); }
+  ~OutstandingTask() {
+    if (process_ == processes_) {
+      count_.fetch_sub(1, std::memory_order_release);
+    }
+  }
 
   // Begins a task that other processes ask for at any time, such as a dump, or a hook. None once
   // the interpreter ends.
@@ -51,6 +59,13 @@ class OutstandingTask {
  private:
   static constexpr int64_t kClosed = int64_t{1} << 62;
   static inline std::atomic<int64_t> count_{0};
+  static inline uint32_t processes_ = 0;  // number of forks that led to this process
+  static inline const int forks_ = pthread_atfork(nullptr, nullptr, [] {
+    ++processes_;
+    count_.store(0, std::memory_order_relaxed);
+  });
+
+  const uint32_t process_ = processes_;
 };
 
 }  // namespace torchcomms_pg

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "bindings/Bindings.hpp"
+#include "comm/OpenCall.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Process.hpp"
 
@@ -26,6 +27,7 @@ bool pending() noexcept {
   }
   try {
     const py::gil_scoped_acquire gil;
+    const OpenCall::Handlers handlers;
     if (PyErr_CheckSignals() != 0) {
       raised = std::make_exception_ptr(py::error_already_set());
     }

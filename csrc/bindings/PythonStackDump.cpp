@@ -5,9 +5,14 @@
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -44,9 +49,9 @@ Frames framesOf(const Stack& stack) {
 // A line for each thread that has frames, with the innermost three, out of
 //   Thread 0x00007f4c561b16c0 (most recent call first):
 //     File "train.py", line 150 in step
-std::string innermost(const std::string& dump) {
+std::vector<std::string> innermost(const std::string& dump) {
   constexpr int kFrames = 3;
-  std::string lines;
+  std::vector<std::string> lines;
   std::istringstream in(dump);
   int frames = 0;
   for (std::string line; std::getline(in, line);) {
@@ -55,30 +60,74 @@ std::string innermost(const std::string& dump) {
     if (file == std::string::npos || behind == std::string::npos) {
       frames = 0;
     } else if (frames < kFrames) {
-      lines += frames > 0 ? " <- " : lines.empty() ? "" : "\n";
-      lines += line.substr(file + 6, behind - file - 6) + ":" + line.substr(behind + 8);
-      ++frames;
+      if (frames++ == 0) {
+        lines.emplace_back();
+      } else {
+        lines.back() += " <- ";
+      }
+      lines.back() += line.substr(file + 6, behind - file - 6) + ":" + line.substr(behind + 8);
     }
   }
   return lines;
 }
 
-// Reads the stacks without the GIL. While one thread keeps the GIL no other changes its stack; that
-// one itself is in native code, as long as it does not give it up.
+// Waits for the end of `copy`, a process that readInCopy() has made, and ends one that takes long.
+void awaitCopy(pid_t copy) {
+  constexpr int kPatience = 500;  // ms
+  for (int waited = 0; waitpid(copy, nullptr, __WALL | WNOHANG) == 0; ++waited) {
+    if (waited == kPatience) {
+      kill(copy, SIGKILL);
+      waitpid(copy, nullptr, __WALL);
+      return;
+    }
+    usleep(1000);
+  }
+}
+
+// Reads the stacks in a copy of this process. A thread that runs changes its frames while they are
+// read without the GIL, which crashes the reader, and so the copy instead of this process.
+std::vector<std::string> readInCopy() {
+  const int file = memfd_create("stacks", MFD_CLOEXEC);
+  if (file < 0) {
+    return {};
+  }
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the handlers are for this process
+  // Other than fork() it calls no library's handlers, and its end is no SIGCHLD.
+  const auto copy = static_cast<pid_t>(syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
+  if (copy == 0) {
+    prctl(PR_SET_DUMPABLE, 0);  // a crash writes no core file
+    _Py_DumpTracebackThreads(file, nullptr, nullptr);
+    _exit(0);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  std::string text;
+  if (copy > 0) {
+    awaitCopy(copy);
+    text.resize(16384);
+    const auto size = pread(file, text.data(), text.size(), 0);
+    text.resize(size < 0 ? 0 : static_cast<size_t>(size));
+  }
+  close(file);
+  return innermost(text);
+}
+
+// Returns the places of threads that two readings, one after the other, agree on: those of threads
+// that do not run.
 std::string readWithoutGil() {
   if (_Py_DumpTracebackThreads == nullptr || Py_IsInitialized() == 0) {
     return "";
   }
-  const int file = memfd_create("stacks", MFD_CLOEXEC);
-  if (file < 0) {
-    return "";
+  const auto first = readInCopy();
+  std::string lines;
+  for (const auto& line : readInCopy()) {
+    if (std::ranges::find(first, line) != first.end()) {
+      lines += (lines.empty() ? "" : "\n") + line;
+    }
   }
-  _Py_DumpTracebackThreads(file, nullptr, nullptr);
-  std::string text(16384, '\0');
-  const auto size = pread(file, text.data(), text.size(), 0);
-  close(file);
-  text.resize(size < 0 ? 0 : static_cast<size_t>(size));
-  return innermost(text);
+  return lines;
 }
 
 }  // namespace

@@ -34,10 +34,15 @@ const char* stateOf(c10d::Work& work) {
 void bindWork(py::module_& module) {
   // Objects that torch returns as its own class become this one, by their type in C++.
   py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
-      .def("__repr__", [](Work& work) {
-        return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) + ", " +
-               stateOf(work) + ")";
-      });
+      .def(
+          "__repr__",
+          [](Work& work) {
+            return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) +
+                   ", " + stateOf(work) + ")";
+          })
+      // As those of torchcomms_pg/handle.py.
+      .def("__copy__", [](py::object self) { return self; })
+      .def("__deepcopy__", [](py::object self, const py::dict&) { return self; }, py::arg("memo"));
   module.def(
       "work_state", [](c10d::Work& work) { return std::string(stateOf(work)); }, py::arg("work"));
   module.def(

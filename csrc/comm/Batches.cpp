@@ -1,5 +1,7 @@
 #include "comm/Batches.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,9 +11,40 @@
 namespace torchcomms_pg {
 
 Batches::Batch* Batches::find() {
+  dropEnded();
   std::lock_guard lock(mutex_);
-  const auto found = batches_.find(std::this_thread::get_id());
+  const auto found = batches_.find(threadLife());
   return found == batches_.end() ? nullptr : &found->second;
+}
+
+void Batches::dropEnded() {
+  if (!any()) {
+    return;
+  }
+  std::vector<Batch> ended;  // tensors go, and warnings come, without the lock
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = batches_.begin(); it != batches_.end();) {
+      if (!it->first.expired()) {
+        ++it;
+        continue;
+      }
+      ended.push_back(std::move(it->second));
+      it = batches_.erase(it);
+      open_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  for (const auto& batch : ended) {
+    TORCH_WARN(
+        "thread ",
+        batch.thread,
+        " has ended and left a batch open on group '",
+        comm_.group().name,
+        "', which is dropped; operations in it, which have not run: ",
+        batch.calls.size(),
+        batch.calls.empty() ? "" : std::string(", first ") + name(batch.calls.front().op.kind),
+        ". End a batch in the thread that starts it");
+  }
 }
 
 WorkPtr Batches::add(PreparedOp& call) {
@@ -58,18 +91,20 @@ void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
   // A batch that an exception between start and end left open was never launched, so it can be
   // dropped.
   const bool isNew =
-      batches_.insert_or_assign(std::this_thread::get_id(), Batch{{}, std::move(work), scoped})
-          .second;
+      batches_.insert_or_assign(threadLife(), Batch{{}, std::move(work), scoped, gettid()}).second;
   open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);
 }
 
 void Batches::drop() {
-  if (open_.load(std::memory_order_relaxed) == 0) {
+  if (!any()) {
     return;
   }
   std::lock_guard lock(mutex_);
-  open_.fetch_sub(
-      static_cast<int>(batches_.erase(std::this_thread::get_id())), std::memory_order_relaxed);
+  const auto found = batches_.find(threadLife());
+  if (found != batches_.end()) {
+    batches_.erase(found);
+    open_.fetch_sub(1, std::memory_order_relaxed);
+  }
 }
 
 void Batches::cancel(std::optional<size_t> joined) {

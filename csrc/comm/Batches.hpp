@@ -6,10 +6,9 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
-#include <thread>
-#include <unordered_map>
 #include <vector>
 
+#include "base/ByThread.hpp"
 #include "comm/Work.hpp"
 #include "operation/PreparedOp.hpp"
 
@@ -20,7 +19,8 @@ class Communicator;
 // The batches of operations, at most one for each thread. c10d's start and end of coalescing, which
 // an exception may leave open, are start() and end(); a scope, which always ends, is enter() and
 // leave() or cancel(). Scopes nest, inside each other and inside c10d's; so does c10d's in a scope.
-// The outermost launches all. Thread-safe.
+// The outermost launches all. A batch that its thread has left open when it ended is dropped, and a
+// warning tells so. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
@@ -43,6 +43,8 @@ class Batches {
 
   // Drops the calling thread's batch, without launching it.
   void drop();
+  // Drops the batches of threads that have ended.
+  void dropEnded();
 
   // Returns whether any thread has a batch open. An operation outside of batches pays for nothing
   // else.
@@ -59,6 +61,7 @@ class Batches {
     std::vector<PreparedOp> calls;
     WorkPtr work;
     bool scoped = false;  // opened by enter()
+    pid_t thread = 0;     // the kernel's number of the thread
   };
 
   Batch* find();
@@ -70,7 +73,7 @@ class Batches {
   Communicator& comm_;
   std::mutex mutex_;
   std::atomic<int> open_{0};
-  std::unordered_map<std::thread::id, Batch> batches_;
+  ByThread<Batch> batches_;
 };
 
 }  // namespace torchcomms_pg

@@ -71,6 +71,9 @@ ncclResult_t CommHandle::state() const {
 
 CommHandle::Report CommHandle::report() const {
   Report report;
+  if (!ours()) {
+    return report;
+  }
   std::lock_guard lock(mutex_);
   if (auto* const comm = get()) {
     report.text = api_.getLastError(comm);
@@ -113,7 +116,7 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
         [&](ncclComm_t comm) { api_.fail(comm, ncclRemoteError, failure.message, failure.ranks); });
     return;
   }
-  if (failing_.exchange(true)) {
+  if (!ours() || failing_.exchange(true)) {
     return;
   }
   // NCCL may block until its kernels have let go; the caller must not.
@@ -196,8 +199,11 @@ void CommHandle::endJoining(bool failed) {
 }
 
 CommHandle::Report CommHandle::close(bool failed) {
-  const std::unique_lock failing(failMutex_, kReleasePatience);
   Report report;
+  if (!ours()) {
+    return report;
+  }
+  const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
     return report;  // libnccl hangs in its own failure; better to leave it than to hang too
   }
@@ -270,6 +276,11 @@ void CommHandle::discard(bool failed) {
     endApart(
         [&api = api_, comm, failed, blocks = blocks_] { giveBack(api, comm, failed, blocks); });
   }
+}
+
+void CommHandle::forget() {
+  registrations_.forget();
+  comm_.store(nullptr);
 }
 
 void CommHandle::keepUntilEnd(std::shared_ptr<const void> object) {

@@ -11,6 +11,7 @@
 
 #include "comm/BlockingCall.hpp"
 #include "comm/CommError.hpp"
+#include "host/Process.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Memory.hpp"
 #include "nccl/NcclApi.hpp"
@@ -18,7 +19,8 @@
 namespace torchcomms_pg {
 
 // Owns the library's communicator. Thread-safe. The caller of close() sees to it that nothing is in
-// flight.
+// flight. In a forked child it asks the library for nothing and ends nothing: memory and
+// connections are those of the parent's rank, and the threads do not exist.
 class CommHandle {
  public:
   // A communicator that may still be initializing, or the call that makes one.
@@ -60,6 +62,9 @@ class CommHandle {
   // is none.
   template <class Body>
   void with(Body&& body) const {
+    if (!ours()) {
+      return;
+    }
     std::lock_guard lock(mutex_);
     if (auto* const comm = get()) {
       body(comm);
@@ -106,6 +111,8 @@ class CommHandle {
 
   // Ends the communicator without waiting, where close() was not called.
   void discard(bool failed);
+  // Leaves the communicator to the process that this one was forked from.
+  void forget();
 
   // Frees `object` when the communicator has ended, and not before.
   void keepUntilEnd(std::shared_ptr<const void> object);
@@ -135,6 +142,8 @@ class CommHandle {
   void noteCaptured() { captured_.store(true, std::memory_order_relaxed); }
 
  private:
+  // Returns whether this is the process that has joined the ranks.
+  bool ours() const { return pid_ == host::processId(); }
   void failNow();
   void endJoining(bool failed);
   std::string end(ncclComm_t comm, bool failed);
@@ -146,6 +155,7 @@ class CommHandle {
   const NcclApi& api_;
   const c10::Device device_;
   const bool blocks_;
+  const uint32_t pid_ = host::processId();
   mutable std::mutex mutex_;  // held to replace comm_ or to make it fail, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once

@@ -1,13 +1,13 @@
 #include "comm/Communicator.hpp"
 
 #include <c10/util/ScopeExit.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "comm/DiagnosisClient.hpp"
+#include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
 #include "host/Process.hpp"
 
@@ -30,7 +30,7 @@ Communicator::Communicator(
     NcclConfig config)
     : rank_(rank),
       size_(size),
-      pid_(getpid()),
+      pid_(host::processId()),
       place_(place),
       group_(std::move(group)),
       config_(std::move(config)),
@@ -42,6 +42,10 @@ Communicator::Communicator(
       diagnosis_(std::make_unique<DiagnosisClient>(*this)) {}
 
 Communicator::~Communicator() {
+  if (!ofThisProcess()) {
+    library_.forget();
+    return;
+  }
   diagnosis_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
   library_.discard(failureState_.get() != nullptr);
@@ -66,7 +70,7 @@ void Communicator::setDescription(std::string description) {
 }
 
 bool Communicator::ofThisProcess() const {
-  return pid_ == static_cast<pid_t>(host::processId());  // getpid() is a system call
+  return pid_ == host::processId();
 }
 
 ncclComm_t Communicator::usable() const {
@@ -120,6 +124,7 @@ void Communicator::awaitRanks(Milliseconds timeout) {
   op.kind = OpKind::initialization;
   op.issued = Clock::now();
   op.timeout = timeout;
+  const OpenCall open(*this, &op);
   const auto entry = inFlight_.add(op);
   const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
   awaitInitialization();
@@ -168,6 +173,7 @@ WorkPtr Communicator::issue(PreparedOp call) {
 }
 
 WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
+  OpenCall::refuse(*this, name(call.op.kind));
   usable();
   library_.refuseSuspended(group_.name);
   if (C10_UNLIKELY(hooks_->any())) {
@@ -189,6 +195,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   } else if (work) {
     work->assign(op, call.inputs, call.outputs);
   }
+  const OpenCall open(*this, &op);
   const auto run = [&] { executor_->run(call, work); };
   if (!call.parts.empty()) {
     recordMessages(*this, call.parts, op.seq);
@@ -209,7 +216,9 @@ void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
         work.launched(),
         "wait: the operation is part of a batch that has not been launched; leave the coalescing "
         "context first");
+    OpenCall::refuse(*this, "wait");
   }
+  const OpenCall open(*this, &work.operation());
   executor_->await(work, timeout, onHost);
   if (work.done() && !work.isSuccess()) {
     failureState_.awaitHooks();

@@ -122,7 +122,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // can be issued any more.
   ncclComm_t usable() const;
   // Returns when nothing is in flight, see Executor::drain.
-  void drain() { executor_->drain(Milliseconds::max()); }
+  void drain();
 
   // Number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
@@ -159,6 +159,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Ends what is in flight, then gives the library's communicator back. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
   // match and no error has said so yet.
+  // In the handler of a signal, in the middle of a call in the communicator, it fails that call,
+  // and frees the resources when that has been left.
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -185,10 +187,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
  private:
   void closeNow();
+  void end();
 
   const int rank_;
   const int size_;
-  const pid_t pid_;
+  const uint32_t pid_;
   const Place place_;
   Group group_;
   const NcclConfig config_;  // keeps the texts that the library was given

@@ -184,15 +184,21 @@ Failure FailureState::describe(
       {}};
 }
 
+Failure FailureState::endOf(const Operation& op, Failure failure) const {
+  if (failure.op.empty()) {  // an abort: names the operation that it hit
+    failure.op = name(op.kind);
+    failure.seq = op.seq;
+  } else if (failure.op != name(op.kind) || failure.seq != op.seq) {
+    failure.message =
+        describe(failure.type, op, "the group has failed: " + failure.message).message;
+  }
+  return failure;
+}
+
 std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result) {
   if (const auto known = get()) {
     meet(*known);
-    auto failure = *known;
-    if (failure.op.empty()) {  // an abort: names the operation that it hit
-      failure.op = name(op.kind);
-      failure.seq = op.seq;
-    }
-    return std::make_exception_ptr(CommError(std::move(failure)));
+    return std::make_exception_ptr(CommError(endOf(op, *known)));
   }
   auto report = comm_.library().report();
   if (report.text.empty()) {
@@ -224,7 +230,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
             " raised the following async exception: " + message);
   }
   meet(*first);
-  return std::make_exception_ptr(CommError(*first));
+  return std::make_exception_ptr(CommError(endOf(op, *first)));
 }
 
 std::exception_ptr FailureState::asyncError(const Operation& op) {

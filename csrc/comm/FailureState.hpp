@@ -67,6 +67,10 @@ class FailureState {
   // Returns the error of `op` where the library has failed by now; null: it has not.
   std::exception_ptr asyncError(const Operation& op);
 
+  // Words the communicator's failure for `op`, which it has ended: another operation of this rank,
+  // maybe of another thread, may have met it.
+  Failure endOf(const Operation& op, Failure failure) const;
+
   // Builds the failure of other ranks, while this one has been in no operation.
   Failure elsewhere() const;
 

@@ -1,6 +1,4 @@
 // Division and end of a communicator.
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <thread>
@@ -8,6 +6,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "comm/OpenCall.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
@@ -152,6 +151,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       ") is among the excluded ones; only the ranks that stay call it");
 
   // Does not go through launch(): shrinking is for failed communicators, too.
+  OpenCall::refuse(*this, name(OpKind::shrink));
   auto call = prepare(OpKind::shrink, {.async = false, .timeout = timeout});
   TORCH_CHECK(!closed(), "shrink: group '", group_.name, "' has been shut down");
   const auto deadline = Clock::now() + timeout;
@@ -160,6 +160,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   }
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
+    const OpenCall open(*this, &call.op);
     issued_.number(call);
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
@@ -232,12 +233,24 @@ std::shared_ptr<Communicator> Communicator::shrink(
   return made;
 }
 
+void Communicator::drain() {
+  OpenCall::refuse(*this, "wait for pending works");
+  const OpenCall open(*this, nullptr);
+  executor_->drain(Milliseconds::max());
+}
+
 void Communicator::close() {
-  if (closed() || pid_ != getpid()) {
+  if (!ofThisProcess()) {
+    return;
+  }
+  if (OpenCall::around(*this) != nullptr) {
+    failureState_.failBy("the handler of a signal, which has ended it");
+  }
+  if (closed()) {
     return;
   }
   std::exception_ptr mismatch;  // exception of closeNow, rather than of a hook
-  const auto end = [this, &mismatch] {
+  const auto endNow = [this, &mismatch] {
     try {
       closeNow();
     } catch (...) {
@@ -250,7 +263,7 @@ void Communicator::close() {
     before->name = OpName::finalize;
     before->opId = Hooks::nextOpId();
     try {
-      hooks_->run(before, end);
+      hooks_->run(before, endNow);
     } catch (const std::exception& error) {
       if (!mismatch) {
         TORCH_WARN(
@@ -259,20 +272,34 @@ void Communicator::close() {
     }
   }
   try {
-    end();         // no hook can cancel it
+    endNow();      // no hook can cancel it
   } catch (...) {  // mismatch has it
   }
   // A hook may keep the communicator alive.
-  hooks_->clear();
+  if (auto* const call = OpenCall::around(*this)) {
+    call->afterwards([hooks = hooks_] { hooks->clear(); });
+  } else {
+    hooks_->clear();
+  }
   if (mismatch) {
     std::rethrow_exception(mismatch);
   }
 }
 
 void Communicator::closeNow() {
-  if (closed_.exchange(true, std::memory_order_acq_rel)) {
+  if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
     return;
   }
+  if (auto* const call = OpenCall::around(*this)) {
+    call->afterwards([self = shared_from_this()] { self->end(); });
+    return;
+  }
+  end();
+}
+
+void Communicator::end() {
+  const OpenCall open(*this, nullptr);
+  batches_.dropEnded();
   std::exception_ptr interrupted;
   try {
     executor_->drain(group_.backend == "gloo" ? kMessagePatience : Milliseconds::max());

@@ -75,7 +75,7 @@ PythonStackDump::Told PythonStackDump::tell() const {
   }
   const auto seen = source()->askWithoutGil();
   return {
-      "a thread holds the GIL, in native code that does not give it back" +
+      "a thread holds the GIL and does not give it back, most likely in native code" +
           (seen.empty() ? "" : "; Python's stacks:\n" + seen),
       ""};
 }

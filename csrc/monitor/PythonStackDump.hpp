@@ -20,7 +20,7 @@ class PythonStackDump {
   struct Source {
     // Takes the GIL. `stack`: from StackSource::capture(); null: none.
     std::function<Told(const std::shared_ptr<const void>& stack)> ask;
-    // Tells what is known while another thread keeps the GIL; may be empty.
+    // Tells what can be had without the GIL; may be empty.
     std::function<std::string()> askWithoutGil;
   };
 

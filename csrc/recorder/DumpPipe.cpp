@@ -34,6 +34,20 @@ PipeState& pipeState() {
   return state.get();
 }
 
+// Returns the process that reads the pipe at `path`, by its lock on it; 0: none does. A killed
+// process has no lock any more, and a forked child none of its parent's.
+pid_t readerOf(const std::string& path) {
+  const int file = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) {
+    return 0;
+  }
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  const bool locked = fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(file);
+  return locked ? lock.l_pid : 0;
+}
+
 [[noreturn]] void failToMake(const std::string& path, const std::string& why) {
   throw std::runtime_error("flight recorder: cannot make the pipe " + path + ": " + why);
 }
@@ -131,6 +145,9 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
     failToMake(path_, "there is something else at that path");
   }
+  if (const auto reader = readerOf(path_)) {
+    failToMake(path_, "process " + std::to_string(reader) + " reads the one that is there");
+  }
   if (unlink(path_.c_str()) != 0 && errno != ENOENT) {
     failToMake(path_, std::strerror(errno));
   }
@@ -141,7 +158,9 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   reader_->end = eventfd(0, EFD_CLOEXEC);
   reader_->rank = rank;
-  if (reader_->pipe < 0 || reader_->end < 0) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  if (reader_->pipe < 0 || reader_->end < 0 || fcntl(reader_->pipe, F_SETLK, &lock) != 0) {
     const std::string why = std::strerror(errno);
     unlink(path_.c_str());
     failToMake(path_, why);

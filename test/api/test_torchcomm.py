@@ -166,7 +166,6 @@ def test_accessors_and_set_timeout(world, backend):
     assert comm.get_backend_version() == (
         torch.__version__ if backend == "gloo" else torchcomms().__version__
     )
-    assert copy.copy(comm) is comm and copy.deepcopy(comm) is comm
     comm.set_timeout(5 * SECOND)
     assert comm.get_options().timeout == 5 * SECOND
     with pytest.raises(ValueError, match="a millisecond or more"):
@@ -287,6 +286,17 @@ def test_forgetting_finalize_warns(world):
         del comm
         gc.collect()
     assert any("'forgotten' was not finalized" in str(w.message) for w in caught)
+
+
+@on_ranks(1)
+def test_a_copy_of_a_communicator_a_window_or_a_work_is_that_object(world):
+    comm = make("copies")
+    works = [comm.barrier(True), comm.barrier(False), dist.barrier(async_op=True)]
+    for thing in (comm, comm.new_window(), *works):
+        assert copy.copy(thing) is thing and copy.deepcopy(thing) is thing
+        assert copy.deepcopy({"here": [thing]})["here"][0] is thing
+    [work.wait() for work in works]
+    comm.finalize()
 
 
 FORKS = """

@@ -1,11 +1,14 @@
 """Coalesced calls: many operations, one launch, the results of each as if issued alone."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from harness.ranks import on_ranks
+from harness.ranks import Ranks, on_ranks, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]  # Gloo does not coalesce
@@ -18,6 +21,39 @@ flavours = pytest.mark.parametrize(
 
 def the_backend():
     return dist.group.WORLD._get_backend(CPU)
+
+
+def in_thread(body):
+    """The id of a thread that has run `body`, and ended."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(body).result()
+        return threads.submit(threading.get_ident).result()
+
+
+def leave_a_batch_open():
+    """A thread ends in a batch; later threads, one of which gets its id, issue outside of it."""
+
+    def begin():
+        dist.group.WORLD._start_coalescing(CPU)
+        dist.all_reduce(torch.ones(7))
+
+    def gather():
+        for async_op in (False, True):
+            out = torch.zeros(1)
+            work = dist.all_gather([out], torch.ones(1), async_op=async_op)
+            if work:
+                work.wait()
+            assert out.item() == 1
+
+    left = in_thread(begin)
+    assert wait_for(lambda: in_thread(gather) == left)
+
+
+def test_a_batch_goes_with_the_thread_that_has_left_it_open():
+    with Ranks(1) as ranks:
+        ranks.run(leave_a_batch_open)
+        assert "left a batch open on group '0', which is dropped" in ranks.output(0)
+        assert "which have not run: 1, first all_reduce" in ranks.output(0)
 
 
 @on_ranks(2)

@@ -83,6 +83,30 @@ def test_the_pipe_is_gone_after_a_program_that_destroys_no_group(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_forked_child_with_groups_of_its_own_leaves_its_parents_pipe(tmp_path):
+    program = """
+        import os, sys, torch, torch.distributed as dist
+        import torchcomms_pg
+        make = dict(backend="torchcomms", rank=0, world_size=1)
+        dist.init_process_group(store=dist.HashStore(), **make)
+        before = os.stat(sys.argv[1] + "/0.pipe")
+        child = os.fork()
+        if child == 0:
+            dist.destroy_process_group()
+            dist.init_process_group(store=dist.HashStore(), **make)
+            dist.destroy_process_group()
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.stat(sys.argv[1] + "/0.pipe").st_ino == before.st_ino
+        print(os.getpid())
+    """
+    done = run_python(
+        "-c", program, tmp_path, **{VARIABLE: f"{tmp_path}/", "OPENBLAS_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"process {done.stdout.strip()} reads the one that is there" in done.stderr
+
+
 def test_without_the_variable_there_is_neither_pipe_nor_thread(recording):
     recording(1).run(no_pipe)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import ROOT
+from harness import ROOT, run_python
 from harness.leaks import descriptors, mappings
 from harness.rank_process import report
 from harness.ranks import (
@@ -373,6 +373,36 @@ def test_a_script_that_ends_with_or_without_destroy_exits_in_time(ending, end_a_
     assert ("Traceback" in errors) == (ending == "exception"), errors
     if BACKEND == "torchcomms":
         assert_nothing_left(before)
+
+
+FORKED = """
+import os, sys, torch, torch.distributed as dist, torchcomms_pg
+
+pids = []
+for rank in range(2):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        store = f"file://{sys.argv[1]}/store"
+        dist.init_process_group("torchcomms", init_method=store, rank=rank, world_size=2)
+        dist.barrier()
+        if rank == 0:
+            dist.all_reduce(torch.ones(9), async_op=True)
+        else:
+            try:
+                dist.recv(torch.ones(1), 0)
+            except torchcomms_pg.CommError as error:
+                print(error, flush=True)
+        sys.exit()
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+"""
+
+
+@beyond_gloo
+def test_a_process_that_was_forked_after_the_import_gives_up_what_is_in_flight_at_its_end(tmp_path):
+    """As any other: threads that hold tensors must not outlive its interpreter."""
+    done = run_python("-c", FORKED, tmp_path, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    assert "aborted on rank 0 by the end of its Python interpreter" in done.stdout, done.stderr
+    assert done.stdout.endswith("[0, 0]\n"), done.stdout
 
 
 @pytest.mark.skipif(BACKEND == "gloo", reason="Gloo's threads may crash such an interpreter")

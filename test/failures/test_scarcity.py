@@ -2,6 +2,8 @@
 
 import datetime
 import os
+import sys
+import threading
 import time
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.comms import make
 from harness.rank_process import report
 from harness.ranks import Ranks, init_default_group
 from harness.scarcity import no_more_threads
@@ -95,3 +98,54 @@ def test_deadlines_are_kept_and_verdicts_reached_without_a_thread_to_spare():
         text, took = ranks.run(time_out)[1]
         assert "rank 0 has not arrived at all_reduce" in text, text
         assert took < 30
+
+
+def recurse(depth):
+    return 0 if depth == 0 else 1 + recurse(depth - 1)
+
+
+def compute():
+    while True:
+        recurse(200)
+        eval(compile("[i for i in range(20)]", "<computed>", "eval"))
+
+
+def awaits_the_others(store):
+    store.wait(["asked"], datetime.timedelta(seconds=60))
+
+
+def ask_for_stacks(threads):
+    """Rank 0 asks rank 1, which can start no thread, for its stacks many times; the verdicts."""
+    comms = [make(f"{number}") for number in range(20)]
+    [comm.barrier(False) for comm in comms]
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        for _ in range(threads):
+            threading.Thread(target=compute, daemon=True).start()
+        no_more_threads()
+        sys.setswitchinterval(1e-4)
+        store.set("computes", "")
+        awaits_the_others(store)
+        return None
+    store.wait(["computes"])
+    [comm.set_timeout(datetime.timedelta(seconds=1)) for comm in comms]
+    works = [comm.barrier(True) for comm in comms]
+    verdicts = []
+    for work in works:
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            work.wait()
+        verdicts.append(raised.value.verdict)
+    store.set("asked", "")
+    return verdicts
+
+
+@pytest.mark.parametrize("threads", [0, 3], ids=["", "threads that run Python"])
+def test_no_frame_of_a_running_thread_is_read_without_the_gil(threads):
+    """A reader would crash the process; what does not run is told all the same."""
+    with Ranks(2) as ranks:
+        verdicts, _ = ranks.run(ask_for_stacks, threads)
+    # It has one thread for all answers, which may not all come in time.
+    answers = [verdict for verdict in verdicts if f"{NO_THREAD} to ask Python" in verdict]
+    assert answers, verdicts
+    if threads == 0:
+        assert any("in awaits_the_others" in answer for answer in answers), answers

@@ -139,6 +139,24 @@ def test_an_async_operation_fails_in_wait(world):
     drop(group)
 
 
+@beyond_gloo
+@on_ranks(2)
+def test_the_error_of_an_operation_that_another_takes_along_begins_with_its_own_name(world):
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        works = [dist.barrier(group, async_op=True)]
+        works += [dist.all_reduce(torch.ones(5), group=group, async_op=True)]
+        errors = []
+        for work, limit in zip(works, ([datetime.timedelta(seconds=LIMIT)], [])):
+            with pytest.raises(RuntimeError) as raised:
+                work.wait(*limit)
+            errors.append(raised.value)
+        assert str(errors[0]).startswith("barrier #1 ")
+        assert str(errors[1]).startswith("all_reduce #2 ")
+        assert str(errors[0]) in str(errors[1]) and errors[0].verdict == errors[1].verdict
+    drop(group)
+
+
 @on_ranks(2)
 def test_a_message_that_nobody_sends_names_the_sender(world):
     group = short_group()

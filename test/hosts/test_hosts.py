@@ -3,7 +3,9 @@
 # A host is a host name of its own here, on the loopback device. Where the ranks are is written as
 # one letter for each: "aab" has ranks 0 and 1 on one host, rank 2 on another.
 
+import atexit
 import ctypes
+import gc
 import hashlib
 import itertools
 import os
@@ -361,6 +363,46 @@ def see_signals(rank, world, wait):
 def test_signals_are_seen_while_a_rank_waits_for_another_host(wait):
     """And what the rank waits for is as if there had been none."""
     on_hosts(in_group, "aabb", see_signals, wait)
+
+
+def drop(groups):
+    dist.destroy_process_group(groups.pop())
+    gc.collect()
+
+
+# What a forked child does with the groups of its parent.
+CHILDREN = {
+    "drops one": drop,
+    "destroys all": lambda groups: dist.destroy_process_group(),
+    "aborts all": lambda groups: dist.distributed_c10d._abort_process_group(),
+    "ends": lambda groups: atexit._run_exitfuncs(),
+}
+
+
+def fork(rank, world, what):
+    """Every rank's child does `what`; then the parents go on, also with a message that is new."""
+    groups = [dist.new_group(list(range(world)))]
+    dist.all_reduce(torch.ones(4), group=groups[0])
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends one that hangs
+        CHILDREN[what](groups)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dist.barrier()
+    for group in (dist.group.WORLD, groups[0]):
+        if rank == 1:
+            time.sleep(1.5)  # a rank that waits looks once a second whether another has left
+            dist.send(torch.ones(1), world - 1, group=group)
+        if rank == world - 1:
+            dist.recv(torch.ones(1), 1, group=group)
+        dist.all_reduce(tensor := torch.ones(4), group=group)
+        assert tensor.tolist() == [world] * 4
+
+
+@pytest.mark.parametrize("what", CHILDREN)
+def test_a_forked_child_leaves_its_parents_group_alone(what):
+    on_hosts(in_group, "aab", fork, what)
 
 
 def divide(rank, world):

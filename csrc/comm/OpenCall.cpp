@@ -1,0 +1,62 @@
+#include "comm/OpenCall.hpp"
+
+#include "comm/Communicator.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+thread_local OpenCall* innermostCall = nullptr;
+// Innermost call in whose middle a handler runs.
+thread_local OpenCall* handledCall = nullptr;
+
+}  // namespace
+
+OpenCall::OpenCall(Communicator& comm, const Operation* op)
+    : comm_(comm), op_(op), outer_(innermostCall) {
+  innermostCall = this;
+}
+
+OpenCall::~OpenCall() {
+  innermostCall = outer_;
+  for (auto& body : afterwards_) {
+    try {
+      body();
+    } catch (const std::exception&) {
+    }
+  }
+}
+
+OpenCall::Handlers::Handlers() : outer_(handledCall) {
+  handledCall = innermostCall;
+}
+
+OpenCall::Handlers::~Handlers() {
+  handledCall = outer_;
+}
+
+OpenCall* OpenCall::around(const Communicator& comm) {
+  OpenCall* outermost = nullptr;
+  for (auto* call = handledCall; call != nullptr; call = call->outer_) {
+    outermost = &call->comm_ == &comm ? call : outermost;
+  }
+  return outermost;
+}
+
+void OpenCall::refuse(const Communicator& comm, const char* what) {
+  const auto* const call = handledCall == nullptr ? nullptr : around(comm);
+  TORCH_CHECK(
+      call == nullptr,
+      what,
+      " of group '",
+      comm.group().name,
+      "' on rank ",
+      comm.rank(),
+      ": called by the handler of a signal in the middle of ",
+      call->op_ == nullptr ? "the end of the group" : describe(*call->op_),
+      " of that group, behind which it would wait for ever. A handler can end the group "
+      "(destroy_process_group, finalize, abort), raise, use another group, or note the signal for "
+      "the program to act on afterwards");
+}
+
+}  // namespace torchcomms_pg
