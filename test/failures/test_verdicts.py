@@ -237,11 +237,115 @@ def uses_two_groups(args, world, waits, judge):
 def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits, judge):
     with Ranks(2, init=False) as ranks:
         verdicts = ranks.run(uses_two_groups, ranks.store_args(), 2, waits, judge)
+    where = [rf" of group '\S*{name}'" for name in ("one", "two")]
+    where[judge] = ""
     deadlock = (
-        rf"deadlock: rank {1 - judge} waits in all_reduce #2 \(5 x Float, SUM\) "
-        rf"of group '\S*{('two', 'one')[judge]}' for rank {judge}, which waits here"
+        rf"deadlock: rank 0 waits in all_reduce #2 \(5 x Float, SUM\){where[0]} for rank 1, "
+        rf"which waits in all_reduce #2 \(5 x Float, SUM\){where[1]} for rank 0; all ranks have to"
     )
     assert re.search(deadlock, verdicts[judge]), verdicts
+
+
+def computes_while_another_waits(kind, args, world):
+    """Rank 0 computes, with an operation in flight; rank 1 waits for it in another group."""
+    group = Group(kind, args, world, limit=600)
+    comm = torchcomms_pg.get_comm() if kind == "dist" else group.comm
+    one, two = (comm.split(list(range(world)), name) for name in ("one", "two"))
+    two.barrier(async_op=False)
+    if int(os.environ["RANK"]) == 1:
+        group.store.set("about to wait", "")
+        two.barrier(async_op=False)
+        return None
+    one.set_timeout(datetime.timedelta(seconds=2 * TOGETHER))
+    group.store.wait(["about to wait"])
+    work = one.all_reduce(torch.ones(4), torchcomms_pg.ReduceOp.SUM, async_op=True)
+    assert wait_for(work.is_completed, 2 * TOGETHER + SLACK)
+    with pytest.raises(torchcomms_pg.CommError) as caught:
+        work.wait()
+    two.barrier(async_op=False)
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rank_that_computes_is_not_said_to_wait(kind):
+    ranks, ((named, verdict), _) = all_answered(computes_while_another_waits, kind, 2)
+    ranks.close()
+    assert named == [0] and "deadlock" not in verdict, verdict
+    assert "rank 0 has not arrived at barrier #2 of group" in verdict
+    assert re.search(r"test_verdicts.py:\d+ in computes_while_another_waits", verdict)
+
+
+def waits_for_the_next(kind, args, world):
+    group = Group(kind, args, world, 2 * TOGETHER)
+    rank = int(os.environ["RANK"])
+    meet(group.store, "about to call", world)
+    with time_limit(0, 2 * TOGETHER + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            group.receive(torch.ones(3), (rank + 1) % world)
+    return caught.value.ranks, caught.value.verdict, str(caught.value)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_ranks_that_wait_for_each_others_messages_are_a_circle_and_none_is_blamed(kind):
+    ranks, values = all_answered(waits_for_the_next, kind, 3)
+    ranks.close()
+    for named, verdict, text in values:
+        assert named == []
+        assert "ranks 0, 1, 2 wait for each other" in text
+        assert re.search(
+            r"deadlock: rank 0 waits in recv #1 from rank 1 \(3 x Float\) for rank 1, which waits "
+            r"in recv #1 from rank 2 \(3 x Float\) for rank 2, which waits in recv #1 from rank 0",
+            verdict,
+        ), verdict
+
+
+def receives_what_is_reduced(kind, args, world):
+    group = Group(kind, args, world, 2 * TOGETHER)
+    meet(group.store, "about to call", world)
+    with time_limit(0, 2 * TOGETHER + SLACK, "the verdict"):
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            if int(os.environ["RANK"]) == 1:
+                group.receive(torch.ones(4), 0)
+            else:
+                group.all_reduce(torch.ones(4))
+    return caught.value.ranks, caught.value.verdict
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_no_rank_is_told_that_it_did_not_arrive_where_it_waits(kind):
+    ranks, values = all_answered(receives_what_is_reduced, kind, 2)
+    ranks.close()
+    for named, verdict in values:
+        assert named == [], verdict
+        assert "deadlock: rank 0 waits in all_reduce #2 (4 x Float, SUM) for rank 1" in verdict
+
+
+def one_is_two_behind(kind, args, world):
+    """Rank 2 stays away from a gather, in which rank 0 waits; rank 1 is in what follows."""
+    rank, group = int(os.environ["RANK"]), Group(kind, args, world, 2 * TOGETHER)
+    if rank == 2:
+        return saves_a_checkpoint(group, world)
+    meet(group.store, "away or about to call", world)
+    outputs = [torch.empty(4) for _ in range(world)] if rank == 0 else None
+    try:
+        with pytest.raises(torchcomms_pg.CommError) as caught:
+            if kind == "dist":
+                dist.gather(torch.ones(4), outputs, dst=0)
+            else:
+                group.comm.gather(outputs or [], torch.ones(4), 0, async_op=False)
+            group.all_reduce(torch.ones(4))
+        return caught.value.ranks, caught.value.verdict
+    finally:
+        meet(group.store, "done", world - 1)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rank_one_operation_behind_is_not_blamed_for_the_rank_it_waits_for(kind):
+    ranks, (first, second, _) = all_answered(one_is_two_behind, kind, 3)
+    ranks.close()
+    for named, verdict in (first, second):
+        assert named == [2], verdict
+        assert "rank 2 has not arrived at " in verdict
 
 
 def waits_for_a_message(kind, args, world):
