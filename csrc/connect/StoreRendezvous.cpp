@@ -75,7 +75,10 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
     : info_(info),
       store_(*info.store),
-      turn_(std::max(info.size, info.around) * kPollOfRank),
+      // The ranks of all parts of a group ask the store at the same time.
+      turn_(
+          std::max<int64_t>(info.size, static_cast<int64_t>(info.group.hosts.size())) *
+          kPollOfRank),
       deadline_(Clock::now() + info.timeout),
       peers_(info.known),
       heard_(info.size, false),
@@ -84,24 +87,45 @@ StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
   // One store and name may serve one group after another, also of other ranks. Every member
   // counts its own arrivals with these members, so that all agree on which group this is.
   prefix_ = "torchcomms_pg/" + keyOf(info.members) + "/";
-  const auto generation = store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1);
+  const auto generation = reachingStore(
+      [&] { return store_.add(prefix_ + "arrivals/" + std::to_string(info.rank), 1); });
   prefix_ += std::to_string(generation) + "/";
 }
 
 std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
   auto reason = reasonOf(info_.group.name, error);
-  if (known_) {
-    const auto* const failure = dynamic_cast<const CommError*>(&error);
-    return {std::move(reason), failure == nullptr ? std::vector<int>() : failure->failure().ranks};
+  const std::vector<int> self{info_.rank};
+  const auto* const failure = dynamic_cast<const CommError*>(&error);
+  auto ranks = failure == nullptr ? self : failure->failure().ranks;
+  if (!known_ && ranks == self) {
+    reason = info_.nameOf(info_.rank) + " cannot join: " + reason;
   }
-  return {"rank " + std::to_string(info_.rank) + " cannot join: " + reason, {info_.rank}};
+  return {std::move(reason), std::move(ranks)};
+}
+
+void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
+  known_ = true;  // the others find it out by themselves
+  // A process loses its connections a moment before it has ended.
+  for (const auto until = Clock::now() + kLook; Clock::now() < until;) {
+    checkAlive();
+    std::this_thread::sleep_for(kLastPoll);
+  }
+  const std::string text = error.what_without_backtrace();
+  failInit(
+      info_.group.name,
+      "the store in which the ranks meet is gone (" + text.substr(0, text.find('\n')) +
+          "): the process that serves it, which is rank 0's or the launcher's, has ended, or the "
+          "network to it is down");
 }
 
 std::string StoreRendezvous::exchange(
     const std::string& mine,
     const std::function<std::string(const std::vector<std::string>&)>& judge) {
   if (self_.startTime == 0) {
-    failInit(info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
+    failInit(
+        info_.group.name,
+        std::string("/proc/self/stat cannot be read: ") + strerror(errno),
+        {info_.rank});
   }
   set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
   said_ = true;
@@ -166,11 +190,8 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
       look();
       if (now >= deadline_) {
         known_ = true;
-        auto failure = lateRanks();
-        if (failure.ranks.empty() && api.absentRanks != nullptr) {
-          failure.ranks = api.absentRanks(comm);
-        }
-        throw CommError(std::move(failure));
+        throw CommError(
+            lateRanks(api.absentRanks == nullptr ? std::vector<int>() : api.absentRanks(comm)));
       }
     }
     poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));
@@ -188,19 +209,25 @@ void StoreRendezvous::look() {
   if (host::interrupted()) {
     std::rethrow_exception(host::takeInterrupt());
   }
-  const bool all = info_.rank == 0 || heard_.back();
-  for (int peer = 0; peer < (all ? info_.size : 1); ++peer) {
+  // Rank 0 hears of all ranks, the others of rank 0, and of all by its answer.
+  for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {
     if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
       hear(peer, get(rankKey(peer)));
     }
+  }
+  checkAlive();
+  checkRefused();
+}
+
+void StoreRendezvous::checkAlive() {
+  for (int peer = 0; peer < info_.size; ++peer) {
     if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
       const auto text =
-          "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+          info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
       tell({peer}, text);
       failInit(info_.group.name, text, {peer});
     }
   }
-  checkRefused();
 }
 
 void StoreRendezvous::set(const std::string& key, const std::string& value) {
@@ -289,9 +316,10 @@ std::string StoreRendezvous::await(const std::string& key) {
   return get(key);
 }
 
-Failure StoreRendezvous::lateRanks() {
-  std::vector<int> missing;
-  for (int peer = 0; peer < info_.size; ++peer) {
+Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
+  auto missing = std::move(joining);
+  const bool all = heard_.back();
+  for (int peer = 0; !all && peer < info_.size; ++peer) {
     if (!store_.check({prefix_ + rankKey(peer)})) {
       missing.push_back(peer);
     }
@@ -302,12 +330,13 @@ Failure StoreRendezvous::lateRanks() {
   failure.group = info_.group.name;
   failure.ranks = missing;
   failure.message =
-      "group '" + failure.group + "' could not be set up on rank " + std::to_string(info_.rank) +
+      "group '" + failure.group + "' could not be set up on " + info_.nameOf(info_.rank) +
       " within " + inSeconds(info_.timeout) + ": " +
-      (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
-                              " did not come; every rank of the group must create it"
-       : heard_.back()  ? std::string("not all ranks have joined")
-                        : std::string("rank 0 did not answer"));
+      (missing.empty() ? (all ? std::string("not all ranks have joined")
+                              : info_.nameOf(0) + " did not answer")
+                       : info_.namesOf(missing) + (all ? " did not join the others of the host"
+                                                       : " did not come; every rank of the group "
+                                                         "must create it"));
   return failure;
 }
 

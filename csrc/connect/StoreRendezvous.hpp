@@ -39,11 +39,11 @@ class StoreRendezvous {
   const std::vector<Peer>& peers() const { return peers_; }
 
   // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
-  // it out by itself.
+  // it out by itself, as where the store is gone.
   template <class Body>
   auto run(const Body& body) {
     try {
-      return body();
+      return reachingStore(body);
     } catch (const std::exception& error) {
       if (!known_) {
         const auto [why, ranks] = blame(error);
@@ -69,11 +69,29 @@ class StoreRendezvous {
   // Raises the reason, if another rank has given one, why it cannot join.
   void checkRefused();
 
-  // Raises where a rank has died, or cannot join, or this one is to stop. Until all know of all,
-  // rank 0 looks after the others, and they look after rank 0.
+  // Raises if a rank has died, or cannot join, or this one is to stop. Each rank looks after the
+  // processes of its own host that it knows, and tells the other hosts.
   void look();
 
  private:
+  // Calls `body`. Raises CommError where the store is gone.
+  template <class Body>
+  auto reachingStore(const Body& body) {
+    try {
+      return body();
+    } catch (const c10::DistNetworkError& error) {
+      raiseStoreGone(error);
+    } catch (const c10::DistStoreError& error) {
+      raiseStoreGone(error);
+    }
+  }
+
+  // Raises a death that has ended the store with its process, or else that the store is gone.
+  [[noreturn]] void raiseStoreGone(const c10::Error& error);
+
+  // Raises if the process of a rank of this host has ended.
+  void checkAlive();
+
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 
   void set(const std::string& key, const std::string& value);
@@ -94,7 +112,8 @@ class StoreRendezvous {
 
   std::string await(const std::string& key);
 
-  Failure lateRanks();
+  // Builds the failure at the deadline; `joining`: ranks that are known but have not joined.
+  Failure lateRanks(std::vector<int> joining = {});
 
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
