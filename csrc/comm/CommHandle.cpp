@@ -92,12 +92,6 @@ std::vector<int> CommHandle::absentRanks() const {
   return absent;
 }
 
-bool CommHandle::absenceIsCertain() const {
-  bool certain = true;
-  with([&](ncclComm_t comm) { certain = api_.mayHaveCome == nullptr || !api_.mayHaveCome(comm); });
-  return certain;
-}
-
 uint64_t CommHandle::ring(uint64_t times) const {
   uint64_t rings = 0;
   with([&](ncclComm_t comm) { rings = api_.ring == nullptr ? 0 : api_.ring(comm, times); });
