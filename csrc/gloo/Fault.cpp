@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/SharedPatience.hpp"
 #include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
@@ -17,6 +18,9 @@ constexpr const char* kReasonKey = "failed";
 
 // Interval at which a rank that cannot do without the reason looks for it.
 constexpr std::chrono::milliseconds kReasonLook{50};
+
+// Time limit of the store's part in a failure.
+SharedPatience tellPatience{std::chrono::seconds(5)};
 
 }  // namespace
 
@@ -156,7 +160,9 @@ void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
 
 void Fault::awaitTold() {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+  tellPatience.spend([&](std::chrono::milliseconds patience) {
+    return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
+  });
 }
 
 }  // namespace torchcomms_pg::gloo

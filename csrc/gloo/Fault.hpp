@@ -76,12 +76,11 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Adds actions for the life of `owner`. Nothing is called if the failure came before.
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
-  // Returns, after a failure, when the others can read the reason, or after 5 s. Otherwise they
-  // would know of a broken connection alone.
+  // Returns, after a failure, when the others can read the reason, or after 5 s, which all groups
+  // of the process share. Otherwise the others would know of a broken connection alone.
   void awaitTold();
 
  private:
-  static constexpr std::chrono::seconds kTellPatience{5};
   static constexpr const char* kNewsKey = "news";
 
   struct Watcher {

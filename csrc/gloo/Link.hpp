@@ -133,7 +133,6 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr std::chrono::milliseconds kReasonPatience{500};
   // Time limit of the reason in the store: a rank that is held up may lose its connections first.
   static constexpr std::chrono::milliseconds kWrittenPatience{2000};
-  static constexpr std::chrono::seconds kReleasePatience{5};
   struct Reason {
     at::Tensor text;
     c10::intrusive_ptr<c10d::Work> arrival;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/OutstandingTask.hpp"
+#include "base/SharedPatience.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
 
@@ -16,6 +17,9 @@ namespace {
 
 // Number of ranks that an error names as not connected with this one.
 constexpr size_t kNamed = 4;
+
+// Time limit of the threads that use connections which end.
+SharedPatience releasePatience{std::chrono::seconds(5)};
 
 // Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
@@ -199,7 +203,9 @@ void Link::close() {
   {
     // Aborted work must have gone before the connections go.
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
+    releasePatience.spend([&](std::chrono::milliseconds patience) {
+      return changed_.wait_for(lock, patience, [this] { return awaited_.empty(); });
+    });
   }
   disconnect();
 }
