@@ -155,6 +155,11 @@ std::shared_ptr<Communicator> connectThroughGloo(
       }
     }
     const auto topology = gloo::Topology::of(places, overGloo.group.hosts, info.rank);
+    const auto died = [peers = met.peers, topology](int rank) {
+      const auto& peer = peers[rank];
+      return peer.dead() ? topology->nameOf(rank) + " (pid " + std::to_string(peer.pid) + ") died"
+                         : "";
+    };
     auto* const comm = gloo::newComm(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
          .topology = topology,
@@ -163,7 +168,8 @@ std::shared_ptr<Communicator> connectThroughGloo(
              [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
                return connectGloo(std::move(store), rank, size, acrossHosts);
              },
-         .timeout = info.timeout},
+         .timeout = info.timeout,
+         .died = died},
         connected,
         met.look);
     return own(overGloo, gloo::api(), {comm}, met.prefix, {});

@@ -62,9 +62,9 @@ using Make =
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
 // cannot see each other's processes, on different hosts or in different containers, get no
 // communicator but the reason, naming rank and host. Raises CommError: naming the ranks that do not
-// come within the timeout; naming a rank that has died, within a second of the time when its process
-// is known, from `known` or from the rank itself, to a rank of its host that has come; with the
-// reason of a rank that cannot join, on all of them; and naming nobody where the store is gone.
+// come within the timeout; naming a rank that has died, within a second of the time when its
+// process is known, from `known` or from the rank itself, to a rank of its host that has come; with
+// the reason of a rank that cannot join, on all of them; and naming nobody where the store is gone.
 JoinResult joinOnHost(
     const NcclApi& api,
     const RendezvousInfo& info,

@@ -222,8 +222,7 @@ void StoreRendezvous::look() {
 void StoreRendezvous::checkAlive() {
   for (int peer = 0; peer < info_.size; ++peer) {
     if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
-      const auto text =
-          info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+      const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
       tell({peer}, text);
       failInit(info_.group.name, text, {peer});
     }
@@ -332,11 +331,11 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   failure.message =
       "group '" + failure.group + "' could not be set up on " + info_.nameOf(info_.rank) +
       " within " + inSeconds(info_.timeout) + ": " +
-      (missing.empty() ? (all ? std::string("not all ranks have joined")
-                              : info_.nameOf(0) + " did not answer")
-                       : info_.namesOf(missing) + (all ? " did not join the others of the host"
-                                                       : " did not come; every rank of the group "
-                                                         "must create it"));
+      (missing.empty()
+           ? (all ? std::string("not all ranks have joined") : info_.nameOf(0) + " did not answer")
+           : info_.namesOf(missing) + (all ? " did not join the others of the host"
+                                           : " did not come; every rank of the group "
+                                             "must create it"));
   return failure;
 }
 

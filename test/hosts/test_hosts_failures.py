@@ -31,25 +31,30 @@ def told_by(action):
     return str(raised.value), raised.value.ranks, time.monotonic() - begun
 
 
+KEPT = []  # stores of Python, of which C++ keeps its own part only
+
+
 class DeadlyStore(dist.Store):
     """Passes on what torchcomms_pg asks; ends its process at the first key with `word`."""
-
-    kept = []  # C++ keeps its own part of a store only
 
     def __init__(self, store, word):
         super().__init__()
         self.store, self.word = store, word
-        self.kept.append(self)
+        KEPT.append(self)
+
+    def look(self, key):
+        if self.word in key:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def set(self, key, value):
+        self.look(key)
         return self.store.set(key, value)
 
     def get(self, key):
         return self.store.get(key)
 
     def add(self, key, amount):
-        if self.word in key:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.look(key)
         return self.store.add(key, amount)
 
     def check(self, keys):
@@ -124,3 +129,85 @@ def test_a_death_before_new_group_is_told_on_all_hosts(victim):
     for text, named, took in (outcome.value for outcome in outcomes):
         assert re.search(rf"rank {victim} \(pid \d+\) died", text), text
         assert named == [victim] and took < SOON, (named, took)
+
+
+def reduce(number):
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(number))
+        time.sleep(0.001)
+
+
+def end_connections(store_port):
+    """Ends this process's connections to others, as a firewall that resets them does."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1:2] != (
+                    store_port,
+                ):
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # no socket, or none with a peer
+
+
+def lose(args, places, number, culprit, how):
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 60)
+    dist.all_reduce(torch.ones(number))
+    dist.barrier()
+    report("ready")
+    receive()
+    if rank == culprit and how == "cut":
+        end_connections(args[0])
+    if rank == culprit and how == "leave":
+        dist.destroy_process_group()
+        receive()
+        return None
+    return told_by(lambda: reduce(number))
+
+
+def what_is_told(places, number, culprit, how):
+    world = len(places)
+    others = [rank for rank in range(world) if rank != culprit or how == "cut"]
+    with Ranks(world, init=False) as ranks:
+        ranks.start(lose, ranks.store_args(), places, number, culprit, how)
+        for rank in range(world):
+            assert ranks.wait_report(rank) == "ready"
+        if how == "kill":
+            ranks.kill(culprit)
+        for rank in others if how == "kill" else range(world):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=others)
+        check(outcomes)
+        if how == "leave":
+            ranks.tell(culprit, "go on")
+    for outcome in outcomes:
+        assert outcome.value[2] < SOON, outcome.value
+    return [outcome.value[:2] for outcome in outcomes]
+
+
+numbers = pytest.mark.parametrize("number", [1000, 1_000_000], ids=["small", "large"])
+
+
+@numbers
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("aabb", 2), ("aab", 2)])
+def test_a_connection_that_breaks_between_living_ranks_accuses_neither(places, culprit, number):
+    for text, named in what_is_told(places, number, culprit, "cut"):
+        assert named == [], (named, text)
+        assert re.search(r"connection between rank \d on host-. and rank \d on host-.", text), text
+        assert "both ranks are there" in text and "died" not in text, text
+
+
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("aab", 2), ("abc", 1)])
+def test_a_rank_that_is_killed_alone_on_its_host_is_named_since_it_does_not_answer(places, culprit):
+    for text, named in what_is_told(places, 1000, culprit, "kill"):
+        assert named == [culprit] and f"rank {culprit} on host-" in text, (named, text)
+        assert "does not answer" in text, text
+
+
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("abc", 1), ("aabb", 3)])
+def test_a_rank_that_has_left_its_group_is_named(places, culprit):
+    for text, named in what_is_told(places, 1000, culprit, "leave"):
+        assert named == [culprit] and f"rank {culprit}" in text, (named, text)
+        assert re.search("left|finalized|destroyed", text), text
