@@ -6,9 +6,9 @@
 
 namespace torchcomms_pg {
 
-// Time that a process gives waits at the ends of its groups: a peer that is stopped, or a store whose
-// host is gone, holds up all of them, one after another. After a wait in vain the next ones get
-// little time. Thread-safe.
+// Time that a process gives waits at the ends of its groups: a peer that is stopped, or a store
+// whose host is gone, holds up all of them, one after another. After a wait in vain the next ones
+// get little time. Thread-safe.
 class SharedPatience {
  public:
   // Limit in place of the full one where more would most likely be in vain.

@@ -243,9 +243,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   if (call == nullptr) {
     return *mismatch;
   }
-  const auto wait = [&](Milliseconds patience) {
-    return call->waitUntil(Clock::now() + patience);
-  };
+  const auto wait = [&](Milliseconds patience) { return call->waitUntil(Clock::now() + patience); };
   // NCCL's communicator ends when the graphs that hold its operations have gone.
   const bool ended = captured_ ? wait(SharedPatience::kBrief) : endPatience.spend(wait);
   return ended ? *mismatch : "";

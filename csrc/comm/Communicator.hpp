@@ -86,8 +86,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Joining.
   //
-  // Returns whether every rank has joined. Raises what keeps them from it, or has happened since, as
-  // the error of `op`, which needs them.
+  // Returns whether every rank has joined. Raises what keeps them from it, or has happened since,
+  // as the error of `op`, which needs them.
   bool initialized(const Operation& op = initialization());
   // Returns when all ranks have joined; raises the same.
   void awaitInitialization(const Operation& op = initialization());
