@@ -24,16 +24,29 @@ def connect(
     `across_hosts` then listen where the store, or else the rest of the network, reaches them.
 
     Raises:
+        OSError: this rank has no address to listen at.
         RuntimeError: the ranks cannot be connected.
     """
     gloo: Any = dist.ProcessGroupGloo
     address = _reachable_address(store) if across_hosts else None
-    how: Any = timeout
-    if address is not None:
-        how = gloo._Options()
-        how._devices, how._timeout = [gloo.create_device(hostname=address)], timeout
-    made: dist.Backend = gloo(store, rank, size, how)
+    options = gloo._Options()
+    try:
+        options._devices = _devices(address)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    options._timeout, options._threads = timeout, 2 * len(options._devices)
+    made: dist.Backend = gloo(store, rank, size, options)
     return made
+
+
+def _devices(address: str | None) -> list[Any]:
+    """Returns what Gloo listens at: `address`, or as it does by itself."""
+    gloo: Any = dist.ProcessGroupGloo
+    if address is not None:
+        return [gloo.create_device(hostname=address)]
+    if names := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return [gloo.create_device(interface=name) for name in names.split(",")]
+    return [gloo.create_default_device()]
 
 
 def _reachable_address(store: dist.Store) -> str | None:

@@ -85,10 +85,13 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
           .attr("connect")(std::move(store), rank, size, timeout, acrossHosts)
           .cast<gloo::Connections>();
     } catch (const py::error_already_set& error) {
+      const auto why = py::str(error.value()).cast<std::string>();
+      if (error.matches(PyExc_OSError)) {
+        throw gloo::NoAddress(why);
+      }
       if (!error.matches(PyExc_RuntimeError)) {
         throw;
       }
-      const auto why = py::str(error.value()).cast<std::string>();
       throw CommError(
           {.message = why,  // the link names the ranks
            .op = "init",

@@ -5,18 +5,15 @@
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/SharedPatience.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-// Time in place of kReleasePatience where more would most likely be in vain.
-constexpr Milliseconds kBriefPatience{200};
-
-// End of the time in which communicators that end get little time: one of this process has just not
-// come to its end, and its obstacle, such as a stopped peer, most likely holds up the others.
-std::atomic<Clock::time_point> impatientUntil{};
+// Time limit of the ends of communicators.
+SharedPatience endPatience{CommHandle::kReleasePatience};
 
 void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
   if (!failed && blocks) {
@@ -96,12 +93,6 @@ std::vector<int> CommHandle::absentRanks() const {
     }
   });
   return absent;
-}
-
-bool CommHandle::absenceIsCertain() const {
-  bool certain = true;
-  with([&](ncclComm_t comm) { certain = api_.mayHaveCome == nullptr || !api_.mayHaveCome(comm); });
-  return certain;
 }
 
 uint64_t CommHandle::ring(uint64_t times) const {
@@ -258,16 +249,10 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   if (call == nullptr) {
     return *mismatch;
   }
+  const auto wait = [&](Milliseconds patience) { return call->waitUntil(Clock::now() + patience); };
   // NCCL's communicator ends when the graphs that hold its operations have gone.
-  const bool impatient = captured_ || Clock::now() < impatientUntil.load();
-  const auto patience = impatient ? kBriefPatience : Milliseconds(kReleasePatience);
-  if (call->waitUntil(Clock::now() + patience)) {
-    return *mismatch;
-  }
-  if (!captured_) {
-    impatientUntil = Clock::now() + kReleasePatience;
-  }
-  return "";
+  const bool ended = captured_ ? wait(SharedPatience::kBrief) : endPatience.spend(wait);
+  return ended ? *mismatch : "";
 }
 
 void CommHandle::discard(bool failed) {

@@ -80,9 +80,7 @@ class CommHandle {
 
   Report report() const;
   std::vector<int> absentRanks() const;
-  // Returns whether the absent ranks have certainly not come, rather than waiting for others
-  // themselves.
-  bool absenceIsCertain() const;
+  bool absenceIsCertain() const { return api_.absenceIsCertain; }
 
   // Adds `times` to the count of requests that all ranks' monitors look at, and returns it. 0: the
   // library has no such count.

@@ -92,22 +92,26 @@ ncclComm_t Communicator::usable() const {
   return comm;
 }
 
-bool Communicator::initialized() {
+Operation Communicator::initialization() {
+  Operation op;
+  op.kind = OpKind::initialization;
+  return op;
+}
+
+bool Communicator::initialized(const Operation& op) {
   if (C10_LIKELY(library_.ready())) {
     return true;
   }
   usable();  // throws what the monitor finds, for example the deadline
   const auto result = library_.join();
   if (result != ncclSuccess && result != ncclInProgress) {
-    Operation initialization;
-    initialization.kind = OpKind::initialization;
-    std::rethrow_exception(failureState_.error(initialization, result));
+    std::rethrow_exception(failureState_.error(op, result));
   }
   return result == ncclSuccess;
 }
 
-void Communicator::awaitInitialization() {
-  for (auto next = Clock::now() + kInterruptInterval; !initialized();) {
+void Communicator::awaitInitialization(const Operation& op) {
+  for (auto next = Clock::now() + kInterruptInterval; !initialized(op);) {
     std::this_thread::sleep_for(kJoinPoll);
     if (Clock::now() >= next) {
       next = Clock::now() + kInterruptInterval;
@@ -120,14 +124,13 @@ void Communicator::awaitInitialization() {
 
 void Communicator::awaitRanks(Milliseconds timeout) {
   // Counts as an operation in flight, so that the monitor sees it.
-  Operation op;
-  op.kind = OpKind::initialization;
+  auto op = initialization();
   op.issued = Clock::now();
   op.timeout = timeout;
   const OpenCall open(*this, &op);
   const auto entry = inFlight_.add(op);
   const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
-  awaitInitialization();
+  awaitInitialization(op);
 }
 
 ncclComm_t Communicator::handle() {

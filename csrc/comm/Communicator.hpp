@@ -87,10 +87,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Joining.
   //
-  // Returns whether every rank has joined. Raises what keeps them from it.
-  bool initialized();
-  // Returns when all ranks have joined.
-  void awaitInitialization();
+  // Returns whether every rank has joined. Raises what keeps them from it, or has happened since,
+  // as the error of `op`, which needs them.
+  bool initialized(const Operation& op = initialization());
+  // Returns when all ranks have joined; raises the same.
+  void awaitInitialization(const Operation& op = initialization());
   // Does the same as an operation with this timeout; raises CommError when the ranks do not come.
   void awaitRanks(Milliseconds timeout);
   // Returns the library's own communicator, once all ranks have joined; it stays this object's.
@@ -186,6 +187,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::string failureMessage() const override;
 
  private:
+  // Makes the operation that stands for the joining of the ranks.
+  static Operation initialization();
   void closeNow();
   void end();
 

@@ -147,28 +147,7 @@ void FailureState::failLibrary(const Failure& failure) {
 }
 
 std::string FailureState::rankNames(const std::vector<int>& ranks) const {
-  const auto& group = comm_.group();
-  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  if (group.hosts.empty()) {
-    names += joinRanks(ranks);
-  } else {
-    for (const int rank : ranks) {
-      names +=
-          (rank == ranks.front() ? "" : ", ") + std::to_string(rank) + " on " + group.hosts[rank];
-    }
-  }
-  bool same = true;
-  std::vector<int> global;
-  for (const int rank : ranks) {
-    if (static_cast<size_t>(rank) < group.globalRanks.size()) {
-      global.push_back(static_cast<int>(group.globalRanks[rank]));
-      same &= global.back() == rank;
-    }
-  }
-  if (!same) {
-    names += " (global " + joinRanks(global) + ")";
-  }
-  return names;
+  return comm_.group().rankNames(ranks);
 }
 
 Failure FailureState::describe(

@@ -41,8 +41,8 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
   try {
-    if (C10_UNLIKELY(!comm_.initialized())) {
-      comm_.awaitInitialization();
+    if (C10_UNLIKELY(!comm_.initialized(call.op))) {
+      comm_.awaitInitialization(call.op);
       if (call.op.recording) {
         call.op.recording->start();
       }
@@ -90,7 +90,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
   const auto entry = comm_.inFlight().add(work->operation(), work);
   auto waker = c10::make_scope_exit([this] { worker_.wake(); });
   try {
-    comm_.awaitInitialization();
+    comm_.awaitInitialization(work->operation());
     const auto order = comm_.library().holdOrder();
     auto* const stream = worker_.handle();
     auto* const comm = comm_.usable();
@@ -246,7 +246,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
   work->setStarted(Clock::now());
   size_t launched = 0;
   try {
-    comm_.awaitInitialization();
+    comm_.awaitInitialization(work->operation());
     if (call.op.recording) {
       call.op.recording->start();
     }

@@ -166,7 +166,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
       try {
-        awaitInitialization();
+        awaitInitialization(call.op);
       } catch (const std::exception&) {
         // The communicator has failed meanwhile, which does not keep it from being shrunk.
       }

@@ -37,7 +37,7 @@ void manage(
   const auto entry = comm.inFlight().add(op);
   std::exception_ptr error;
   try {
-    comm.awaitInitialization();
+    comm.awaitInitialization(op);
     const c10::DeviceGuard onDevice(comm.device());
     const auto order = comm.library().holdOrder();
     const auto result = body(comm.usable());

@@ -46,7 +46,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   }
   flight->setEntry(comm_.inFlight().add(flight->operation(), nullptr, flight));
   try {
-    comm_.awaitInitialization();
+    comm_.awaitInitialization(flight->operation());
     const c10::DeviceGuard onDevice(device_.device());
     const bool timed = comm_.timed();
     const auto order = comm_.library().holdOrder();
@@ -92,7 +92,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
   std::exception_ptr error;
   try {
-    comm_.awaitInitialization();
+    comm_.awaitInitialization(call.op);
     const auto order = comm_.library().holdOrder();
     const auto stream = device_.currentStream();
     queue(call, AcceleratorDevice::handle(stream));

@@ -96,14 +96,18 @@ void logOnce(const Library& library) {
   });
 }
 
-// Joins the ranks of one place, which are to share memory.
-ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology) {
+// Joins the ranks of one place, which are to share memory. `peers`: the processes of all ranks.
+ncclComm_t joinInside(
+    const RendezvousInfo& info, const std::vector<Peer>& peers, const gloo::Topology& topology) {
   auto inside = info;
   inside.rank = topology.local();
   inside.size = static_cast<int>(topology.inside().size());
-  inside.around = info.size;
+  inside.numbers = topology.inside();
   inside.members += "/host " + std::to_string(topology.host());
   inside.known.clear();
+  for (const int rank : topology.inside()) {
+    inside.known.push_back(peers[rank]);
+  }
   ncclComm_t made = nullptr;
   try {
     joinOnHost(
@@ -113,9 +117,16 @@ ncclComm_t joinInside(const RendezvousInfo& info, const gloo::Topology& topology
           made = comm;
           return nullptr;
         });
-  } catch (...) {
+  } catch (const std::exception& error) {
     if (made != nullptr) {
       shm::api().commAbort(made);
+    }
+    if (const auto* const known = dynamic_cast<const CommError*>(&error)) {
+      auto failure = known->failure();
+      for (int& rank : failure.ranks) {
+        rank = topology.inside()[rank];
+      }
+      throw CommError(std::move(failure));
     }
     throw;
   }
@@ -144,15 +155,21 @@ std::shared_ptr<Communicator> connectThroughGloo(
       }
     }
     const auto topology = gloo::Topology::of(places, overGloo.group.hosts, info.rank);
+    const auto died = [peers = met.peers, topology](int rank) {
+      const auto& peer = peers[rank];
+      return peer.dead() ? topology->nameOf(rank) + " (pid " + std::to_string(peer.pid) + ") died"
+                         : "";
+    };
     auto* const comm = gloo::newComm(
         {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
          .topology = topology,
-         .inside = joinInside(overGloo, *topology),
+         .inside = joinInside(overGloo, met.peers, *topology),
          .connect =
              [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
                return connectGloo(std::move(store), rank, size, acrossHosts);
              },
-         .timeout = info.timeout},
+         .timeout = info.timeout,
+         .died = died},
         connected,
         met.look);
     return own(overGloo, gloo::api(), {comm}, met.prefix, {});
@@ -184,7 +201,7 @@ std::shared_ptr<Communicator> connectHosts(
     return own(info, shm::api(), {comm}, prefix, {});
   });
   if (peers != nullptr) {
-    *peers = std::move(joined.peers);
+    *peers = joined.peers;
   }
   if (joined.comm != nullptr) {
     return std::move(joined.comm);
@@ -196,8 +213,10 @@ std::shared_ptr<Communicator> connectHosts(
       "' goes through shared memory, and its ranks are on different hosts: ",
       joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
+  auto introduced = info;
+  introduced.known = std::move(joined.peers);
   return connectThroughGloo(
-      info,
+      introduced,
       connectGloo,
       presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
       [](const Peer& peer) { return peer.place(); });

@@ -21,12 +21,12 @@ namespace {
 // other ranks count on this one.
 using MonitorRuns = Monitor::Hold;
 
-void check(const NcclApi& api, ncclResult_t result, const std::string& group) {
+void check(const NcclApi& api, ncclResult_t result, const RendezvousInfo& info) {
   if (result == ncclSuccess || result == ncclInProgress) {
     return;
   }
   const std::string text = api.getLastError(nullptr);
-  failInit(group, text.empty() ? api.getErrorString(result) : text);
+  failInit(info.group.name, text.empty() ? api.getErrorString(result) : text, {info.rank});
 }
 
 // Starts joining the ranks that share `id`, in host memory; the communicator goes on by itself.
@@ -38,16 +38,16 @@ ncclComm_t joinHere(
     const NcclConfig& config) {
   auto raw = config.raw(/*blocking=*/false);
   ncclComm_t comm = nullptr;
-  check(api, api.commInitRankConfig(&comm, info.size, id, info.rank, &raw), info.group.name);
+  check(api, api.commInitRankConfig(&comm, info.size, id, info.rank, &raw), info);
   return comm;
 }
 
 // Makes a unique id, after kId; or the reason why there is none, after kRefusal.
-std::string newId(const NcclApi& api, int rank) {
+std::string newId(const NcclApi& api, const RendezvousInfo& info) {
   ncclUniqueId id;
   if (api.getUniqueId(&id) != ncclSuccess) {
-    return kRefusal + ("rank " + std::to_string(rank) + " could not make a unique id: ") +
-           api.getLastError(nullptr);
+    return kRefusal + info.nameOf(info.rank) +
+           " could not make a unique id: " + api.getLastError(nullptr);
   }
   return kId + std::string(id.internal, sizeof(id.internal));
 }
@@ -148,7 +148,7 @@ JoinResult joinOnHost(
     const NcclApi& api, const RendezvousInfo& info, const Make& make, const NcclConfig& config) {
   if (info.size == 1) {
     std::vector<ncclUniqueId> ids(1);
-    check(api, api.getUniqueId(&ids.front()), info.group.name);
+    check(api, api.getUniqueId(&ids.front()), info);
     return {make(joinHere(api, ids.front(), info, config), ""), "", {}};
   }
   StoreRendezvous rendezvous(info);
@@ -159,7 +159,7 @@ JoinResult joinOnHost(
         return kRefusal + full;
       }
       const auto elsewhere = whoIsElsewhere(rendezvous.peers());
-      return elsewhere.empty() ? newId(api, 0) : kApart + elsewhere;
+      return elsewhere.empty() ? newId(api, info) : kApart + elsewhere;
     });
     if (answer.front() == kApart) {
       return {nullptr, answer.substr(1), rendezvous.peers()};
@@ -185,7 +185,7 @@ NcclRendezvous rendezvousOverNccl(
   NcclRendezvous met;
   if (info.size == 1) {
     met.ids.resize(1);
-    check(api, api.getUniqueId(&met.ids.front()), info.group.name);
+    check(api, api.getUniqueId(&met.ids.front()), info);
     return met;
   }
   const int count =
@@ -193,7 +193,7 @@ NcclRendezvous rendezvousOverNccl(
   const auto roots = rootsOf(info.size, count);
   auto mine = versionText(library.version());
   if (std::find(roots.begin(), roots.end(), info.rank) != roots.end()) {
-    mine += newId(api, info.rank);
+    mine += newId(api, info);
   }
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&] {

@@ -22,8 +22,8 @@ class Communicator;
 // Input that the ranks of a new communicator have in common, but for `rank`. `members` is the same
 // on these ranks and on no others of the store, e.g. their global ranks. `known`: the ranks'
 // processes, by rank, as far as another group knows them; may be empty, or have peers without a
-// pid. `around`: the number of ranks that ask the store at the same time, where this group is a
-// part of a larger one; else 0.
+// pid. `numbers`: the ranks' numbers in `group`, by rank, if these are only a part of the group;
+// empty: the same numbers. Texts have these numbers, all else the ranks' own.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -32,7 +32,16 @@ struct RendezvousInfo {
   std::string members;
   Milliseconds timeout;
   std::vector<Peer> known = {};
-  int around = 0;
+  std::vector<int> numbers = {};
+
+  // Return the name of ranks in texts.
+  std::string nameOf(int rank) const { return namesOf({rank}); }
+  std::string namesOf(std::vector<int> ranks) const {
+    for (int& rank : ranks) {
+      rank = numbers.empty() ? rank : numbers[rank];
+    }
+    return group.rankNames(ranks);
+  }
 };
 
 // Makes `name` a part of a store's key: all of it, or its beginning and a hash. Torch's store
@@ -53,9 +62,9 @@ using Make =
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
 // cannot see each other's processes, on different hosts or in different containers, get no
 // communicator but the reason, naming rank and host. Raises CommError: naming the ranks that do not
-// come within the timeout; naming, within a second, a rank that has died and whose process is
-// known, from `known` or from the rank itself; and with the reason of a rank that cannot join, on
-// all of them.
+// come within the timeout; naming a rank that has died, within a second of the time when its
+// process is known, from `known` or from the rank itself, to a rank of its host that has come; with
+// the reason of a rank that cannot join, on all of them; and naming nobody where the store is gone.
 JoinResult joinOnHost(
     const NcclApi& api,
     const RendezvousInfo& info,

@@ -78,14 +78,18 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
     : info_(info),
       store_(*info.store),
-      turn_(std::max(info.size, info.around) * kPollOfRank),
+      // The ranks of all parts of a group ask the store at the same time.
+      turn_(
+          std::max<int64_t>(info.size, static_cast<int64_t>(info.group.hosts.size())) *
+          kPollOfRank),
       deadline_(Clock::now() + info.timeout),
       home_("torchcomms_pg/" + keyOf(info.members) + "/"),
-      met_(store_.add(home_ + "met", 0)),
       peers_(info.known),
+      heard_(info.size, false),
       seen_(info.size, false),
       versions_(info.rank == 0 ? info.size : 0) {
   peers_.resize(info.size);
+  met_ = reachingStore([&] { return store_.add(home_ + "met", 0); });
   enter(met_ + 1);
   while (over()) {
     enter(round_ + 1);
@@ -109,18 +113,38 @@ bool StoreRendezvous::over() {
 
 std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
   auto reason = reasonOf(info_.group.name, error);
-  if (known_) {
-    const auto* const failure = dynamic_cast<const CommError*>(&error);
-    return {std::move(reason), failure == nullptr ? std::vector<int>() : failure->failure().ranks};
+  const std::vector<int> self{info_.rank};
+  const auto* const failure = dynamic_cast<const CommError*>(&error);
+  auto ranks = failure == nullptr ? self : failure->failure().ranks;
+  if (!known_ && ranks == self) {
+    reason = info_.nameOf(info_.rank) + " cannot join: " + reason;
   }
-  return {"rank " + std::to_string(info_.rank) + " cannot join: " + reason, {info_.rank}};
+  return {std::move(reason), std::move(ranks)};
+}
+
+void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
+  known_ = true;  // the others find it out by themselves
+  // A process loses its connections a moment before it has ended.
+  for (const auto until = Clock::now() + kLook; Clock::now() < until;) {
+    checkAlive();
+    std::this_thread::sleep_for(kLastPoll);
+  }
+  const std::string text = error.what_without_backtrace();
+  failInit(
+      info_.group.name,
+      "the store in which the ranks meet is gone (" + text.substr(0, text.find('\n')) +
+          "): the process that serves it, which is rank 0's or the launcher's, has ended, or the "
+          "network to it is down");
 }
 
 std::string StoreRendezvous::exchange(
     const std::string& mine,
     const std::function<std::string(const std::vector<std::string>&)>& judge) {
   if (self_.startTime == 0) {
-    failInit(info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno));
+    failInit(
+        info_.group.name,
+        std::string("/proc/self/stat cannot be read: ") + strerror(errno),
+        {info_.rank});
   }
   auto answer = meet(mine, judge);
   while (!answer.empty() && answer.front() == kGivenUp) {
@@ -218,11 +242,8 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
       look();
       if (now >= deadline_) {
         known_ = true;
-        auto failure = lateRanks();
-        if (failure.ranks.empty() && api.absentRanks != nullptr) {
-          failure.ranks = api.absentRanks(comm);
-        }
-        throw CommError(std::move(failure));
+        throw CommError(
+            lateRanks(api.absentRanks == nullptr ? std::vector<int>() : api.absentRanks(comm)));
       }
     }
     poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));
@@ -240,19 +261,24 @@ void StoreRendezvous::look() {
   if (host::interrupted()) {
     std::rethrow_exception(host::takeInterrupt());
   }
-  const bool all = info_.rank == 0 || heard_.back();
-  for (int peer = 0; peer < (all ? info_.size : 1); ++peer) {
+  // Rank 0 hears of all ranks, the others of rank 0, and of all by its answer.
+  for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {
     if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
       hear(peer, get(rankKey(peer)));
     }
+  }
+  checkAlive();
+  checkRefused();
+}
+
+void StoreRendezvous::checkAlive() {
+  for (int peer = 0; peer < info_.size; ++peer) {
     if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
-      const auto text =
-          "rank " + std::to_string(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+      const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
       tell({peer}, text);
       failInit(info_.group.name, text, {peer});
     }
   }
-  checkRefused();
 }
 
 void StoreRendezvous::set(const std::string& key, const std::string& value) {
@@ -349,10 +375,11 @@ std::string StoreRendezvous::await(const std::string& key) {
   return get(key);
 }
 
-Failure StoreRendezvous::lateRanks() {
-  std::vector<int> missing;
+Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
+  auto missing = std::move(joining);
   std::vector<int> gone;
-  for (int peer = 0; peer < info_.size; ++peer) {
+  const bool all = heard_.back();
+  for (int peer = 0; !all && peer < info_.size; ++peer) {
     if (!store_.check({prefix_ + rankKey(peer)})) {
       (seen_[peer] ? gone : missing).push_back(peer);
     }
@@ -363,14 +390,14 @@ Failure StoreRendezvous::lateRanks() {
   failure.group = info_.group.name;
   failure.ranks = missing.empty() ? gone : missing;
   failure.message =
-      "group '" + failure.group + "' could not be set up on rank " + std::to_string(info_.rank) +
+      "group '" + failure.group + "' could not be set up on " + info_.nameOf(info_.rank) +
       " within " + inSeconds(info_.timeout) + ": " +
-      (!missing.empty() ? (missing.size() == 1 ? "rank " : "ranks ") + joinRanks(missing) +
-                              " did not come; every rank of the group must create it"
-       : !gone.empty()  ? (gone.size() == 1 ? "rank " : "ranks ") + joinRanks(gone) +
-                              " gave up waiting before all ranks had come"
-       : heard_.back()  ? std::string("not all ranks have joined")
-                        : std::string("rank 0 did not answer"));
+      (!missing.empty() ? info_.namesOf(missing) + (all ? " did not join the others of the host"
+                                                        : " did not come; every rank of the group "
+                                                          "must create it")
+       : !gone.empty()  ? info_.namesOf(gone) + " gave up waiting before all ranks had come"
+       : all            ? std::string("not all ranks have joined")
+                        : info_.nameOf(0) + " did not answer");
   return failure;
 }
 

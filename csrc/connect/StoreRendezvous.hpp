@@ -47,11 +47,11 @@ class StoreRendezvous {
   const std::vector<Peer>& peers() const { return peers_; }
 
   // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
-  // it out by itself.
+  // it out by itself, as where the store is gone.
   template <class Body>
   auto run(const Body& body) {
     try {
-      return body();
+      return reachingStore(body);
     } catch (const std::exception& error) {
       if (!known_) {
         const auto [why, ranks] = blame(error);
@@ -77,8 +77,8 @@ class StoreRendezvous {
   // Raises the reason, if another rank has given one, why it cannot join.
   void checkRefused();
 
-  // Raises where a rank has died, or cannot join, or this one is to stop. Until all know of all,
-  // rank 0 looks after the others, and they look after rank 0.
+  // Raises if a rank has died, or cannot join, or this one is to stop. Each rank looks after the
+  // processes of its own host that it knows, and tells the other hosts.
   void look();
 
  private:
@@ -94,6 +94,24 @@ class StoreRendezvous {
 
   // Returns the answer to the round: `answer`, unless another rank was first.
   std::string decide(const std::string& answer);
+
+  // Calls `body`. Raises CommError where the store is gone.
+  template <class Body>
+  auto reachingStore(const Body& body) {
+    try {
+      return body();
+    } catch (const c10::DistNetworkError& error) {
+      raiseStoreGone(error);
+    } catch (const c10::DistStoreError& error) {
+      raiseStoreGone(error);
+    }
+  }
+
+  // Raises a death that has ended the store with its process, or else that the store is gone.
+  [[noreturn]] void raiseStoreGone(const c10::Error& error);
+
+  // Raises if the process of a rank of this host has ended.
+  void checkAlive();
 
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 
@@ -116,7 +134,8 @@ class StoreRendezvous {
   // Returns the value of the key, or the answer if that comes first.
   std::string await(const std::string& key);
 
-  Failure lateRanks();
+  // Builds the failure at the deadline; `joining`: ranks that are known but have not joined.
+  Failure lateRanks(std::vector<int> joining = {});
 
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
@@ -125,7 +144,7 @@ class StoreRendezvous {
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
-  const int64_t met_;       // last round before this rendezvous in which all met; rank 0 counts
+  int64_t met_ = 0;         // last round before this rendezvous in which all met; rank 0 counts
   int64_t round_ = 0;
   std::string prefix_;                 // that of the round's keys
   std::vector<Peer> peers_;            // by rank, as far as they are known

@@ -258,10 +258,7 @@ NcclApi fill() {
   t.libraryOf = [](ncclComm_t child) -> const NcclApi& {
     return shm::isHandle(child) ? shm::api() : api();
   };
-  t.mayHaveCome = [](ncclComm_t comm) {
-    const auto& topology = from(comm)->topology();
-    return static_cast<int>(topology.hosts.size()) < topology.size;
-  };
+  t.absenceIsCertain = false;
   t.absentRanks = [](ncclComm_t comm) { return from(comm)->absentRanks(); };
   t.fail = [](ncclComm_t comm,
               ncclResult_t result,

@@ -42,7 +42,7 @@ std::string nameOfLane(const Topology& topology) {
 Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
-      fault_(std::make_shared<Fault>(members_.store, members_.topology->rank)) {
+      fault_(std::make_shared<Fault>(members_.store, members_.topology->rank, members_.died)) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));
@@ -57,7 +57,7 @@ Comm::~Comm() {
 std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
-  // Releases the ranks of this host, which wait in shared memory.
+  // Releases the ranks of this host, which wait in shared memory, and learns of their failure.
   comm->fault_->watch(
       comm,
       {.release =
@@ -66,8 +66,16 @@ std::shared_ptr<Comm> Comm::make(
              raw->inside_->fail(
                  {failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
            },
-       .tell = {},
-       .told = {}});
+       .learn =
+           [raw = comm.get()](bool first) {
+             const auto& segment = raw->inside_->segment();
+             if (first) {
+               raw->ring(1);
+             }
+             if (!raw->fault_->known() && segment.failed()) {
+               raw->fault_->adopt(segment.failure(), raw->topology().inside());
+             }
+           }});
   comm->connectLane(connected, look);
   comm->messages_ = std::make_shared<Messages>(Messages::Ways{
       .topology = comm->members_.topology,
@@ -77,9 +85,7 @@ std::shared_ptr<Comm> Comm::make(
                      const auto& name,
                      const auto& ranks) { return newLink(members, fault, name, ranks); },
       .fault = comm->fault_});
-  comm->fault_->watch(
-      comm->messages_,
-      {.release = [raw = comm->messages_.get()] { raw->wake(); }, .tell = {}, .told = {}});
+  comm->fault_->watch(comm->messages_, {.release = [raw = comm->messages_.get()] { raw->wake(); }});
   return comm;
 }
 
@@ -191,7 +197,13 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
       "split/" + std::to_string(place.tag) + "/" + std::to_string(color), members_.store);
   return {
       make(
-          {store, std::move(topology), inside, members_.connect, members_.timeout}, Connected::now),
+          {store,
+           std::move(topology),
+           inside,
+           members_.connect,
+           members_.timeout,
+           [died = members_.died, choices](int rank) { return died(choices[rank].rank); }},
+          Connected::now),
       nullptr};
 }
 
@@ -212,27 +224,32 @@ std::vector<int> Comm::absentRanks() const {
 
 NcclApi::Probe Comm::probe() {
   auto look = [fault = fault_,
-               store = members_.store,
                lane = lane_,
                messages = messages_,
-               own = c10::intrusive_ptr<c10d::Store>(),
+               // Another thread may wait in the shared connection. Made now, since a store that is
+               // gone takes long to refuse one.
+               own = members_.store->clone(),
                seen = int64_t{0}](bool thorough) mutable {
     if (fault->known()) {
       return false;
     }
-    if (!own) {
-      own = store->clone();  // since another thread may wait in the shared connection
-    }
-    const auto before = std::exchange(seen, Fault::news(*own));
-    const bool news = seen != before;
-    if ((!news && !thorough) || fault->failAsTold(*own)) {
+    try {
+      const auto before = std::exchange(seen, Fault::news(*own));
+      const bool news = seen != before;
+      if ((!news && !thorough) || fault->failAsTold(*own)) {
+        return news;
+      }
+      fault->answer(*own);
+      if (lane != nullptr) {
+        lane->lookForOthers(*own);
+      }
+      messages->lookForOthers(*own);
       return news;
+    } catch (const std::exception&) {
+      // The store is gone. Others of this host may need what this rank's connections tell.
+      fault->awaitReason({}, /*ask=*/false);
+      throw;
     }
-    if (lane != nullptr) {
-      lane->lookForOthers(*own);
-    }
-    messages->lookForOthers(*own);
-    return news;
   };
   const auto& t = topology();
   return {std::move(look), t.local(), static_cast<int>(t.inside().size())};

@@ -31,6 +31,8 @@ struct Members {
   ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Owned
   Connect connect;
   std::chrono::milliseconds timeout;  // to connect the ranks
+  // Returns how a rank's process has ended, such as "rank 3 (pid 5) died"; "": it may run.
+  std::function<std::string(int rank)> died;
 };
 
 // Elements of an exchange for or from one rank.

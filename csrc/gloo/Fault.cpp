@@ -1,9 +1,11 @@
 #include "gloo/Fault.hpp"
 
+#include <future>
 #include <thread>
 #include <utility>
 
 #include "base/OutstandingTask.hpp"
+#include "base/SharedPatience.hpp"
 #include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
@@ -15,10 +17,41 @@ namespace {
 // Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
-// Interval at which a rank that cannot do without the reason looks for it.
+// Interval at which a rank that cannot do without the reason looks for it; time limits of the
+// reason, since a rank that is held up may lose its connections first; and of the answer of a rank
+// that is there, whose host looks once a second.
 constexpr std::chrono::milliseconds kReasonLook{50};
+constexpr std::chrono::milliseconds kReasonPatience{2000};
+constexpr std::chrono::milliseconds kAnswerPatience{5000};
+
+// Time limit of the store's part in a failure.
+SharedPatience tellPatience{std::chrono::seconds(5)};
+
+// Keys under which a rank is asked whether it is there, and answers.
+std::string questionTo(int rank) {
+  return "asked/" + std::to_string(rank);
+}
+std::string answerOf(int rank) {
+  return "there/" + std::to_string(rank);
+}
 
 }  // namespace
+
+template <class... Args>
+void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
+  std::vector<Watcher> watchers;
+  {
+    std::lock_guard lock(mutex_);
+    watchers = watchers_;
+  }
+  for (const auto& watcher : watchers) {
+    // Holds an owner only for what is called: one that is let go of here ends in this thread.
+    const auto& action = watcher.actions.*which;
+    if (const auto owner = action ? watcher.owner.lock() : nullptr) {
+      action(args...);
+    }
+  }
+}
 
 std::optional<host::NcclError> Fault::known() const {
   std::lock_guard lock(mutex_);
@@ -62,6 +95,11 @@ void Fault::failWithoutThread(const std::string& name, const std::system_error& 
 
 void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
+  adopt(inside, members);
+  throw *known();
+}
+
+void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host after the group's has the group's failure as its text.
   if (const auto told = host::decode(inside.what())) {
     fail(*told);
@@ -72,46 +110,111 @@ void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& memb
     }
     fail({inside.result, inside.what(), std::move(ranks)});
   }
-  throw *known();
 }
 
-void Fault::writeApart(std::string key, std::string text) {
+void Fault::write(std::string key, std::string text) {
+  const auto written = std::make_shared<std::promise<void>>();
+  auto ended = written->get_future();
   try {
     Monitor::get().runApart([unfinished = OutstandingTask(),
                              store = store_,
                              key = std::move(key),
-                             text = std::move(text)] {
+                             text = std::move(text),
+                             written] {
       try {
         store->set(key, text);
         announce(*store);
       } catch (const std::exception&) {
         // The store has gone, and so have the ranks that would have read it.
       }
+      written->set_value();
+    });
+    tellPatience.spend([&](std::chrono::milliseconds patience) {
+      return ended.wait_for(patience) == std::future_status::ready;
     });
   } catch (const std::runtime_error&) {
     // No thread can be started.
   }
 }
 
-bool Fault::failAsTold(c10d::Store& store, std::chrono::milliseconds patience) {
-  const auto until = std::chrono::steady_clock::now() + patience;
-  std::vector<uint8_t> text;
+bool Fault::failAsTold(c10d::Store& store) {
   try {
-    while (!store.check({kReasonKey})) {
-      if (known() || std::chrono::steady_clock::now() >= until) {
-        return known().has_value();
-      }
-      std::this_thread::sleep_for(kReasonLook);
-    }
-    text = store.get(kReasonKey);
+    return readReason(store);
   } catch (const std::exception&) {
     return false;  // the store went with the rank that served it
   }
+}
+
+// Does the same, and raises what the store does.
+bool Fault::readReason(c10d::Store& store) {
+  if (!store.check({kReasonKey})) {
+    return false;
+  }
+  const auto text = store.get(kReasonKey);
   const auto told = host::decode({text.begin(), text.end()});
   if (told) {
     fail(*told);
   }
   return told.has_value();
+}
+
+std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, bool ask) {
+  using Clock = std::chrono::steady_clock;
+  Lost lost;
+  const auto look = [&](bool first) {
+    call(&Actions::learn, first);
+    for (const int rank : ranks) {
+      const auto death = known() ? "" : died_(rank);
+      if (!death.empty()) {
+        fail({ncclRemoteError, death, {rank}});
+      }
+    }
+    if (known() || !lost.store) {
+      return;
+    }
+    try {
+      if (readReason(*store_)) {
+        return;
+      }
+      std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
+    } catch (const std::exception&) {
+      lost.store = false;  // it went with the rank that served it
+    }
+  };
+  if (ask) {
+    lost.silent = ranks;
+    try {
+      for (const int rank : ranks) {
+        store_->set(questionTo(rank), std::vector<uint8_t>{});
+      }
+      announce(*store_);
+    } catch (const std::exception&) {
+      lost.store = false;
+    }
+  }
+  const auto begun = Clock::now();
+  for (bool first = true;; first = false) {
+    look(first);
+    if (known()) {
+      return std::nullopt;
+    }
+    // Without the store a reason comes over connections, maybe those of another rank of this host.
+    const bool waits = !lost.store || !lost.silent.empty();
+    if (Clock::now() - begun >= (waits ? kAnswerPatience : kReasonPatience)) {
+      break;
+    }
+    std::this_thread::sleep_for(kReasonLook);
+  }
+  if (!lost.store) {
+    lost.silent.clear();
+  }
+  return lost;
+}
+
+void Fault::answer(c10d::Store& group) const {
+  if (group.check({questionTo(rank_)})) {
+    group.set(answerOf(rank_), std::vector<uint8_t>{});
+  }
 }
 
 void Fault::tellOthers() {
@@ -133,21 +236,6 @@ void Fault::tellOthers() {
   call(&Actions::told);
 }
 
-void Fault::call(std::function<void()> Actions::* which) {
-  std::vector<Watcher> watchers;
-  {
-    std::lock_guard lock(mutex_);
-    watchers = watchers_;
-  }
-  for (const auto& watcher : watchers) {
-    // Holds an owner only for what is called: one that is let go of here ends in this thread.
-    const auto& action = watcher.actions.*which;
-    if (const auto owner = action ? watcher.owner.lock() : nullptr) {
-      action();
-    }
-  }
-}
-
 void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
@@ -156,7 +244,9 @@ void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
 
 void Fault::awaitTold() {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kTellPatience, [&] { return !failure_ || told_; });
+  tellPatience.spend([&](std::chrono::milliseconds patience) {
+    return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
+  });
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -18,11 +18,14 @@
 
 namespace torchcomms_pg::gloo {
 
-// Thread-safe. Set once: the first failure stands. Ranks are the group's own.
+// Thread-safe. Set once: the first failure stands. Ranks are the group's own. A connection that
+// breaks, or cannot be made, is no proof against the rank at its other end.
 class Fault : public std::enable_shared_from_this<Fault> {
  public:
   // `rank`: this process's.
-  Fault(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+  // `died`: Returns how a rank's process has ended, such as "rank 3 (pid 5) died"; "": it may run.
+  Fault(c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
+      : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 
   std::optional<host::NcclError> known() const;
   // Throws the failure, if there is one.
@@ -50,15 +53,26 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Raises the group's failure, if there is one, or else `inside`, which has failed among ranks of
   // this host; `members`: their numbers in the group.
   [[noreturn]] void raiseFor(const host::NcclError& inside, const std::vector<int>& members);
+  // Fails with it.
+  void adopt(const host::NcclError& inside, const std::vector<int>& members);
 
-  // Fails with the reason that another rank has written; false: no rank has within `patience`, or
-  // the store is gone.
-  bool failAsTold(c10d::Store& store, std::chrono::milliseconds patience = {});
-  bool failAsTold(std::chrono::milliseconds patience) { return failAsTold(*store_, patience); }
+  // Fails with the reason that another rank has written; false: none has, or the store is gone.
+  bool failAsTold(c10d::Store& store);
 
-  // Writes something into the group's store and announces it, without blocking. Where no thread can
-  // be started for that, ranks that wait for it do so until the deadline.
-  void writeApart(std::string key, std::string text);
+  // What is known of ranks that this one has lost the connection to, or cannot be connected with.
+  struct Lost {
+    std::vector<int> silent;  // those that do not answer, while the store does
+    bool store = true;        // false: the store is gone
+  };
+  // Waits for the reason. None: the group has failed with it, as with the death of one of `ranks`.
+  // `ask`: asks the ranks through the store whether they are there, for which theirs have to look.
+  std::optional<Lost> awaitReason(const std::vector<int>& ranks, bool ask);
+  // Answers that this rank is there, if another one has asked. Through the caller's own connection.
+  void answer(c10d::Store& group) const;
+
+  // Writes something into the group's store and announces it; blocks as awaitTold() does. Where no
+  // thread can be started for that, ranks that wait for it do so until the deadline.
+  void write(std::string key, std::string text);
 
   // Make the ranks of all hosts look soon for what this one has written in the group's store, and
   // count how often ranks have done so.
@@ -66,22 +80,23 @@ class Fault : public std::enable_shared_from_this<Fault> {
   static int64_t news(c10d::Store& group) { return group.add(kNewsKey, 0); }
 
   // Actions at a failure. `release` runs in the failing thread; then in another thread `tell`,
-  // which may block for a moment, and `told`, when the other ranks can read the reason. Each may be
-  // empty.
+  // which may block for a moment, and `told`, when the other ranks can read the reason. `learn`
+  // runs a few times in a thread that waits for the reason, and fails the group with one that the
+  // owner knows; the first time it makes others look for one. Each may be empty.
   struct Actions {
-    std::function<void()> release;
-    std::function<void()> tell;
-    std::function<void()> told;
+    std::function<void()> release = {};
+    std::function<void()> tell = {};
+    std::function<void()> told = {};
+    std::function<void(bool first)> learn = {};
   };
   // Adds actions for the life of `owner`. Nothing is called if the failure came before.
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
-  // Returns, after a failure, when the others can read the reason, or after 5 s. Otherwise they
-  // would know of a broken connection alone.
+  // Returns, after a failure, when the others can read the reason, or after 5 s, which all groups
+  // of the process share. Otherwise the others would know of a broken connection alone.
   void awaitTold();
 
  private:
-  static constexpr std::chrono::seconds kTellPatience{5};
   static constexpr const char* kNewsKey = "news";
 
   struct Watcher {
@@ -89,11 +104,14 @@ class Fault : public std::enable_shared_from_this<Fault> {
     Actions actions;
   };
 
+  bool readReason(c10d::Store& store);
   void tellOthers();
-  void call(std::function<void()> Actions::* which);
+  template <class... Args>
+  void call(std::function<void(Args...)> Actions::* which, Args... args);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
+  const std::function<std::string(int rank)> died_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -2,11 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "base/OutstandingTask.hpp"
 #include "host/FailureText.hpp"
 #include "host/Names.hpp"
+#include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -14,6 +18,9 @@ namespace {
 
 // Size of the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
+
+// Longest time for which learn() waits for a reason that may have come.
+constexpr std::chrono::milliseconds kArrivalLook{10};
 
 constexpr size_t kInline = 464;
 struct Envelope {
@@ -55,8 +62,9 @@ std::shared_ptr<Link> Link::make(Setup setup) {
   link->setup_.fault->watch(
       link,
       {.release = [raw] { raw->release(); },
-       .tell = [raw] { raw->tellReason(); },
-       .told = [raw] { raw->disconnect(); }});
+       .tell = [raw] { raw->tellReason(host::encode(*raw->setup_.fault->known(), kReasonBytes)); },
+       .told = [raw] { raw->disconnect(); },
+       .learn = [raw](bool) { raw->learn(); }});
   return link;
 }
 
@@ -249,16 +257,35 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
-  setup_.fault->check();
-  if (!failAsHeard(peer) && !setup_.fault->failAsTold(kWrittenPatience)) {
-    setup_.fault->fail(
-        host::NcclError(
-            ncclRemoteError,
-            setup_.names[peer] + " died or left: its connection is broken (" +
-                what.substr(0, what.find(". ")) + ")",
-            {setup_.members[peer]}));
+  auto& fault = *setup_.fault;
+  fault.check();
+  const auto& name = setup_.names[peer];
+  const std::vector<int> members{setup_.members[peer]};
+  const auto broken = "broken (" + what.substr(0, what.find(". ")) + ")";
+  if (!failAsHeard(peer) && !hasLeft(peer)) {
+    if (const auto lost = fault.awaitReason(members, /*ask=*/true); lost && !hasLeft(peer)) {
+      if (!lost->silent.empty()) {
+        fault.fail(
+            {ncclRemoteError,
+             name + " died or left: its connection is " + broken + ", and it does not answer",
+             members});
+      }
+      fault.fail(
+          {ncclRemoteError,
+           nameOfLink(peer) + " is " + broken +
+               (lost->store ? ", and both ranks are there: something between them has ended it"
+                            : ", and the store is gone: nobody knows whether a rank has died"),
+           {}});
+    }
   }
-  throw *setup_.fault->known();
+  if (hasLeft(peer)) {
+    fault.fail({ncclRemoteError, name + " has left the group", members});
+  }
+  throw *fault.known();
+}
+
+std::string Link::nameOfLink(int peer) const {
+  return "the connection between " + setup_.names[setup_.rank] + " and " + setup_.names[peer];
 }
 
 // Posts receives for the reason of a rank that fails the group and then drops its connections: a
@@ -277,11 +304,10 @@ void Link::expectReasons() {
   }
 }
 
-void Link::tellReason() {
-  auto text = host::encode(*setup_.fault->known(), kReasonBytes);
-  text.resize(kReasonBytes);
-  std::vector<at::Tensor> texts{at::empty({kReasonBytes}, at::kByte)};
-  std::memcpy(texts.front().data_ptr(), text.data(), text.size());
+// Sends `reason` to all peers, or that this rank leaves, if it is empty.
+void Link::tellReason(const std::string& reason) {
+  std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
+  std::memcpy(texts.front().data_ptr(), reason.data(), reason.size());
   Connections connections;
   {
     std::lock_guard lock(mutex_);
@@ -310,7 +336,8 @@ void Link::tellReason() {
   }
 }
 
-// Fails with the reason that `peer`, whose connection is broken, has told.
+// Fails with the reason that `peer`, whose connection is broken, has told; false: it has told none,
+// or that it leaves.
 bool Link::failAsHeard(int peer) {
   Reason reason;
   {
@@ -327,12 +354,67 @@ bool Link::failAsHeard(int peer) {
   } catch (const std::exception&) {
     return false;
   }
+  return take(peer, reason);
+}
+
+// Fails with a reason that has come; false: the peer leaves.
+bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
   const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));
   if (told) {
     setup_.fault->fail(*told);
+  } else {
+    std::lock_guard lock(mutex_);
+    left_.insert(peer);
   }
   return told.has_value();
+}
+
+bool Link::hasLeft(int peer) const {
+  std::lock_guard lock(mutex_);
+  return left_.contains(peer);
+}
+
+// Fails with a reason that any peer has told by now. Gloo tells of what has come only to a thread
+// that waits for it, so another thread aborts the waits.
+void Link::learn() {
+  std::map<int, Reason> reasons;
+  {
+    std::lock_guard lock(mutex_);
+    reasons = reasons_;
+  }
+  if (reasons.empty()) {
+    return;
+  }
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  try {
+    Monitor::get().runApart([unfinished = OutstandingTask(), reasons, done] {
+      while (!*done) {
+        std::this_thread::sleep_for(kArrivalLook);
+        for (const auto& [peer, reason] : reasons) {
+          reason.arrival->abort();
+        }
+      }
+    });
+  } catch (const std::runtime_error&) {
+    return;  // no thread can be started
+  }
+  for (const auto& [peer, reason] : reasons) {
+    try {
+      if (reason.arrival->wait(kNever)) {
+        std::lock_guard lock(mutex_);
+        reasons_.erase(peer);
+      } else {
+        continue;
+      }
+    } catch (const std::exception&) {
+      continue;  // the connection is gone
+    }
+    if (take(peer, reason)) {
+      break;
+    }
+  }
+  *done = true;
 }
 
 void Link::release() {

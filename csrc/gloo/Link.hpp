@@ -13,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +30,13 @@ namespace torchcomms_pg::gloo {
 // Gloo. Null for a rank alone.
 using Connections = c10::intrusive_ptr<c10d::Backend>;
 
-// Connects the ranks that meet in the store; collective over them.
+// This rank has no address at which others could reach it, as of an interface that is not there.
+struct NoAddress : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Connects the ranks that meet in the store; collective over them. Raises NoAddress; or what Gloo
+// does, which proves nothing against a rank.
 using Connect =
     std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
 
@@ -120,20 +128,17 @@ class Link : public std::enable_shared_from_this<Link> {
   // Returns the ranks of the group that the oldest waiting collective misses.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections. What was sent still arrives. Without connections this rank writes in the
-  // store that it has left.
+  // Ends the connections, after it has told their ranks that this one leaves. What was sent still
+  // arrives. Without connections this rank writes that in the store.
   void close();
 
  private:
   // Tag of the message that ends connecting.
   static constexpr int kConnectedTag = 0;
   // Tag and time limit of the reason that a rank tells the others over their connections before it
-  // drops them, and the reason.
+  // drops them, and the reason: of a failure, or empty if the rank just leaves.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
-  // Time limit of the reason in the store: a rank that is held up may lose its connections first.
-  static constexpr std::chrono::milliseconds kWrittenPatience{2000};
-  static constexpr std::chrono::seconds kReleasePatience{5};
   struct Reason {
     at::Tensor text;
     c10::intrusive_ptr<c10d::Work> arrival;
@@ -142,10 +147,15 @@ class Link : public std::enable_shared_from_this<Link> {
   explicit Link(Setup setup) : setup_(std::move(setup)) {}
   void release();
   void expectReasons();
-  void tellReason();
+  void tellReason(const std::string& reason);
   bool failAsHeard(int peer);
+  bool take(int peer, const Reason& reason);
+  void learn();
+  bool hasLeft(int peer) const;
+  std::string nameOfLink(int peer) const;
   Connections connections();
   void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
+  std::string nameOfRanks() const;
   host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
   // Starts to connect the ranks. `tells`: the other ranks may not know that they are to do so, too.
@@ -171,6 +181,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
   std::map<int, Reason> reasons_;  // by peer that has yet to tell one
+  std::set<int> left_;             // peers that have told that they leave
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/OutstandingTask.hpp"
+#include "base/SharedPatience.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
 
@@ -16,6 +17,9 @@ namespace {
 
 // Number of ranks that an error names as not connected with this one.
 constexpr size_t kNamed = 4;
+
+// Time limit of the threads that use connections which end.
+SharedPatience releasePatience{std::chrono::seconds(5)};
 
 // Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
 constexpr const char* kConnectKey = "connect";
@@ -88,8 +92,8 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   setup_.fault->check();
 }
 
-// Returns the error. `why`: Gloo's reason, or this link's.
-host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
+// Returns the beginning of an error, "rank 0 on host0 could not be connected with rank 2 on host1".
+std::string Link::nameOfRanks() const {
   std::string others;
   for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
     if (static_cast<int>(peer) != setup_.rank) {
@@ -97,9 +101,15 @@ host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks
       others += named++ == kNamed ? "others" : setup_.names[peer];
     }
   }
+  return setup_.names[setup_.rank] + " could not be connected with " + others;
+}
+
+// Returns the error. `why`: Gloo's reason, or this link's. `ranks`: those that certainly are at
+// fault: a rank that cannot reach another one is not, nor is the other.
+host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   return {
       ncclRemoteError,
-      setup_.names[setup_.rank] + " could not be connected with " + others + " over Gloo: " + why +
+      nameOfRanks() + " over Gloo: " + why +
           " Set GLOO_SOCKET_IFNAME on each host to the interface (`ip addr` lists them) at which "
           "the other hosts reach it",
       std::move(ranks)};
@@ -126,19 +136,30 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
 }
 
 void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
-  c10::intrusive_ptr<c10d::Store> group;
+  auto& fault = *setup_.fault;
   std::string why;
   try {
-    group = setup_.store->clone();  // another thread may wait in the shared one
+    // Another thread may wait in the shared one.
+    const auto group = setup_.store->clone();
     tell(*group);
     return connectThrough(group);
+  } catch (const NoAddress& error) {
+    fault.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
+    return;
   } catch (const c10::Error& error) {
     why = error.what_without_backtrace();
   } catch (const std::exception& error) {
     why = error.what();
   }
-  if (!group || !setup_.fault->failAsTold(*group)) {
-    setup_.fault->fail(unconnected(why + ".", {setup_.members[setup_.rank]}));
+  if (const auto lost = fault.awaitReason(setup_.members, /*ask=*/false)) {
+    fault.fail(
+        lost->store ? unconnected(why + ".", {})
+                    : host::NcclError(
+                          ncclRemoteError,
+                          nameOfRanks() + ", since the group's store is gone (" +
+                              why.substr(0, why.find(". ")) +
+                              "): the process that serves it, which is rank 0's or the launcher's, "
+                              "has ended, or the network to it is down"));
   }
 }
 
@@ -185,21 +206,27 @@ void Link::lookForOthers(c10d::Store& group) {
 }
 
 void Link::close() {
+  bool leaves = false;
   bool unconnected = false;
   setup_.fault->awaitTold();
   {
     std::lock_guard lock(mutex_);
-    unconnected = !connections_ && !closed_ && size() > 1 && !setup_.fault->known();
+    leaves = !closed_ && size() > 1 && !setup_.fault->known();
+    unconnected = !connections_;
     closed_ = true;
   }
-  if (unconnected) {
-    setup_.fault->writeApart(key(kLeftKey), std::to_string(setup_.members[setup_.rank]));
+  if (leaves && unconnected) {
+    setup_.fault->write(key(kLeftKey), std::to_string(setup_.members[setup_.rank]));
+  } else if (leaves) {
+    tellReason("");
   }
   release();  // threads that wait for an envelope that no longer comes
   {
     // Aborted work must have gone before the connections go.
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kReleasePatience, [this] { return awaited_.empty(); });
+    releasePatience.spend([&](std::chrono::milliseconds patience) {
+      return changed_.wait_for(lock, patience, [this] { return awaited_.empty(); });
+    });
   }
   disconnect();
 }

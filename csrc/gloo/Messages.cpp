@@ -59,6 +59,12 @@ bool Messages::isInside(const Message& message) const {
   return message.peer != kAnyPeer && ways_.topology->hostOf[message.peer] == ways_.topology->host();
 }
 
+// Returns whether the lane leads to the rank.
+bool Messages::isCounterpart(int peer) const {
+  const auto& t = *ways_.topology;
+  return ways_.lane != nullptr && t.localOf[peer] == t.local();
+}
+
 Messages::Requests Messages::post(const std::vector<Issued>& messages, bool together) {
   Requests requests;
   for (const auto& [sending, message] : messages) {
@@ -141,7 +147,7 @@ Messages::Pair& Messages::pairWith(int peer) {
   if (!fresh || closed_) {
     return pair;
   }
-  pair.shared = ways_.lane != nullptr && t.localOf[peer] == t.local();
+  pair.shared = isCounterpart(peer);
   if (pair.shared) {
     pair.link = ways_.lane;
     pair.number = t.hostOf[peer];
@@ -416,10 +422,15 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  if (ways_.fault->known() || ways_.topology->hosts.size() == 1) {
-    return;
+  // Counterparts are connected already.
+  const auto& t = *ways_.topology;
+  bool mayBeWanted = false;
+  for (int peer = 0; peer < t.size; ++peer) {
+    mayBeWanted |= t.hostOf[peer] != t.host() && !isCounterpart(peer);
   }
-  ways_.fault->writeApart(departureOf(rank_), "");
+  if (mayBeWanted && !ways_.fault->known()) {
+    ways_.fault->write(departureOf(rank_), "");
+  }
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -94,6 +94,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
     std::deque<PendingMessage> held;              // envelopes that no receive has asked for
   };
 
+  bool isCounterpart(int peer) const;
   void addInside(const std::shared_ptr<Request>& request);
   void sendOutside(const std::shared_ptr<Request>& request);
   void receiveOutside(const std::shared_ptr<Request>& request);

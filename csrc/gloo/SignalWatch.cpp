@@ -13,13 +13,6 @@
 
 namespace torchcomms_pg::gloo {
 
-namespace {
-
-// Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
-
-}  // namespace
-
 // State of the one thread of a process that may have to look while it waits: its main thread.
 struct SignalWatch::State {
   const pid_t pid = getpid();

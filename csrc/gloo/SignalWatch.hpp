@@ -11,6 +11,9 @@ namespace torchcomms_pg::gloo {
 // Interval at which a thread that runs the handlers of signals looks for them while it waits.
 constexpr std::chrono::milliseconds kSignalLook{200};
 
+// Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
+constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
 // Aborts Gloo's waits a few times a second, by a thread for that, in the thread that runs signal
 // handlers: the caller looks for signals and waits again. Gloo's waits look for no signals, and one
 // that times out ends the connections of all ranks. A rank that waited in another thread instead

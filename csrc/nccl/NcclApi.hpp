@@ -175,9 +175,9 @@ struct NcclApi {
   // initialization: those that have not joined), ascending; after a failure the ranks at fault,
   // where known. Callable from any thread at any time.
   std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
-  // Returns whether these ranks may have come, and be waiting for others themselves. Null: they
-  // have not come.
-  bool (*mayHaveCome)(ncclComm_t comm) = nullptr;
+  // Tells whether these ranks certainly have not come. False: they may have, and wait for others
+  // themselves, or what they have sent is lost on a connection that is cut.
+  bool absenceIsCertain = true;
 
   // Returns whether the operation issued last has given the other ranks what they need of this one,
   // so that they do not wait for the stream to come to it. For the thread that has issued it.

@@ -15,6 +15,11 @@ struct Group {
   std::vector<std::string> hosts;    // by rank; empty: all are on one
   int globalRankStart = 0;
   int globalRankStride = 1;
+
+  // Return the name of ranks for texts, such as "rank 1", "ranks 1, 2", "rank 3 on host1", or "rank
+  // 1 (global 5)" in a group whose numbers differ from the global ones.
+  std::string rankName(int rank) const { return rankNames({rank}); }
+  std::string rankNames(const std::vector<int>& ranks) const;
 };
 
 }  // namespace torchcomms_pg

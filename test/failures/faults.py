@@ -62,10 +62,10 @@ FAULTS = {
     "abort during an operation": r"aborted on rank 1|rank 1 .*revoked the communicator",
     "destroy with operations in flight": r"ranks 0, 2 have not arrived",
     # Those whom another rank's failure reaches first have its words; over Gloo these went through
-    # the store, and what is left is the broken connection.
+    # the store, and what is left is the broken connection, for which nobody is accused.
     "store server gone": r"it cannot be known what the other ranks do: the store"
     r"|gave up: .* timed out|rank \d .*revoked the communicator"
-    r"|rank [02] died or left: its connection is broken",
+    r"|connection between rank \d and rank \d is broken .*the store is gone",
 }
 KILLS = ("kill -9", "kill -9 in new_group")
 # Those of rank 1's deeds that let the others begin at a moment of their own.

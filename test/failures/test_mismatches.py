@@ -43,6 +43,27 @@ def test_messages_that_do_not_fit_fail_the_group_and_end_once(sent, received):
         ranks.run(messages_that_do_not_fit, *ranks.store_args(), sent, received)
 
 
+def differ_in_the_first_collective():
+    """All ranks call at about the same time, so that each meets the failure somewhere else."""
+    rank, told = dist.get_rank(), []
+    for _ in range(8):
+        group = dist.new_group()
+        dist.barrier()
+        with pytest.raises(torchcomms().CommError) as caught:
+            dist.all_reduce(torch.ones(5 if rank == 1 else 4), group=group)
+            dist.barrier(group)  # where a rank has called what the first ones did
+        told.append((str(caught.value), caught.value.op))
+        dist.destroy_process_group(group)
+    return told
+
+
+def test_a_mismatch_in_a_groups_first_collective_is_told_as_that_collectives():
+    with Ranks(4) as ranks:
+        for told in ranks.run(differ_in_the_first_collective):
+            for text, op in told:
+                assert op != "init" and not text.startswith("init"), text
+
+
 def tensors(world):
     return [torch.empty(4) for _ in range(world)]
 

@@ -105,6 +105,14 @@ class Network:
         _libc.sethostname(name, len(name))
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
+    def offer(self, host, address):
+        """Gives a host an address that others do not reach; returns its interface's name."""
+        self._run(
+            *("ip", "-n", self.name(host), "addr", "add", f"{address}/32"),
+            *("dev", "lo", "label", "lo:apart"),
+        )
+        return "lo:apart"
+
     def route(self, host):
         """Has what goes from a host to unknown addresses go out of its device."""
         self._run("ip", "-n", self.name(host), "route", "add", "default", "dev", DEVICE)

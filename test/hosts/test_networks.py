@@ -245,11 +245,14 @@ def make_and_use_group(network, hosts, interfaces, use, deadline):
 
 
 def what_is_told(
-    hosts, interfaces, use=reduce, deadline=DEADLINE, act=None, others=None, firewall=False
-):
+    hosts, interfaces, use=reduce, deadline=DEADLINE, act=None, others=None, firewall=False,
+    prepare=None,
+):  # fmt: skip
     """What the ranks are told, and of which ranks, where not all can be connected."""
     others = range(len(hosts)) if others is None else others
     with Network(max(hosts) + 1) as network, Ranks(len(hosts), init=False) as ranks:
+        if prepare is not None:
+            prepare(network)
         args = (network, hosts, interfaces, use, deadline)
         start(ranks, make_and_use_group, *args, firewall=firewall)
         if act is not None:
@@ -306,10 +309,24 @@ def test_hosts_whose_names_lead_nowhere_find_the_address_that_others_reach(possi
         check(ranks.wait())
 
 
+def assert_nobody_is_accused(told, why):
+    for text, named in told:
+        assert re.search(r"rank \d on host0 .* host1|rank \d on host1 .* host0", text), text
+        assert why in text and "GLOO_SOCKET_IFNAME" in text, text
+        assert named == [], (named, text)
+
+
 def test_hosts_that_offer_each_other_their_own_loopback_are_told_so(possible):
-    for text, _ in what_is_told([0, 0, 1, 1], ["lo"] * 4):
-        assert re.search(r"rank \d on host\d", text), text
-        assert "127.0.0.1" in text and "GLOO_SOCKET_IFNAME" in text, text
+    assert_nobody_is_accused(what_is_told([0, 0, 1, 1], ["lo"] * 4), "127.0.0.1")
+
+
+def test_a_rank_that_cannot_reach_the_address_of_another_one_accuses_neither(possible):
+    interfaces = [DEVICE, DEVICE, "lo:apart", "lo:apart"]
+    # Less than the others' address: Gloo has the rank with the greater one connect.
+    told = what_is_told(
+        [0, 0, 1, 1], interfaces, prepare=lambda network: network.offer(1, "9.9.9.9")
+    )
+    assert_nobody_is_accused(told, "unreachable")
 
 
 def test_a_firewall_between_hosts_is_told_to_all_ranks_at_the_deadline(possible):
@@ -342,3 +359,87 @@ def test_ctrl_c_reaches_ranks_while_the_hosts_are_connected(possible):
     assert interrupted.startswith("KeyboardInterrupt"), interrupted
     for text, named in others:
         assert named == [3] and re.search("rank 3 .*(KeyboardInterrupt|interrupted)", text), text
+
+
+def wait_without_the_store(network, hosts, call):
+    rank, _ = meet(network, hosts)
+    dist.all_reduce(torch.ones(1))
+    report("ready")
+    receive()
+    began = time.monotonic()
+    try:
+        if call == "recv":
+            dist.recv(torch.ones(4), 0)
+        else:
+            dist.new_group(timeout=datetime.timedelta(minutes=30))
+    except RuntimeError as error:
+        text = f"{type(error).__name__}: {error}"
+        return text, time.monotonic() - began, getattr(error, "ranks", None)
+    return None
+
+
+def told_without_the_store(call):
+    """What the others are told when rank 0, which serves the store, dies: (text, ranks named)."""
+    hosts = [0, 0, 1, 1]
+    with Network(2) as network, Ranks(4, init=False) as ranks:
+        start(ranks, wait_without_the_store, network, hosts, call)
+        for rank in range(4):
+            assert ranks.wait_report(rank) == "ready"
+        for rank in (1, 2, 3):
+            ranks.tell(rank, "go on")
+        ranks.kill(0)
+        outcomes = ranks.wait(timeout=45, ranks=[1, 2, 3])
+        check(outcomes)
+    for outcome in outcomes:
+        assert outcome.value and outcome.value[1] < LATEST, outcome
+        assert outcome.value[0].startswith("CommError"), outcome.value
+    return [(outcome.value[0], outcome.value[2]) for outcome in outcomes]
+
+
+def test_ranks_that_wait_for_a_message_name_the_rank_that_died_with_its_store(possible):
+    # Rank 3 has no connection to rank 0 before this message: they would find each other there.
+    for text, named in told_without_the_store("recv"):
+        assert named == [0] and "rank 0 on host0" in text, (named, text)
+        assert "GLOO_SOCKET_IFNAME" not in text, text
+
+
+def test_ranks_that_make_a_group_name_the_store_that_died_or_its_rank(possible):
+    (text, named), *elsewhere = told_without_the_store("new_group")
+    assert named == [0] and re.search(r"rank 0 .*died", text), (named, text)
+    for text, named in elsewhere:  # no rank there sees the process
+        assert named in ([], [0]), (named, text)
+        assert re.search("rank 0 .*died|the store .* is gone", text), text
+
+
+def end_groups_without_the_store(network, hosts):
+    """Seconds that it takes to destroy all groups, once their operations have failed."""
+    rank, _ = meet(network, hosts)
+    groups = [dist.new_group(timeout=datetime.timedelta(seconds=DEADLINE)) for _ in range(4)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    report("ready")
+    receive()
+    works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for group in groups]
+    for work in works:
+        with pytest.raises(RuntimeError):
+            work.wait()
+    began = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - began
+
+
+def test_the_ends_of_all_groups_share_one_patience_with_a_store_whose_host_is_gone(possible):
+    hosts = [0, 0, 1, 1]
+    with Network(2) as network, Ranks(4, init=False) as ranks:
+        start(ranks, end_groups_without_the_store, network, hosts)
+        for rank in range(4):
+            assert ranks.wait_report(rank) == "ready"
+        network.cut(1)
+        for rank in range(4):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(timeout=55, ranks=[2, 3])
+        check(outcomes)
+        for rank in (0, 1):
+            ranks.kill(rank)
+    for outcome in outcomes:
+        assert outcome.value < 15, outcome.value  # of one group alone: 5

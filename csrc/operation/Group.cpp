@@ -1,0 +1,27 @@
+#include "operation/Group.hpp"
+
+#include "operation/Operation.hpp"
+
+namespace torchcomms_pg {
+
+std::string Group::rankNames(const std::vector<int>& ranks) const {
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  if (hosts.empty()) {
+    names += joinRanks(ranks);
+  } else {
+    for (const int rank : ranks) {
+      names += (rank == ranks.front() ? "" : ", ") + std::to_string(rank) + " on " + hosts[rank];
+    }
+  }
+  bool same = true;
+  std::vector<int> global;
+  for (const int rank : ranks) {
+    if (static_cast<size_t>(rank) < globalRanks.size()) {
+      global.push_back(static_cast<int>(globalRanks[rank]));
+      same &= global.back() == rank;
+    }
+  }
+  return same ? names : names + " (global " + joinRanks(global) + ")";
+}
+
+}  // namespace torchcomms_pg

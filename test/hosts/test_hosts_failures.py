@@ -1,0 +1,213 @@
+"""Whom ranks of several hosts accuse: only one of which they have proof."""
+
+# Hosts and the letters for them are those of test_hosts.py.
+
+import datetime
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness.rank_process import receive, report
+from harness.ranks import Ranks, check, connect_store, init_default_group
+from hosts.test_hosts import move
+
+pytestmark = pytest.mark.beyond_gloo
+HALF_AN_HOUR = datetime.timedelta(minutes=30)
+SOON = 20  # seconds on a busy machine, of which none is the group's timeout
+
+
+def told_by(action):
+    """(text, ranks named, seconds) of the CommError that an action raises."""
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        action()
+    return str(raised.value), raised.value.ranks, time.monotonic() - begun
+
+
+KEPT = []  # stores of Python, of which C++ keeps its own part only
+
+
+class DeadlyStore(dist.Store):
+    """Passes on what torchcomms_pg asks; ends its process at the first key with `word`."""
+
+    def __init__(self, store, word):
+        super().__init__()
+        self.store, self.word = store, word
+        KEPT.append(self)
+
+    def look(self, key):
+        if self.word in key:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def set(self, key, value):
+        self.look(key)
+        return self.store.set(key, value)
+
+    def get(self, key):
+        return self.store.get(key)
+
+    def add(self, key, amount):
+        self.look(key)
+        return self.store.add(key, amount)
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+    def delete_key(self, key):
+        return self.store.delete_key(key)
+
+    def compare_set(self, key, old, new):
+        return self.store.compare_set(key, old, new)
+
+    def wait(self, keys, timeout=HALF_AN_HOUR):
+        return self.store.wait(keys, timeout)
+
+    def clone(self):
+        return DeadlyStore(self.store.clone(), self.word)
+
+    def has_extended_api(self):
+        return False
+
+
+def join_with(victim, args, places):
+    """What a new communicator tells the others when one of them dies while its host joins."""
+    rank = int(os.environ["RANK"])
+    move(places)
+    store = connect_store(*args)
+    if rank == victim:
+        store = DeadlyStore(store, "/host ")
+    return told_by(
+        lambda: dist.init_process_group(
+            "torchcomms", store=store, rank=rank, world_size=len(places), timeout=HALF_AN_HOUR
+        )
+    )
+
+
+@pytest.mark.parametrize("places, victim", [("aabb", 3), ("abba", 2), ("aaabb", 1)])
+def test_a_death_while_a_host_joins_is_told_by_the_number_in_the_group(places, victim):
+    world = len(places)
+    others = [rank for rank in range(world) if rank != victim]
+    with Ranks(world, init=False) as ranks:
+        ranks.start(join_with, victim, ranks.store_args(), places)
+        outcomes = ranks.wait(ranks=others)
+        check(outcomes)
+    for text, named, took in (outcome.value for outcome in outcomes):
+        assert f"rank {victim} on host-{places[victim]} (pid" in text and "died" in text, text
+        assert named == [victim], named
+        assert took < SOON
+
+
+def make_group_without(victim, args, places):
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 60)
+    dist.barrier()
+    if rank == victim:
+        report("goes")
+        os.kill(os.getpid(), signal.SIGKILL)
+    receive()
+    return told_by(lambda: dist.new_group(timeout=HALF_AN_HOUR))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_a_death_before_new_group_is_told_on_all_hosts(victim):
+    others = [rank for rank in range(4) if rank != victim]
+    with Ranks(4, init=False) as ranks:
+        ranks.start(make_group_without, victim, ranks.store_args(), "aabb")
+        assert ranks.wait_report(victim) == "goes" and ranks.exit_code(victim) == -9
+        for rank in others:
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=others)
+        check(outcomes)
+    for text, named, took in (outcome.value for outcome in outcomes):
+        assert re.search(rf"rank {victim} \(pid \d+\) died", text), text
+        assert named == [victim] and took < SOON, (named, took)
+
+
+def reduce(number):
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(number))
+        time.sleep(0.001)
+
+
+def end_connections(store_port):
+    """Ends this process's connections to others, as a firewall that resets them does."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1:2] != (
+                    store_port,
+                ):
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # no socket, or none with a peer
+
+
+def lose(args, places, number, culprit, how):
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 60)
+    dist.all_reduce(torch.ones(number))
+    dist.barrier()
+    report("ready")
+    receive()
+    if rank == culprit and how == "cut":
+        end_connections(args[0])
+    if rank == culprit and how == "leave":
+        dist.destroy_process_group()
+        receive()
+        return None
+    return told_by(lambda: reduce(number))
+
+
+def what_is_told(places, number, culprit, how):
+    world = len(places)
+    others = [rank for rank in range(world) if rank != culprit or how == "cut"]
+    with Ranks(world, init=False) as ranks:
+        ranks.start(lose, ranks.store_args(), places, number, culprit, how)
+        for rank in range(world):
+            assert ranks.wait_report(rank) == "ready"
+        if how == "kill":
+            ranks.kill(culprit)
+        for rank in others if how == "kill" else range(world):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=others)
+        check(outcomes)
+        if how == "leave":
+            ranks.tell(culprit, "go on")
+    for outcome in outcomes:
+        assert outcome.value[2] < SOON, outcome.value
+    return [outcome.value[:2] for outcome in outcomes]
+
+
+numbers = pytest.mark.parametrize("number", [1000, 1_000_000], ids=["small", "large"])
+
+
+@numbers
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("aabb", 2), ("aab", 2)])
+def test_a_connection_that_breaks_between_living_ranks_accuses_neither(places, culprit, number):
+    for text, named in what_is_told(places, number, culprit, "cut"):
+        assert named == [], (named, text)
+        assert re.search(r"connection between rank \d on host-. and rank \d on host-.", text), text
+        assert "both ranks are there" in text and "died" not in text, text
+
+
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("aab", 2), ("abc", 1)])
+def test_a_rank_that_is_killed_alone_on_its_host_is_named_since_it_does_not_answer(places, culprit):
+    for text, named in what_is_told(places, 1000, culprit, "kill"):
+        assert named == [culprit] and f"rank {culprit} on host-" in text, (named, text)
+        assert "does not answer" in text, text
+
+
+@pytest.mark.parametrize("places, culprit", [("ab", 1), ("abc", 1), ("aabb", 3)])
+def test_a_rank_that_has_left_its_group_is_named(places, culprit):
+    for text, named in what_is_told(places, 1000, culprit, "leave"):
+        assert named == [culprit] and f"rank {culprit}" in text, (named, text)
+        assert re.search("left|finalized|destroyed", text), text
