@@ -45,6 +45,7 @@ def leave_a_batch_open():
                 work.wait()
             assert out.item() == 1
 
+    gather()  # starts the worker, which else may get the id
     left = in_thread(begin)
     assert wait_for(lambda: in_thread(gather) == left)
 
