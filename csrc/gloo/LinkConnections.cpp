@@ -71,6 +71,10 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
+    if (setup_.fault->failAsTold(*setup_.store)) {  // by a rank whose own connections are made
+      lock.lock();
+      continue;
+    }
     try {
       look ? look() : setup_.fault->lookForSignals();
     } catch (const host::NcclError& failure) {
