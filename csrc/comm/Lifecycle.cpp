@@ -160,7 +160,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   }
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
-    call.op.seq = collectives_.fetch_add(1) + 1;
+    call.op.seq = sequenceNumber() + 1;  // not counted: the ranks that go do not call it
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
