@@ -131,8 +131,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
     options->global_ranks_in_group.clear();  // the list is the smaller group's
   }
-  if (options->group_name == options_->group_name) {
-    options->group_name = "merged";  // the other members know no name of this group's
+  const auto& own = options_->group_name;
+  if (options->group_name == own || options->group_name.rfind(own + ":", 0) == 0) {
+    options->group_name = "merged";  // torch's name, of which the other members know nothing
   }
   auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
   merged->forgetPeers();  // its ranks are not those of its store

@@ -161,7 +161,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
     const OpenCall open(*this, &call.op);
-    issued_.number(call);
+    call.op.seq = sequenceNumber() + 1;  // not counted: the ranks that go do not call it
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
