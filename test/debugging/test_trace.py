@@ -460,7 +460,7 @@ GLOO = """
 
 @pytest.mark.torch_version
 def test_dumps_that_torchs_gloo_has_written_are_understood(tmp_path):
-    run = run_python("-c", GLOO, tmp_path)
+    run = run_python("-c", GLOO, tmp_path, GLOO_SOCKET_IFNAME="lo")
     assert run.returncode == 0, run.stderr
     assert Analysis(load(tmp_path, "healthy_")).verdict().kind == "fine"
     found = Analysis(load(tmp_path, "hung_")).verdict()

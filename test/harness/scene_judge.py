@@ -95,7 +95,9 @@ def judge(outcome, form, dumps, verdict):
     for finding in verdict.findings:
         _check_finding(outcome, seen, finding, result)
     _check_told(outcome, seen, verdict, result)
-    if all(not outcome.open(rank) or seen.one_wait(rank) for rank in outcome.calls):
+    clear = all(not outcome.open(rank) or seen.one_wait(rank) for rank in outcome.calls)
+    blurred = any(seen.blurred(call) for calls in seen.open.values() for call in calls)
+    if clear and not blurred and not seen.wrapped:
         _check_order(outcome, seen, verdict, result)
     return result
 

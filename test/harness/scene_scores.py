@@ -30,11 +30,15 @@ def truth(outcome):
 
 
 def by_viewer(contents):
+    """(the ranks accused, all ranks named)."""
     dumps = Dumps(parse(content, rank) for rank, content in contents.items())
-    return set(Analysis(dumps).verdict().culprits)
+    findings = Analysis(dumps).verdict().findings
+    accused = [each.culprits for each in findings if each.kind != "unknown"]
+    return set().union(*accused), set().union(*(each.culprits for each in findings))
 
 
 def by_torchfrtrace(contents):
+    """The same; it names nobody as unknown."""
     details = {
         f"trace_{rank}": {"host_name": "", "rank": rank, **copy.deepcopy(content)}
         for rank, content in contents.items()
@@ -50,18 +54,18 @@ def by_torchfrtrace(contents):
     named = set()
     for collective in database.collectives:
         named |= set(collective.missing_ranks or ()) | set(collective.mismatch_collectives or ())
-    return named
+    return named, named
 
 
 def score(analyser, outcome, contents):
     wanted = truth(outcome)
     try:
-        named = analyser(contents)
+        accused, named = analyser(contents)
     except Exception:  # whatever it is, the user has no answer
         return "fails"
-    if named - wanted:
+    if accused - wanted:
         return "wrong"
-    return "right" if named or not wanted else "silent"
+    return "right" if named <= wanted and (named or not wanted) else "silent"
 
 
 def main():

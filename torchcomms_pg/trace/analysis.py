@@ -200,7 +200,8 @@ class Analysis:
         """The group's name, with its description, and with its ranks if another has its name."""
         known = group.description and group.description != "undefined"
         name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
-        return f"{name} of {_ranks(group.ranks)}" if self._names[group.name] > 1 else name
+        alone = self._names[group.name] == 1 or not group.ranks
+        return name if alone else f"{name} of {_ranks(group.ranks)}"
 
     def waits_for(self, entry: Entry) -> frozenset[int]:
         """The ranks that an unfinished operation cannot end without, and that are not in it."""
