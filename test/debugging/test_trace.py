@@ -435,9 +435,11 @@ GLOO = """
         store = dist.FileStore(folder + "/store", 2)
         dist.init_process_group("gloo", store=store, rank=me, world_size=2)
         dist.barrier()
-        write = lambda name: open(f"{folder}/{name}_{me}", "wb").write(
-            torch._C._distributed_c10d._dump_fr_trace()
-        )
+        trace = torch._C._distributed_c10d._dump_fr_trace
+        write = lambda name: open(f"{folder}/{name}_{me}", "wb").write(trace())
+        # An entry is retired soon after the operation has returned.
+        while not all(entry["retired"] for entry in pickle.loads(trace())["entries"]):
+            time.sleep(0.01)
         write("healthy")
         if me == 0:
             work = dist.all_reduce(torch.ones(4), async_op=True)

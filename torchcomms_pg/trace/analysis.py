@@ -338,7 +338,9 @@ class Analysis:
         dump = self.dumps.get(rank)
         if dump is None or self._gloo or not dump.gapless:
             return False
-        return dump.whole or self._last_there(rank, missed) is not None
+        last = self._last_there(rank, missed)
+        counted = not missed.p2p or (missed.number and last and last.number)
+        return dump.whole or (last is not None and bool(counted))
 
     def _miss(self, entry: Entry, absent: list[int], proven: bool) -> Finding:
         title = f"{self._what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
