@@ -31,15 +31,17 @@ class Recorder:
     ):
         p2p = op.startswith(("send", "recv"))
         seq = self.seqs[group, p2p] = self.seqs.get((group, p2p), 0) + 1
+        base = group.split(":")[0]
+        op_id = self.seqs[base] = self.seqs.get(base, 0) + 1
         created, self.now = self.now, self.now + int(takes * SECOND)
         self.entries.append(
             {
                 "record_id": len(self.entries),
-                "pg_id": 0,
+                "pg_id": list(self.groups).index(base),
                 "process_group": (group, "undefined"),
                 "collective_seq_id": 0 if p2p else seq,
                 "p2p_seq_id": seq if p2p else 0,
-                "op_id": seq,
+                "op_id": op_id,
                 "profiling_name": f"torchcomms:{op}",
                 "time_created_ns": created,
                 "input_sizes": [[numel]],
@@ -111,7 +113,8 @@ def test_the_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path):
     ranks[0].call("all_reduce", numel=1024, done=False, line=41)
     ranks[2].call("all_reduce", numel=1024, done=False, line=41)
     found = verdict(tmp_path, ranks)
-    assert (found.kind, found.culprits, found.place) == ("missing", [1], ("0", 2))
+    assert (found.kind, found.culprits) == ("missing", [1])
+    assert (found.place.group.name, found.place.seq) == ("0", 2)
     text = re.sub(r"\d\d:\d\d:\d\d", "TIME", str(found))
     assert text == (
         "rank 1 has not arrived at all_reduce (1024 x Float) #2 of group 0\n"
@@ -145,6 +148,87 @@ def test_two_groups_called_in_different_orders_are_told_as_such(tmp_path):
     )
 
 
+def test_ranks_that_wait_for_each_others_messages_are_a_circle(tmp_path):
+    ranks = pairs(3)
+    for rank in ranks:
+        source = (rank.rank - 1) % 3
+        pair = sorted((rank.rank, source))
+        rank.groups[f"0:{pair[0]}-{pair[1]}"] = pair
+        numbers = f"recv {pair.index(rank.rank)}<-{pair.index(source)}"
+        rank.call(numbers, f"0:{pair[0]}-{pair[1]}", done=False, collective_seq_id=1)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("order", [0, 1, 2])
+    assert str(found).startswith("ranks 0, 1, 2 wait for each other")
+
+
+def test_a_rank_in_an_operation_that_is_under_way_is_no_culprit(tmp_path):
+    """All have come to the barrier of the pair, so it may be the transport that is stuck."""
+    ranks = recorders(3, pair=[1, 2])
+    ranks[0].call("all_reduce", done=False)
+    for rank in ranks[1:]:
+        rank.call("barrier", "pair", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unfinished", [])
+    assert str(found).startswith("all ranks have arrived at barrier")
+
+
+def test_every_culprit_is_told_and_first_the_one_who_holds_up_the_most(tmp_path):
+    ranks = recorders(5, left=[0, 1], right=[2, 3, 4])
+    ranks[0].call("all_reduce", "left", done=False)
+    ranks[2].later(1).call("all_reduce", "right", done=False)
+    ranks[3].later(1).call("all_reduce", "right", done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [4, 1])
+    first, *_, second = [line for line in str(found).splitlines() if "not arrived" in line]
+    assert first.startswith("rank 2 (global 4) has not arrived at all_reduce (8 x Float) #1")
+    assert first.endswith("of group right") and "rank 1 has" in second
+
+
+def test_groups_of_one_name_and_different_ranks_are_two(tmp_path):
+    ranks = [Recorder(rank, {"tp": [0, 1] if rank < 2 else [2, 3]}) for rank in range(4)]
+    for rank in ranks:
+        rank.call("all_reduce", "tp", numel=8 if rank.rank < 2 else 5)
+    ranks[0].call("all_reduce", "tp", done=False)
+    for rank in ranks[2:]:
+        rank.call("all_reduce", "tp", numel=5)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [1])
+    assert "#2 of group tp of ranks 0, 1" in str(found).splitlines()[0]
+
+
+def test_of_two_groups_of_one_name_on_a_rank_other_ranks_tell_the_first(tmp_path):
+    """A dump has the ranks of one group of each name: those of the last."""
+    ranks = [Recorder(rank, {"tp": [0, 1] if rank < 1 else [1, 2]}) for rank in range(3)]
+    ranks[0].call("all_reduce", "tp", done=False)
+    ranks[1].call("all_reduce", "tp", done=False, pg_id=0)
+    ranks[1].call("broadcast", "tp", done=False, pg_id=1, op_id=1, collective_seq_id=1)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [2])
+    assert "at broadcast (8 x Float) #1 of group tp of ranks 1, 2" in str(found).splitlines()[0]
+
+
+def test_ranks_of_a_group_that_no_dump_tells_are_not_accused(tmp_path):
+    ranks = [Recorder(rank, {"tp": [0, 1, 2]}) for rank in range(3)]
+    ranks[1].call("all_reduce", "tp", done=False)
+    ranks[0].call("broadcast", "tp", done=False, pg_id=0)  # of another group named tp
+    ranks[0].call("all_reduce", "tp", done=False, pg_id=1, op_id=1, collective_seq_id=1)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unfinished", [])
+    assert "no dump tells the ranks of its group" in str(found)
+
+
+def test_a_group_that_is_made_again_counts_anew(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("all_reduce").call("broadcast")
+        rank.seqs.clear()
+        rank.call("all_reduce", pg_id=1)
+    ranks[0].call("barrier", pg_id=1, done=False)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [1])
+    assert "at barrier (8 x Float) #2" in str(found)
+
+
 @pytest.mark.parametrize(
     "other",
     [("all_gather", {}), ("all_reduce", dict(numel=9)), ("all_reduce", dict(dtype="Half"))],
@@ -159,7 +243,8 @@ def test_the_rank_that_disagrees_with_the_others_is_named_with_both_calls(tmp_pa
     ranks[1].call(op, done=False, **how)
     ranks[2].call("all_reduce", done=False)
     found = verdict(tmp_path, ranks)
-    assert (found.kind, found.culprits, found.place) == ("mismatch", [1], ("0", 2))
+    assert (found.kind, found.culprits) == ("mismatch", [1])
+    assert (found.place.group.name, found.place.seq) == ("0", 2)
     assert "rank 1 called something else as operation #2 of group 0" in str(found)
     assert "rank 0: all_reduce (8 x Float)  at train.py:10 in step" in str(found)
     assert f"rank 1: {op} (" in str(found)
@@ -173,10 +258,11 @@ def test_two_ranks_that_disagree_are_both_named(tmp_path):
     assert (found.kind, found.culprits) == ("mismatch", [0, 1])
 
 
-def test_sizes_that_differ_by_design_are_no_mismatch(tmp_path):
+@pytest.mark.parametrize("op", ["all_to_all", "all_to_all_v_single", "all_to_allv"])
+def test_sizes_that_differ_by_design_are_no_mismatch(tmp_path, op):
     ranks = recorders(2)
-    ranks[0].call("all_to_all", numel=3, done=False)
-    ranks[1].call("all_to_all", numel=5, done=False)
+    ranks[0].call(op, numel=3, done=False)
+    ranks[1].call(op, numel=5, done=False)
     assert verdict(tmp_path, ranks).kind == "unfinished"
 
 
@@ -184,11 +270,14 @@ def test_a_message_without_its_other_side_names_who_has_not_posted_it(tmp_path):
     ranks = recorders(3, pair=[2, 0])
     # In names of operations ranks are those of the group: 0 is rank 2 here.
     ranks[2].call("send 0->1", "pair", done=False)
-    ranks[1].call("recv 1<-0", done=False)
-    ranks[0].call("send 0->1", done=False)
+    ranks[1].call("recv 1<-0")
+    ranks[0].call("send 0->1")
     found = verdict(tmp_path, ranks)
     assert (found.kind, found.culprits) == ("message", [0])
-    assert "rank 0 has not arrived at send 2->0 (8 x Float) #1 of group pair" in str(found)
+    assert "rank 1 (global 0) has not arrived at send 0->1 (8 x Float) #1 of group pair" in str(
+        found
+    )
+    assert "rank 0 (global 2) waits in it since" in str(found)
 
 
 def pairs(size):
@@ -265,12 +354,204 @@ def test_a_signal_that_is_waited_for_is_missed_on_its_sender(tmp_path, signalled
     assert "wait_signal 0->1" in str(found).splitlines()[0]
 
 
+def batch(rank, *members, done, p2p_seq_id=1):
+    """Records a batch of messages as torch's nccl does."""
+    more = {"collective_seq_id": 0, "p2p_seq_id": p2p_seq_id, "is_p2p": True}
+    for member in members:
+        rank.call(member, state="scheduled", retired=False, **more)
+        rank.entries[-1].update(time_discovered_started_ns=None, time_discovered_completed_ns=None)
+    rank.call("coalesced", done=done, **more)
+    rank.entries[-1]["op_id"] = rank.entries[-2]["op_id"]
+    rank.seqs["0"] -= 1
+
+
+def test_members_of_a_batch_end_with_it(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        batch(rank, f"send {rank.rank}->{1 - rank.rank}", f"recv {rank.rank}<-0", done=True)
+    assert verdict(tmp_path, ranks).kind == "fine"
+
+
+def test_a_batch_waits_for_the_ranks_whose_side_is_not_there(tmp_path):
+    """Rank 2's messages have met those of rank 0 in their batch, which waits for rank 1."""
+    ranks = recorders(3)
+    batch(ranks[0], "send 0->1", "recv 0<-2", done=False)
+    batch(ranks[2], "send 2->0", done=True)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("message", [1])
+
+
+def test_an_operation_that_failed_waited(tmp_path):
+    ranks = recorders(2)
+    ranks[0].call("all_reduce", done=False, retired=True)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("missing", [1])
+
+
+def gloo(rank, size):
+    """Makes a recorder's content what torch's Gloo would have written."""
+    for entry in rank.entries:
+        entry["profiling_name"] = entry["profiling_name"].replace("torchcomms", "gloo")
+        entry["process_group"] = (entry["process_group"][0], "default_pg")
+        entry.update(state="scheduled", time_discovered_started_ns=None)
+        entry["time_discovered_completed_ns"] = None
+    rank.groups = {"": list(range(size))}
+
+
+def test_entries_of_gloo_have_ended_when_they_are_retired(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("all_reduce")
+    ranks[0].call("all_reduce", done=False)
+    for rank in ranks:
+        gloo(rank, 2)
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unknown", [1])
+    assert "rank 1 has not arrived at all_reduce (8 x Float) #2 of group 0" in str(found)
+    assert "or waits in a message (Gloo's recorder has none)" in str(found)
+    ranks[0].entries.pop()
+    assert verdict(tmp_path, ranks).kind == "fine"
+
+
+@pytest.mark.parametrize("number", ["op_id", "record_id"])
+def test_a_rank_whose_dump_has_gaps_is_not_proven_to_hold_up_others(tmp_path, number):
+    """What lies between may wait; TORCH_INCLUDE_ONLY_ACTIVE leaves out what has ended."""
+    ranks = recorders(2)
+    ranks[0].call("barrier").call("all_reduce", done=False)
+    ranks[1].call("barrier").call("barrier", "0", **{number: 5})
+    ranks[1].entries[-1]["collective_seq_id"] = 1
+    found = verdict(tmp_path, ranks)
+    assert (found.kind, found.culprits) == ("unknown", [1])
+    assert "not all of its operations are recorded" in str(found)
+
+
+GLOO = """
+    import os, pickle, sys, time
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+    import torch
+    import torch.distributed as dist
+
+    def rank(me, folder):
+        store = dist.FileStore(folder + "/store", 2)
+        dist.init_process_group("gloo", store=store, rank=me, world_size=2)
+        dist.barrier()
+        trace = torch._C._distributed_c10d._dump_fr_trace
+        write = lambda name: open(f"{folder}/{name}_{me}", "wb").write(trace())
+        # An entry is retired soon after the operation has returned.
+        while not all(entry["retired"] for entry in pickle.loads(trace())["entries"]):
+            time.sleep(0.01)
+        write("healthy")
+        if me == 0:
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+        write("hung")
+        store.set(f"done {me}", "")
+        store.wait([f"done {1 - me}"])
+        os._exit(0)
+
+    children = []
+    for me in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                rank(me, sys.argv[1])
+            finally:
+                os._exit(1)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+
+
+@pytest.mark.torch_version
+def test_dumps_that_torchs_gloo_has_written_are_understood(tmp_path):
+    run = run_python("-c", GLOO, tmp_path, GLOO_SOCKET_IFNAME="lo")
+    assert run.returncode == 0, run.stderr
+    assert Analysis(load(tmp_path, "healthy_")).verdict().kind == "fine"
+    found = Analysis(load(tmp_path, "hung_")).verdict()
+    assert (found.kind, found.culprits) == ("unknown", [1])
+    assert "rank 1 has not arrived at all_reduce (4 x Float) #2 of group 0" in str(found)
+
+
 def test_a_rank_without_a_dump_is_said_to_be_unknown(tmp_path):
     ranks = recorders(2)
     ranks[0].call("all_reduce", done=False)
     found = verdict(tmp_path, ranks[:1])
     assert (found.kind, found.culprits) == ("unknown", [1])
     assert "rank 1 left no dump" in str(found)
+
+
+def test_ranks_without_a_dump_are_told_after_those_who_are_proven_to_hold_up_others(tmp_path):
+    ranks = recorders(3)
+    ranks[0].call("all_reduce", done=False)
+    found = verdict(tmp_path, ranks[:2])
+    assert (found.kind, found.culprits) == ("missing", [1])
+    assert "rank 2 left no dump" in str(found)
+
+
+def old_run(size, earlier):
+    """Recorders of a run that began ``earlier`` seconds before the others."""
+    ranks = recorders(size)
+    for rank in ranks:
+        rank.later(-earlier)
+        rank.call("all_reduce").call("all_reduce").call("barrier", done=False)
+    return ranks
+
+
+@pytest.mark.parametrize("earlier", [20, 86_400])
+def test_the_old_dump_of_a_rank_that_was_killed_is_named_and_left_out(tmp_path, capsys, earlier):
+    """Its rank had been in the barrier that now misses it."""
+    verdict(tmp_path, old_run(3, earlier))
+    ranks = recorders(3)
+    for rank in ranks:
+        rank.call("all_reduce").call("all_reduce")
+    for rank in ranks[:2]:
+        rank.call("barrier", done=False).write(tmp_path)
+    assert main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("rank 2 left no dump that is of use, and has probably not arrived at bar")
+    assert "dump_2 is left out, since it is older than the others: all_reduce #1 of group 0" in out
+    assert main([str(tmp_path), "--stale"]) == 1
+    assert "left out" not in capsys.readouterr().out
+
+
+def test_a_dump_without_what_others_have_done_with_its_rank_is_left_out(tmp_path):
+    """No operation is in both dumps, since the ring of the later one is full."""
+    ranks = old_run(2, 60)
+    verdict(tmp_path, ranks)
+    for _ in range(100):
+        ranks[0].call("all_reduce")
+    ranks[0].call("barrier", done=False)
+    del ranks[0].entries[:50]
+    ranks[0].write(tmp_path)
+    dumps = load(tmp_path)
+    assert (set(dumps), set(dumps.left_out)) == ({0}, {1})
+    assert Analysis(dumps).verdict().kind == "unknown"
+
+
+def test_a_rank_that_is_late_has_no_old_dump(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("all_reduce").call("broadcast", done=rank.rank == 0)
+    ranks[0].later(1000).call("all_reduce", done=False)
+    assert verdict(tmp_path, ranks).culprits == []
+    assert not load(tmp_path).left_out
+
+
+def test_one_file_that_cannot_be_read_does_not_stop_the_rest(tmp_path, capsys):
+    ranks = recorders(3)
+    ranks[0].call("all_reduce", done=False)
+    verdict(tmp_path, ranks)
+    (tmp_path / "dump_2").write_bytes(b"half a du")
+    assert main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("rank 1 has not arrived at all_reduce")
+    assert "rank 2 left no dump that is of use" in out and "dump_2: neither JSON nor" in out
+
+
+def test_the_help_tells_the_codes(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert re.search("0 if every.*1 if not.*2 if no dump", text, re.DOTALL)
 
 
 def test_operations_that_a_full_ring_forgot_are_not_missed(tmp_path):

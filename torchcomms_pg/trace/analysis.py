@@ -1,9 +1,18 @@
 """Finds from all ranks' dumps which ranks hold up others or come late, and what takes the time.
 
-A collective is stuck when a rank is in it and has not left it. Blame goes along the waiting: a
-rank that is awaited and itself waits for another is a victim too, so the culprit is at the end
-of the chain. Where the chain closes to a ring, the ranks called their operations in different
-orders.
+The rules of blame: an operation waits for the ranks that it cannot end without and that have not
+come to it; a rank waits for those that its unfinished operations wait for. Blame goes along the
+waiting to its ends. An end is
+
+- a rank that is awaited and has no unfinished operation: a culprit,
+- a rank that is awaited and has no dump, or one that leaves something out: unknown, since it may
+  wait, too,
+- an operation whose ranks called different things: a mismatch,
+- an operation that all ranks have come to: it is under way, and nobody is a culprit,
+- ranks that wait for each other: a circle.
+
+A rank that waits is never a culprit. Whether a rank waits in an operation, or has only called it
+with ``async_op``, no dump tells; so one with an unfinished operation counts as waiting.
 """
 
 from __future__ import annotations
@@ -13,14 +22,22 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from torchcomms_pg.trace.dumps import Dump, Entry
+from torchcomms_pg.trace.dumps import Dumps, Entry
+from torchcomms_pg.trace.groups import Group
 
-# Their sizes differ from rank to rank by design.
-_UNEVEN = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v"}
-_UNEVEN |= {"reduce_scatter_v", "split", "coalesced", "barrier", "all_reduce_barrier"}
-
+# Their sizes differ from rank to rank by design, as do those of each all-to-all.
+_UNEVEN = {
+    "all_gather_v",
+    "reduce_scatter_v",
+    "split",
+    "coalesced",
+    "barrier",
+    "all_reduce_barrier",
+}
+_UNEVEN_PREFIXES = ("all_to_all", "alltoall")
 
 # The operation that ends one which waits for one other rank.
 _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
@@ -29,7 +46,7 @@ _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
 class Route(NamedTuple):
     """The way of one kind of messages that a rank sends to, or receives from, another."""
 
-    group: str
+    group: Group
     op: str
     sender: int | None
     receiver: int | None
@@ -38,22 +55,62 @@ class Route(NamedTuple):
 class Place(NamedTuple):
     """A collective of a group, the same on all of its ranks."""
 
-    group: str
+    group: Group
     seq: int
 
 
 @dataclass
-class Verdict:
-    """The outcome: ``kind`` is one of ``fine``, ``missing``, ``mismatch``, ``order``, ``message``,
-    ``unfinished`` and ``unknown``; ``culprits`` are global ranks; ``lines`` is the report."""
+class Finding:
+    """One cause of waiting: what `Verdict.kind` says, with the ranks at fault.
+
+    ``entries`` are the operations that show it. ``held_up`` are the ranks that wait because of it.
+    """
 
     kind: str
     culprits: list[int]
     lines: list[str]
-    place: Place | None = None
+    entries: list[Entry] = field(default_factory=list)
+    held_up: set[int] = field(default_factory=set)
+
+    @property
+    def place(self) -> Place | None:
+        """The collective that shows it, if one does."""
+        entry = self.entries[0] if self.entries else None
+        return None if entry is None or entry.p2p else Place(entry.group, entry.seq)
+
+
+@dataclass
+class Verdict:
+    """The findings, those that explain the most first."""
+
+    findings: list[Finding]
+
+    @property
+    def kind(self) -> str:
+        """``fine``, ``missing``, ``message``, ``mismatch``, ``order``, ``unknown`` or
+        ``unfinished``: that of the first finding."""
+        return self.findings[0].kind
+
+    @property
+    def culprits(self) -> list[int]:
+        """The global ranks at fault; those that may be, if none is for certain."""
+        proven = [finding for finding in self.findings if finding.kind != "unknown"]
+        ranks = [rank for finding in proven for rank in finding.culprits]
+        ranks = ranks or [rank for finding in self.findings for rank in finding.culprits]
+        return list(dict.fromkeys(ranks))
+
+    @property
+    def place(self) -> Place | None:
+        """The collective that shows the first finding, if one does."""
+        return self.findings[0].place
+
+    @property
+    def entries(self) -> set[Entry]:
+        """The operations that show the findings."""
+        return {entry for finding in self.findings for entry in finding.entries}
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(line for finding in self.findings for line in finding.lines)
 
 
 @dataclass
@@ -93,201 +150,291 @@ _NOTICEABLE_NS = 100_000
 class Analysis:
     """Matches the operations of all ranks with each other."""
 
-    def __init__(self, dumps: dict[int, Dump]) -> None:
+    def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
-        self.groups: dict[str, tuple[str, list[int]]] = {}
-        for dump in dumps.values():
-            self.groups.update(dump.groups)
         self.collectives: dict[Place, dict[int, list[Entry]]] = defaultdict(dict)
-        self.last: dict[tuple[str, int], Entry] = {}  # by group and rank
-        # Messages: the first that waits, the last of all, and the finished ones by number.
-        self.waiting: dict[Route, Entry] = {}
+        self.last: dict[tuple[Group, int], Entry] = {}  # collective
+        # Messages by number; the latest; and those that wait, the first first.
+        self.messages: dict[tuple[Route, int], Entry] = {}
         self.latest: dict[Route, Entry] = {}
-        self.passed: dict[tuple[Route, int], Entry] = {}
+        self.waiting: dict[Route, list[Entry]] = defaultdict(list)
         for entry in self.entries():
-            if entry.p2p:
-                route = _route(entry)
-                self.latest[route] = entry
-                if not entry.finished:
-                    self.waiting.setdefault(route, entry)
-                elif entry.number is not None:
-                    self.passed[route, entry.number] = entry
-            else:
+            if not entry.p2p:
                 place = Place(entry.group, entry.seq)
                 self.collectives[place].setdefault(entry.rank, []).append(entry)
                 self.last[entry.group, entry.rank] = entry
+                continue
+            route = _route(entry)
+            self.latest[route] = entry
+            if entry.number is not None:
+                self.messages[route, entry.number] = entry
+            if not entry.finished:
+                self.waiting[route].append(entry)
         self.unfinished = {
-            rank: [entry for entry in dump.entries if not entry.finished]
+            rank: [entry for entry in dump.entries if self.holds(entry)]
             for rank, dump in dumps.items()
         }
+        self._gloo = any(dump.library == "gloo" for dump in dumps.values())
+        self._absent: dict[Place, frozenset[int]] = {}
 
     def entries(self) -> Iterable[Entry]:
         """Every operation, rank after rank, in the order of the calls."""
         for _, dump in sorted(self.dumps.items()):
             yield from dump.entries
 
-    def members(self, group: str) -> list[int]:
-        """The group's global ranks."""
-        return self.groups.get(group, ("", []))[1]
+    def holds(self, entry: Entry) -> bool:
+        """True if it has not ended. A batch's end holds up nobody: its members do.
 
-    def group_name(self, group: str) -> str:
-        """The group's name, with its description if it has one."""
-        description = self.groups.get(group, ("", []))[0]
-        known = description and description != "undefined"
-        return f"group {group} ({description})" if known else f"group {group}"
+        A message has ended if its receiver has it; torch's hook tells no end of one in a batch.
+        """
+        if entry.finished or (entry.p2p and entry.op == "coalesced"):
+            return False
+        other = self.met(entry) if entry.op == "send" else None
+        return other is None or not other.finished
 
-    def waits_for(self, entry: Entry) -> set[int]:
+    @cached_property
+    def _names(self) -> Counter[str]:
+        return Counter(group.name for group in {entry.group for entry in self.entries()})
+
+    def group_name(self, group: Group) -> str:
+        """The group's name, with its description, and with its ranks if another has its name."""
+        known = group.description and group.description != "undefined"
+        name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
+        alone = self._names[group.name] == 1 or not group.ranks
+        return name if alone else f"{name} of {_ranks(group.ranks)}"
+
+    def waits_for(self, entry: Entry) -> frozenset[int]:
         """The ranks that an unfinished operation cannot end without, and that are not in it."""
         if entry.p2p:
-            return self._awaited_senders(entry)
-        arrived = self.collectives[Place(entry.group, entry.seq)]
-        return {
-            rank
-            for rank in self.members(entry.group)
-            if rank not in arrived and self._has_not_passed(rank, entry)
-        }
+            return frozenset(self._awaited_side(entry))
+        place = Place(entry.group, entry.seq)
+        if place not in self._absent:
+            arrived = self.collectives[place]
+            self._absent[place] = frozenset(
+                rank
+                for rank in entry.group.ranks
+                if rank not in arrived and self._has_not_passed(rank, entry)
+            )
+        return self._absent[place]
 
-    def _awaited_senders(self, entry: Entry) -> set[int]:
+    def _awaited_side(self, entry: Entry) -> set[int]:
         """The ranks that may be a message's other side, if that has not come."""
-        if entry.op not in _OTHER_SIDE or self.met(entry):
+        if entry.op not in _OTHER_SIDE or not entry.group.ranks or self.met(entry):
             return set()
         other = entry.receiver if entry.op == "send" else entry.sender
-        return set(self.members(entry.base)) - {entry.rank} if other is None else {other}
+        return set(entry.group.ranks) - {entry.rank} if other is None else {other}
 
     def met(self, entry: Entry) -> Entry | None:
-        """The other side of an unfinished message, if it is there.
+        """The other side of a message, if it is there.
 
-        A finished message is there if it has the number of ``entry``: then it met another
-        message, and ``entry`` is meant for another one, for example by its tag.
+        If that has finished and ``entry`` has not, it met another message: ``entry`` is meant for
+        another one, for example by its tag, or waits for its batch.
         """
         route = _route(entry)._replace(op=_OTHER_SIDE[entry.op])
+        if entry.number is not None and (side := self.messages.get((route, entry.number))):
+            return side
         routes = [route]
         if entry.op == "send":
             routes.append(route._replace(sender=None))
         elif entry.sender is None:
-            routes = [route._replace(sender=rank) for rank in self.members(entry.base)]
-        for route in routes:
-            if route in self.waiting:
-                return self.waiting[route]
-        return None if entry.number is None else self.passed.get((routes[0], entry.number))
+            routes = [route._replace(sender=rank) for rank in entry.group.ranks]
+            for each in routes:  # a message that has left, and that nobody has received
+                sent, received = self.latest.get(each), self.latest.get(each._replace(op="recv"))
+                if sent and (sent.number or 0) > ((received and received.number) or 0):
+                    return sent
+        for each in routes:
+            for side in self.waiting.get(each, []):
+                if entry.number is None or side.number is None:
+                    return side
+        latest = self.latest.get(route)
+        if latest is None or entry.number is None or latest.number is None:
+            return latest if entry.batched else None  # it is not known which ones have met
+        return latest if latest.number > entry.number else None  # its ring has forgotten it
+
+    def _misfit(self, entry: Entry) -> Entry | None:
+        """The other side of a message, if it has another size or dtype."""
+        side = self.met(entry) if entry.op in ("send", "recv") else None
+        if side is None or (entry.numel, entry.dtype) == (side.numel, side.dtype):
+            return None
+        in_order = not (entry.finished or side.finished or entry.batched or side.batched)
+        return side if entry.number == side.number and (entry.number or in_order) else None
 
     def _has_not_passed(self, rank: int, entry: Entry) -> bool:
         # A recorder keeps the newest operations only.
         last = self.last.get((entry.group, rank))
         return last is None or last.seq < entry.seq
 
-    def disagreement(self, place: Place) -> dict[int, str] | None:
-        """The calls of the ranks at ``place``, if these cannot be one collective."""
-        calls = self.collectives[place]
-        if len(calls) < 2 or all(e.finished for entries in calls.values() for e in entries):
-            return None
-        keys: dict[int, object] = {}
-        for rank, entries in calls.items():
-            keys[rank] = tuple(
-                (entry.op, entry.dtype, None if entry.op in _UNEVEN else _common(entry))
-                for entry in entries
-            )
-        if len(set(keys.values())) == 1:
-            return None
-        return {rank: ", ".join(entry.what for entry in calls[rank]) for rank in sorted(calls)}
+    def disagrees(self, place: Place) -> bool:
+        """True if the calls of the ranks at ``place`` cannot be one collective."""
+        calls = self.collectives[place].values()
+        if len(calls) < 2 or all(entry.finished for entries in calls for entry in entries):
+            return False
+        return len({tuple(map(_signature, entries)) for entries in calls}) > 1
 
     def verdict(self) -> Verdict:
-        """The first mismatch, or else the rank at the end of the waiting."""
+        """Every end of the waiting, those that explain the most ranks first."""
         stuck = [entry for entries in self.unfinished.values() for entry in entries]
         if not stuck:
-            return Verdict("fine", [], ["Every recorded operation has finished."])
+            return Verdict([Finding("fine", [], ["Every recorded operation has finished."])])
         stuck.sort(key=lambda entry: entry.created)
-        for place in dict.fromkeys(Place(e.group, e.seq) for e in stuck if not e.p2p):
-            if calls := self.disagreement(place):
-                return self._mismatch(place, calls)
-        waits = {rank: set() for rank in self.dumps}  # type: dict[int, set[int]]
+        waits: dict[int, set[int]] = defaultdict(set)
         for entry in stuck:
             waits[entry.rank] |= self.waits_for(entry)
-        awaited = set().union(*waits.values())
-        if not awaited:
-            return self._unfinished(stuck)
-        silent = sorted(awaited - self.dumps.keys())
-        ends = sorted(rank for rank in awaited if rank in waits and not waits[rank])
-        culprits = ends or silent
-        if not culprits:
-            return self._order(stuck, waits)
+        findings = self._mismatches(stuck) + self._missing(stuck, waits)
+        awaiting: dict[int, set[int]] = defaultdict(set)
+        for rank, others in waits.items():
+            for other in others:
+                awaiting[other].add(rank)
+        for finding in findings:
+            finding.held_up = _reach(finding.held_up, awaiting)
+        left = {entry.rank for entry in stuck}.difference(*(each.held_up for each in findings))
+        # Those in operations that are under way, and those that wait for them.
+        moving = _reach({rank for rank in left if not waits[rank]}, awaiting)
+        if first := next((e for e in stuck if e.rank in moving and not waits[e.rank]), None):
+            findings.append(self._unfinished(first))
+            findings[-1].held_up = moving
+        left -= moving
+        while left:
+            circle = self._circle(min(left), waits, awaiting)
+            circle.held_up = _reach(set(circle.culprits), awaiting)
+            left -= circle.held_up
+            findings.append(circle)
+        findings.sort(key=lambda each: (each.kind == "unfinished", -len(each.held_up)))
+        return Verdict(findings)
+
+    def _mismatches(self, stuck: list[Entry]) -> list[Finding]:
+        """The first collective of each group that ranks disagree on, and messages that do."""
+        findings: dict[object, Finding] = {}
+        for entry in sorted((e for e in stuck if not e.p2p), key=lambda e: e.seq):
+            place = Place(entry.group, entry.seq)
+            if entry.group not in findings and self.disagrees(place):
+                findings[entry.group] = self._mismatch(place)
         for entry in stuck:
-            if self.waits_for(entry) & set(culprits):
-                return self._missing(entry, culprits, silent)
-        raise AssertionError("an awaited rank is awaited by some operation")
+            if (side := self._misfit(entry)) and frozenset((entry, side)) not in findings:
+                findings[frozenset((entry, side))] = self._unmet(entry, side, alike=False)
+        return list(findings.values())
 
-    def _missing(self, entry: Entry, culprits: list[int], silent: list[int]) -> Verdict:
-        absent = sorted(self.waits_for(entry) & set(culprits))
-        unknown = [rank for rank in absent if rank in silent]
-        place = None if entry.p2p else Place(entry.group, entry.seq)
-        title = f"{entry.what} #{entry.seq} of {self.group_name(entry.group)}"
+    def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
+        """The ranks that are awaited and do not wait, at the first operation that misses each."""
+        told: set[int] = set()
+        findings = []
+        for entry in stuck:
+            absent = {rank for rank in self.waits_for(entry) - told if not self._waits(rank)}
+            told |= absent
+            for proven in (True, False):
+                ranks = sorted(r for r in absent if self._is_proven(r, entry) == proven)
+                if ranks:
+                    findings.append(self._miss(entry, ranks, proven))
+                    findings[-1].held_up = {
+                        rank for rank, others in waits.items() if others & set(ranks)
+                    }
+        return findings
+
+    def _waits(self, rank: int) -> bool:
+        return bool(self.unfinished.get(rank))
+
+    def _is_proven(self, rank: int, missed: Entry) -> bool:
+        """True if a rank without an unfinished operation is known to hold up this one."""
+        dump = self.dumps.get(rank)
+        if dump is None or self._gloo or not dump.gapless:
+            return False
+        last = self._last_there(rank, missed)
+        counted = not missed.p2p or (missed.number and last and last.number)
+        return dump.whole or (last is not None and bool(counted))
+
+    def _miss(self, entry: Entry, absent: list[int], proven: bool) -> Finding:
+        title = f"{self._what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
+        who = self._members(absent, entry.group)
+        dumped = [rank for rank in absent if rank in self.dumps]
         lines = []
-        if entry.p2p and entry.sender is None:
-            lines.append(f"no message is under way to rank {entry.rank}, which waits in {title}")
-        elif len(unknown) == len(absent):
-            lines.append(
-                f"{_ranks(absent)} left no dump, and {_has(absent)} probably not arrived at {title}"
-            )
-            lines.append("  (killed, or unable to write: look at its output)")
+        if entry.p2p and entry.sender is None and proven:
+            me = self._members([entry.rank], entry.group)
+            lines.append(f"no message is under way to {me}, which waits in {title}")
+        elif dumped:
+            lines.append(f"{who} {_has(absent)} not arrived at {title}")
         else:
-            lines.append(f"{_ranks(absent)} {_has(absent)} not arrived at {title}")
-        inside = [entry] if place is None else self._inside(place)
+            lines.append(f"{who} left no dump, and {_has(absent)} probably not arrived at {title}")
+            if set(absent) <= self.dumps.left_out.keys():
+                lines[0] = lines[0].replace("left no dump", "left no dump that is of use")
+            else:
+                lines.append("  (killed, or unable to write: look at its output)")
+        inside = [entry] if entry.p2p else self._inside(Place(entry.group, entry.seq))
         lines += [f"  {line}" for line in self._waiting(inside)]
-        for rank in absent:
-            if rank in self.dumps:
-                lines += [f"  {line}" for line in self._doing(rank, entry)]
-        kind = "unknown" if len(unknown) == len(absent) else "message" if entry.p2p else "missing"
-        return Verdict(kind, absent, lines, place)
+        for rank in dumped:
+            lines += [f"  {line}" for line in self._doing(rank, entry)]
+        kind = ("message" if entry.p2p else "missing") if proven else "unknown"
+        return Finding(kind, absent, lines, inside)
 
-    def _mismatch(self, place: Place, calls: dict[int, str]) -> Verdict:
-        counts = Counter(calls.values()).most_common()
-        majority = counts[0][0] if counts[0][1] > len(calls) / 2 else None
-        culprits = [rank for rank, call in calls.items() if call != majority]
-        who = _ranks(culprits) if majority else "the ranks"
+    def _mismatch(self, place: Place) -> Finding:
+        calls = dict(sorted(self.collectives[place].items()))
+        kinds = {rank: tuple(map(_signature, entries)) for rank, entries in calls.items()}
+        kind, count = Counter(kinds.values()).most_common(1)[0]
+        majority = count > len(calls) / 2
+        culprits = [rank for rank in calls if kinds[rank] != kind or not majority]
+        who = self._members(culprits, place.group) if majority else "the ranks"
         verb = "called something else" if majority else "called different things"
         lines = [f"{who} {verb} as operation #{place.seq} of {self.group_name(place.group)}"]
-        for rank, call in calls.items():
-            where = self.collectives[place][rank][0].where
-            lines.append(f"  rank {rank}: {call}" + (f"  at {where}" if where else ""))
-        return Verdict("mismatch", culprits, lines, place)
+        for rank, entries in calls.items():
+            what = ", ".join(entry.what for entry in entries)
+            where = f"  at {entries[0].where}" if entries[0].where else ""
+            lines.append(f"  {self._members([rank], place.group)}: {what}{where}")
+        inside = self._inside(place)
+        held_up = {entry.rank for entry in inside if not entry.finished}
+        return Finding("mismatch", culprits, lines, inside, held_up)
 
-    def _order(self, stuck: list[Entry], waits: dict[int, set[int]]) -> Verdict:
-        ring = _ring(waits)
-        lines = [f"{_ranks(sorted(ring))} wait for each other: the operations were called in"]
-        lines[0] += " different orders"
-        for rank in ring:
-            entry = next(e for e in stuck if e.rank == rank and self.waits_for(e))
+    def _circle(
+        self, rank: int, waits: dict[int, set[int]], awaiting: dict[int, set[int]]
+    ) -> Finding:
+        """A circle that the waiting of ``rank``, which leads to no other end, leads to."""
+        while beyond := _reach(waits[rank], waits) - _reach({rank}, awaiting):
+            rank = min(beyond)
+        within = _reach(waits[rank], waits)
+        ring: list[Entry] = []
+        while rank not in [entry.rank for entry in ring]:
+            # Of several operations, a rank is most likely to be in the latest.
+            entries = reversed(self.unfinished[rank])
+            ring.append(next(e for e in entries if self.waits_for(e) & within))
+            rank = min(self.waits_for(ring[-1]) & within)
+        ring = ring[[entry.rank for entry in ring].index(rank) :]
+        ranks = sorted(entry.rank for entry in ring)
+        whom = "each other" if len(ring) > 1 else "itself"
+        common = ring[0].group if len({entry.group for entry in ring}) == 1 else None
+        verb = "wait" if len(ring) > 1 else "waits"
+        lines = [f"{self._members(ranks, common)} {verb} for {whom}"]
+        lines[0] += ": the operations were called in different orders"
+        for entry in ring:
+            others = sorted(self.waits_for(entry))
             lines.append(
-                f"  rank {rank} is in {entry.what} #{entry.seq} of "
-                f"{self.group_name(entry.group)} and waits for "
-                f"{_ranks(sorted(self.waits_for(entry)))}"
+                f"  {self._members([entry.rank], entry.group)} is in {self._what(entry)} "
+                f"#{entry.seq} of {self.group_name(entry.group)} and waits for "
+                f"{self._members(others, entry.group)}"
                 + (f"  at {entry.where}" if entry.where else "")
             )
-        return Verdict("order", sorted(ring), lines)
+        lines.append("  (a rank that called one of these with async_op, and does not wait for it,")
+        lines.append("  is busy elsewhere: then it holds up the others)")
+        return Finding("order", ranks, lines, ring)
 
-    def _unfinished(self, stuck: list[Entry]) -> Verdict:
-        entry = stuck[0]
+    def _unfinished(self, entry: Entry) -> Finding:
         if entry.op in _OTHER_SIDE and (side := self.met(entry)):
-            return self._unmet(entry, side)
-        lines = [
-            f"all ranks have arrived at {entry.what} #{entry.seq} of "
-            f"{self.group_name(entry.group)}, and it has not finished",
-            "  (it was running when the dumps were taken, or the transport is stuck)",
-        ]
-        place = None if entry.p2p else Place(entry.group, entry.seq)
-        inside = [entry] if place is None else self._inside(place)
-        return Verdict("unfinished", [], lines + [f"  {x}" for x in self._waiting(inside)], place)
+            return self._unmet(entry, side, alike=True)
+        title = f"{self._what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
+        if entry.group.told:
+            lines = [f"all ranks have arrived at {title}, and it has not finished"]
+        else:
+            lines = [f"{title} has not finished, and no dump tells the ranks of its group"]
+        lines.append("  (it was running when the dumps were taken, or the transport is stuck)")
+        inside = [entry] if entry.p2p else self._inside(Place(entry.group, entry.seq))
+        lines += [f"  {line}" for line in self._waiting(inside)]
+        return Finding("unfinished", [], lines, inside)
 
-    def _unmet(self, entry: Entry, side: Entry) -> Verdict:
-        """The verdict on a message with both sides there, at least one of them unfinished."""
-        numel = {each.numel_in if each.op == "send" else each.numel_out for each in (entry, side)}
-        alike = len(numel) == 1 and entry.dtype == side.dtype
+    def _unmet(self, entry: Entry, side: Entry, *, alike: bool) -> Finding:
+        """A message with both sides there, at least one of them unfinished."""
         title = [
-            f"{each.what} #{each.seq} of rank {each.rank}"
+            f"{self._what(each)} #{each.seq} of {self._members([each.rank], each.group)}"
             for each in sorted((entry, side), key=lambda each: each.op, reverse=True)
         ]
         lines = [
-            f"{' and '.join(title)}, of {self.group_name(entry.base)}, "
+            f"{' and '.join(title)}, of {self.group_name(entry.group)}, "
             + ("have not met:" if alike else "do not fit together:")
         ]
         if alike:
@@ -296,58 +443,79 @@ class Analysis:
             lines[0] += " sizes or dtypes differ"
         lines += [f"  {line}" for line in self._waiting([entry, side])]
         if side.finished:
-            lines.append(f"  {self._did(side, f'with rank {entry.rank}')}")
+            me = self._members([entry.rank], entry.group)
+            lines.append(f"  {self._did(side, f'with {me}')}")
         if alike:
             lines.append("  (or it was under way when the dumps were taken)")
+        held_up = {each.rank for each in (entry, side) if not each.finished}
         culprits = [] if alike else sorted({entry.rank, side.rank})
-        return Verdict("unfinished" if alike else "mismatch", culprits, lines)
+        kind = "unfinished" if alike else "mismatch"
+        return Finding(kind, culprits, lines, [entry, side], held_up)
 
     def _inside(self, place: Place) -> list[Entry]:
         return [e for _, entries in sorted(self.collectives[place].items()) for e in entries]
 
-    @staticmethod
-    def _waiting(entries: list[Entry]) -> list[str]:
+    def _waiting(self, entries: list[Entry]) -> list[str]:
         return [
-            f"rank {entry.rank} waits in it since {_clock(entry.created)}"
+            f"{self._members([entry.rank], entry.group)} waits in it since {_clock(entry.created)}"
             + (f"  at {entry.where}" if entry.where else "")
             for entry in entries
             if not entry.finished
         ]
 
-    @staticmethod
-    def _did(entry: Entry, where: str) -> str:
-        when = f"finished {_clock(entry.completed)}" if entry.completed else entry.state
-        return f"rank {entry.rank} did last {where}: {entry.what} #{entry.seq}, {when}" + (
+    def _did(self, entry: Entry, where: str) -> str:
+        when = entry.state
+        if entry.completed or entry.finished:
+            when = f"finished {_clock(entry.completed)}" if entry.completed else "finished"
+        me = self._members([entry.rank], entry.group)
+        return f"{me} did last {where}: {self._what(entry)} #{entry.seq}, {when}" + (
             f"  at {entry.where}" if entry.where else ""
         )
 
+    def _last_there(self, rank: int, missed: Entry) -> Entry | None:
+        """The last operation of a rank of the kind that ``missed`` waits for."""
+        if not missed.p2p:
+            return self.last.get((missed.group, rank))
+        route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
+        return self.latest.get(route if missed.op == "send" else route._replace(sender=rank))
+
     def _doing(self, rank: int, missed: Entry) -> list[str]:
-        """Lines about the last and current operations of a rank that ``missed`` waits for."""
+        """Lines about the last operation of a rank that ``missed`` waits for."""
+        me = self._members([rank], missed.group)
+        last, where = self._last_there(rank, missed), "in this group"
+        nothing = f"has done nothing {where}"
         if missed.p2p:
-            route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
-            route = route if missed.op == "send" else route._replace(sender=rank)
-            last, where = self.latest.get(route), f"with rank {missed.rank}"
-            nothing = f"has no {route.op} {where} in its record"
-        else:
-            last, where = self.last.get((missed.group, rank)), "in this group"
-            nothing = f"has done nothing {where}"
-        lines = [f"rank {rank} {nothing}" if last is None else self._did(last, where)]
-        others = [
-            entry for entry in self.unfinished[rank] if missed.p2p or entry.group != missed.group
+            where = f"with {self._members([missed.rank], missed.group)}"
+            nothing = f"has no {_OTHER_SIDE[missed.op]} {where} in its record"
+        state = f"{me} is in no operation: it is busy elsewhere, or has ended"
+        if self._gloo:
+            state += ", or waits in a message (Gloo's recorder has none)"
+        elif not self._is_proven(rank, missed):
+            state = f"{me} is in no recorded operation, but not all of its operations are recorded"
+        return [self._did(last, where) if last else f"{me} {nothing}", state]
+
+    def _members(self, ranks: Iterable[int], group: Group | None) -> str:
+        """``rank 1``; ``rank 1 (global 5)`` if its number in the group is another."""
+        numbers = {rank: group.rank_of(rank) if group else rank for rank in ranks}
+        return _ranks(
+            str(number) if number == rank else f"{number} (global {rank})"
+            for rank, number in numbers.items()
+        )
+
+    @staticmethod
+    def _what(entry: Entry) -> str:
+        """What was called, with the numbers of the group."""
+        sides = [
+            side if side is None else entry.group.rank_of(side)
+            for side in (entry.sender, entry.receiver)
         ]
-        for entry in others:
-            lines.append(
-                f"rank {rank} is in {entry.what} #{entry.seq} of {self.group_name(entry.group)}"
-            )
-        if not others:
-            lines.append(f"rank {rank} is in no operation: it is busy elsewhere, or has ended")
-        return lines
+        return entry.describe(*sides)
 
     def stragglers(self) -> list[Straggler]:
         """The ranks, the latest first. Over several hosts as exact as their clocks agree."""
         found = {rank: Straggler(rank) for rank in self.dumps}
         for place, calls in self.collectives.items():
-            if len(calls) < 2 or set(calls) != set(self.members(place.group)):
+            if len(calls) < 2 or set(calls) != set(place.group.ranks):
                 continue
             arrivals = sorted((entries[0] for entries in calls.values()), key=lambda e: e.created)
             first, latest = arrivals[0], arrivals[-1]
@@ -364,12 +532,12 @@ class Analysis:
 
     def costs(self) -> list[Cost]:
         """The kinds of operations, the most expensive first."""
-        found: dict[tuple[str, str], Cost] = {}
+        found: dict[tuple[Group, str], Cost] = {}
         for entry in self.entries():
             took = duration_ms(entry)
             if took is not None:
                 key = (entry.group, entry.what)
-                found.setdefault(key, Cost(*key)).times.append(took)
+                found.setdefault(key, Cost(entry.group.name, entry.what)).times.append(took)
         return sorted(found.values(), key=lambda cost: -cost.total)
 
 
@@ -383,26 +551,31 @@ def duration_ms(entry: Entry) -> float | None:
 
 
 def _route(entry: Entry) -> Route:
-    return Route(entry.base, entry.op, entry.sender, entry.receiver)
+    return Route(entry.group, entry.op, entry.sender, entry.receiver)
 
 
-# Number of elements that all ranks of a collective have in common, by operation.
-def _common(entry: Entry) -> int:
-    return entry.numel_out if entry.op in ("scatter", "reduce_scatter") else entry.numel_in
+def _signature(entry: Entry) -> tuple[object, ...]:
+    """What all ranks of a collective have in common."""
+    if entry.op in _UNEVEN or entry.op.startswith(_UNEVEN_PREFIXES):
+        return (entry.op, entry.dtype)
+    by_output = entry.op in ("scatter", "reduce_scatter")
+    return (entry.op, entry.dtype, entry.numel_out if by_output else entry.numel_in)
 
 
-def _ring(waits: dict[int, set[int]]) -> list[int]:
-    """Some ranks that wait for each other in a circle; every rank waits for a known one."""
-    path: list[int] = []
-    rank = next(rank for rank, others in waits.items() if others)
-    while rank not in path:
-        path.append(rank)
-        rank = min(waits[rank] & waits.keys())
-    return path[path.index(rank) :]
+def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
+    """``start``, and all that the edges lead to from there."""
+    reached = set(start)
+    left = list(start)
+    while left:
+        new = edges.get(left.pop(), set()) - reached
+        reached |= new
+        left += new
+    return reached
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def _ranks(ranks: Iterable[object]) -> str:
+    names = list(map(str, ranks))
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _has(ranks: list[int]) -> str:

@@ -1,9 +1,14 @@
 """Reads what flight recorders wrote: c10d's schema, version 2, as pickle or JSON.
 
 The schema is that of ``torch/csrc/distributed/c10d/FlightRecorder.hpp``; dumps of torch's own
-``nccl`` and ``gloo`` backends have it too. A file may hold anything: what is read here is of the
-types that `Entry` says, its texts show as they are on a terminal, and reading takes a time that
-its length bounds.
+``nccl`` and ``gloo`` backends have it too. Each recorder leaves something else out:
+
+- Gloo's writes no states (``retired`` alone says that an entry has ended), no messages, and the
+  ranks of the last group made only;
+- that of ``nccl`` writes no states of a batch's members, and does not number messages.
+
+A file may hold anything: what is read has the types that `Entry` says, its texts show as they are
+on a terminal, and reading takes a time that its length bounds.
 """
 
 from __future__ import annotations
@@ -11,11 +16,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchcomms_pg.trace.groups import Group, settle
 from torchcomms_pg.trace.plain_pickle import unpickle
+from torchcomms_pg.trace.stale import find_stale
 
 T = TypeVar("T")
 
@@ -23,9 +32,12 @@ T = TypeVar("T")
 _MOST = 500_000
 _MOST_DIMS = 64  # of a tensor of torch
 
-# An operation outside c10d's schema has a group of its own, whose name tells what it is.
+# Messages between two ranks, and operations outside c10d's schema, have groups of their own,
+# whose names begin with that of the group that they were called on.
 _ONE_SIDED = re.compile(r"(.*):(put|signal|wait_signal) (\d{1,9})(->|<-)(\d{1,9})", re.DOTALL)
-_PAIR = re.compile(r"(.*):\d{1,9}-\d{1,9}", re.DOTALL)
+_PAIR = re.compile(r"(.*):(\d{1,9})-(\d{1,9})", re.DOTALL)
+_SIDES = re.compile(r"(\d{1,9}|\?|-1)(->|<-)(\d{1,9}|\?|-1)")
+_BATCH = re.compile(r"coalesced|[A-Z_]+_coalesced")
 
 
 class DumpError(ValueError):
@@ -44,19 +56,20 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Entry:
     """One operation on one rank. Times are nanoseconds since 1970, sizes in elements.
 
-    ``base`` is the group that the operation was called on, where messages are recorded in groups
-    of their two ranks. ``number`` counts the messages of one direction between two ranks, the
-    same on both; None where the dump does not have it.
+    ``sender`` and ``receiver`` of a message are global ranks, None for any. ``number`` counts the
+    messages of one direction between two ranks, the same on both; None if the dump does not tell.
+    A ``batched`` one ends with the batch that it is a member of, or may do so: torch's hook tells
+    of the last member of a batch only that it ends.
     """
 
     rank: int
-    group: str
-    base: str
+    group: Group
     record: int
+    op_id: int
     seq: int
     number: int | None
     p2p: bool
@@ -67,17 +80,22 @@ class Entry:
     output_sizes: tuple[tuple[int, ...], ...]
     dtype: str
     state: str
+    retired: bool
     created: int
     started: int | None
     completed: int | None
     duration_ms: float | None
     timeout_ms: int
     frames: tuple[Frame, ...]
+    local: bool = False  # its sides are ranks of the group as yet
+    batched: bool = False
 
     @property
     def finished(self) -> bool:
-        """True if it ended; one that failed did not."""
-        return self.state == "completed"
+        """True if it ended. One that had started, and is retired without an end, has failed."""
+        if self.state == "completed" or self.completed is not None:
+            return True
+        return self.retired and self.state == "scheduled"
 
     @property
     def numel_in(self) -> int:
@@ -90,11 +108,20 @@ class Entry:
         return sum(math.prod(size) for size in self.output_sizes)
 
     @property
+    def numel(self) -> int:
+        """Elements of a message."""
+        return self.numel_in if self.op == "send" else self.numel_out
+
+    @property
     def what(self) -> str:
         """Name and size: ``all_reduce (1024 x Float)`` or ``send 0->2 (16 x Int)``."""
+        return self.describe(self.sender, self.receiver)
+
+    def describe(self, sender: object, receiver: object) -> str:
+        """Name and size, with other numbers of the two ranks of a message."""
         name = self.op
-        if self.p2p:
-            sides = ["?" if side is None else str(side) for side in (self.sender, self.receiver)]
+        if self.p2p and self.op != "coalesced":
+            sides = ["?" if side is None else str(side) for side in (sender, receiver)]
             name = f"{self.op} {'->'.join(sides)}"
         one_side = self.op in ("send", "put")
         numel = self.numel_in if self.numel_in == self.numel_out or one_side else None
@@ -116,50 +143,87 @@ class Entry:
 
 @dataclass
 class Dump:
-    """The content of one rank's recorder."""
+    """The content of one rank's recorder.
+
+    ``whole``: it has every operation since the first. ``gapless``: no operation is missing
+    between two that it has.
+    """
 
     rank: int
     path: Path
-    groups: dict[str, tuple[str, list[int]]]  # name -> (description, global ranks)
+    groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, global ranks)
     entries: list[Entry] = field(default_factory=list)
+    library: str = ""  # how the names of its operations begin
+    whole: bool = True
+    gapless: bool = True
+    # True: a group without an entry has the name of another, whose ranks the dump tells instead.
+    namesakes: bool = False
 
 
-def load(folder: Path, prefix: str | None = None) -> dict[int, Dump]:
+class Dumps(dict[int, Dump]):
+    """Dumps by global rank; and, by rank, why other files are left out."""
+
+    def __init__(self, dumps: Iterable[Dump], left_out: dict[int, str] | None = None) -> None:
+        super().__init__((dump.rank, dump) for dump in dumps)
+        self.left_out = left_out or {}
+        settle(self)
+
+
+def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dumps:
     """Reads every dump in ``folder``, by global rank.
 
     A dump's name ends with its rank, as torch writes them, optionally with ``.json``, ``.pkl``
-    or ``.pickle`` after it. ``prefix`` limits what is read to names that begin so.
+    or ``.pickle`` after it. ``prefix`` limits what is read to names that begin so. Files that are
+    no dumps are left out, if one is, and those that are older than others, unless ``stale``.
 
     Raises:
-        DumpError: nothing to read, two files of one rank, or a file that is no dump.
+        DumpError: nothing to read, two files of one rank, or no file is a dump.
     """
-    dumps: dict[int, Dump] = {}
+    paths: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):
-        match = re.fullmatch(r"(.*?)(\d+)(\.json|\.pkl|\.pickle)?", path.name)
+        match = re.fullmatch(r"(.*?)(\d{1,9})(\.json|\.pkl|\.pickle)?", path.name)
         if not path.is_file() or match is None:
             continue
         if prefix is not None and match[1] != prefix:
             continue
         rank = int(match[2])
-        if rank in dumps:
+        if rank in paths:
             raise DumpError(
-                f"{path.name} and {dumps[rank].path.name} are both of rank {rank}; "
+                f"{path.name} and {paths[rank].name} are both of rank {rank}; "
                 "name one of them with --prefix, or move the other away"
             )
-        dumps[rank] = read(path, rank)
-    if not dumps:
+        paths[rank] = path
+    if not paths:
         raise DumpError(
             f"{folder}: no file ends with a rank, as the recorder's dumps do "
             "(TORCH_FR_DUMP_TEMP_FILE sets how they begin)"
         )
+    left_out: dict[int, str] = {}
+    dumps = _read(paths, left_out)
+    if not dumps:
+        raise DumpError(next(iter(left_out.values())))
+    found = Dumps(dumps, left_out)
+    if not stale and (old := find_stale(found)):
+        # Without the old ones, other groups may be the same on all ranks.
+        left_out.update(old)
+        found = Dumps(_read({rank: paths[rank] for rank in found if rank not in old}, {}), left_out)
+    return found
+
+
+def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
+    dumps = []
+    for rank, path in paths.items():
+        try:
+            dumps.append(parse(_content(path), rank, path))
+        except (DumpError, OSError) as error:
+            unreadable[rank] = f"{path}: {error}" if isinstance(error, DumpError) else str(error)
     return dumps
 
 
-def read(path: Path, rank: int) -> Dump:
-    """Reads the dump of ``rank`` from ``path``, pickle or JSON."""
-    content = _parse(path)
+def parse(content: Any, rank: int, path: Path = Path()) -> Dump:
+    """Makes the dump of ``rank`` of what a file holds."""
     if not isinstance(content, dict) or "version" not in content or "pg_config" not in content:
-        raise DumpError(f"{path}: no flight recorder's dump: 'version' or 'pg_config' is missing")
+        raise DumpError("no flight recorder's dump: 'version' or 'pg_config' is missing")
     where = ""
     try:
         version = _get(content, "version", str)
@@ -171,18 +235,75 @@ def read(path: Path, rank: int) -> Dump:
             for name, config in _get(content, "pg_config", dict).items()
         }
         where = ""
-        dump = Dump(rank, path, groups)
+        entries: list[Entry] = []
+        made: dict[tuple[str, str, int], Group] = {}
+        batch = _OpenBatch()
         left = _MOST
         for number, raw in enumerate(_get(content, "entries", list, [])):
             where = f"entry {number}: "
-            entry = _entry(rank, _checked(raw, dict, "it"), groups)
+            entry = _entry(rank, _checked(raw, dict, "it"), made)
             left -= len(entry.frames) + len(entry.input_sizes) + len(entry.output_sizes)
             if left < 0:
                 raise DumpError(f"the dump has more than {_MOST} frames and tensors")
-            dump.entries.append(entry)
+            entries.append(entry)
+            batch.add(entry, raw)
     except DumpError as error:
-        raise DumpError(f"{path}: {where}{error}") from error
+        raise DumpError(f"{where}{error}") from error
+    dump = Dump(rank, path, groups, entries)
+    _look_for_gaps(dump)
+    names = [name for name in groups if not (_PAIR.fullmatch(name) or _ONE_SIDED.fullmatch(name))]
+    ids = {str(id) for id in _get(content, "pg_status", dict, {})}
+    dump.namesakes = len(ids) > len(names) and not ids <= {str(id) for _, _, id in made}
+    if dump.whole:
+        _number_messages(entries)
+    if entries:
+        dump.library = _get(raw, "profiling_name", str).rpartition(":")[0]
     return dump
+
+
+class _OpenBatch:
+    """Gives a batch's state to its members, which have none in the dumps of torch's ``nccl``.
+
+    They come right before it in their group, and have its numbers.
+    """
+
+    def __init__(self) -> None:
+        self.key: tuple[object, ...] = ()
+        self.members: list[Entry] = []
+
+    def add(self, entry: Entry, raw: dict[Any, Any]) -> None:
+        numbers = (raw.get("collective_seq_id"), raw.get("p2p_seq_id"))
+        key = (entry.group.name, entry.group.id, entry.p2p, *numbers)
+        if key != self.key:
+            self.key, self.members = key, []
+        if _BATCH.fullmatch(entry.op):
+            for member in self.members:
+                member.state, member.retired = entry.state, entry.retired
+                member.started, member.completed = entry.started, entry.completed
+                member.batched = True
+            self.members = []
+        elif entry.state == "scheduled" and not entry.retired:
+            self.members.append(entry)
+
+
+def _look_for_gaps(dump: Dump) -> None:
+    counts: dict[tuple[str, int], int] = {}
+    first = dump.entries[0].record if dump.entries else 0
+    for place, entry in enumerate(dump.entries):
+        key = (entry.group.name, entry.group.id)
+        last = counts.get(key, entry.op_id if first else 0)
+        dump.gapless &= entry.record == first + place and entry.op_id <= last + 1
+        counts[key] = entry.op_id
+    dump.whole = dump.gapless and first == 0
+
+
+def _number_messages(entries: list[Entry]) -> None:
+    counts: Counter[tuple[object, ...]] = Counter()
+    for entry in entries:
+        if entry.p2p and entry.number is None and None not in (entry.sender, entry.receiver):
+            key = (entry.group.name, entry.group.id, entry.op, entry.sender, entry.receiver)
+            counts[key] += 1
+            entry.number = counts[key]
 
 
 def printable(text: str) -> str:
@@ -195,7 +316,7 @@ def printable(text: str) -> str:
     )
 
 
-def _parse(path: Path) -> Any:
+def _content(path: Path) -> Any:
     content = path.read_bytes()
     try:
         return json.loads(content) if content[:1] == b"{" else unpickle(content)
@@ -233,49 +354,55 @@ def _list(raw: Any, kind: type[T], what: str) -> list[T]:
     return [_checked(value, kind, f"in {what} one") for value in raw]
 
 
-def _group(config: dict[Any, Any]) -> tuple[str, list[int]]:
+def _group(config: dict[Any, Any]) -> tuple[str, tuple[int, ...]]:
     """Returns (description, global ranks)."""
     text = _get(config, "ranks", str)
     try:
         ranks = _list(json.loads(text), int, "'ranks'")
     except (ValueError, RecursionError) as error:
         raise DumpError(f"'ranks' is no list of whole numbers: {error}") from error
-    return _get(config, "desc", str, ""), ranks
+    return _get(config, "desc", str, ""), tuple(ranks)
 
 
-def _entry(rank: int, raw: dict[Any, Any], groups: dict[str, tuple[str, list[int]]]) -> Entry:
+def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Group]) -> Entry:
+    """Reads an entry. Its group, one of ``made``, has no ranks yet."""
     names = _list(raw.get("process_group"), str, "'process_group'")
     if not names:
         raise DumpError("'process_group' is empty")
-    group = names[0]
-    members = groups.get(group, ("", []))[1]
-    name = _get(raw, "profiling_name", str).rpartition(":")[2]
+    group, description = (*names, "")[:2]
+    library, _, name = _get(raw, "profiling_name", str).rpartition(":")
+    state = _get(raw, "state", str)
     op, _, sides = name.partition(" ")
     p2p = _get(raw, "is_p2p", bool)
     sender = receiver = number = None
-    base = group
-    if match := re.fullmatch(r"(\d{1,9}|\?|-1)(->|<-)(\d{1,9}|\?|-1)", sides):
-        first, last = _global(match[1], members), _global(match[3], members)
-        sender, receiver = (first, last) if match[2] == "->" else (last, first)
+    local = False
     seq = _get(raw, "p2p_seq_id" if p2p else "collective_seq_id", int)
+    if match := _SIDES.fullmatch(sides):
+        first, last = (None if side in ("?", "-1") else int(side) for side in match.group(1, 3))
+        sender, receiver = (first, last) if match[2] == "->" else (last, first)
     if match := _ONE_SIDED.fullmatch(group):
-        p2p, base, op = True, match[1], match[2]
+        p2p, group, op = True, match[1], match[2]
         left, right = int(match[3]), int(match[5])
         sender, receiver = (left, right) if match[4] == "->" else (right, left)
         number, seq = seq, _get(raw, "p2p_seq_id", int)
     elif p2p and (match := _PAIR.fullmatch(group)):
-        base, number = match[1], _get(raw, "collective_seq_id", int)
+        group, number = match[1], _get(raw, "collective_seq_id", int)
+        both = (int(match[2]), int(match[3]))
+        sender, receiver = (both[side] if side in (0, 1) else side for side in (sender, receiver))
+    else:
+        local = p2p
     dtypes = [
         dtype
         for key in ("input_dtypes", "output_dtypes")
         for dtype in _list(raw.get(key), str, repr(key))
     ]
     frames = [_checked(frame, dict, "a frame") for frame in _get(raw, "frames", list, [])]
+    key = (group, description, _get(raw, "pg_id", int, 0))
     return Entry(
         rank=rank,
-        group=group,
-        base=base,
+        group=made.setdefault(key, Group(*key)),
         record=_get(raw, "record_id", int),
+        op_id=_get(raw, "op_id", int, 0),
         seq=seq,
         number=number,
         p2p=p2p,
@@ -285,26 +412,21 @@ def _entry(rank: int, raw: dict[Any, Any], groups: dict[str, tuple[str, list[int
         input_sizes=_sizes(raw, "input_sizes"),
         output_sizes=_sizes(raw, "output_sizes"),
         dtype=dtypes[0] if dtypes else "",
-        state=_get(raw, "state", str),
+        state=state,
+        retired=_get(raw, "retired", bool, False),
         created=_get(raw, "time_created_ns", int),
         started=_time(raw, "time_discovered_started_ns"),
         completed=_time(raw, "time_discovered_completed_ns"),
         duration_ms=_get(raw, "duration_ms", float, None),
         timeout_ms=_get(raw, "timeout_ms", int),
         frames=tuple(map(_frame, frames)),
+        local=local,
+        batched=p2p and state == "scheduled" and library != "nccl",
     )
 
 
 def _frame(raw: dict[Any, Any]) -> Frame:
     return Frame(_get(raw, "name", str), _get(raw, "filename", str), _get(raw, "line", int))
-
-
-def _global(rank: str, members: list[int]) -> int | None:
-    """Returns the global rank, since names in dumps hold ranks of the group."""
-    if rank in ("?", "-1"):
-        return None
-    number = int(rank)
-    return members[number] if number < len(members) else number
 
 
 def _time(raw: dict[Any, Any], key: str) -> int | None:

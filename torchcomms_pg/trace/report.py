@@ -6,13 +6,14 @@ import importlib.resources
 import json
 from typing import Any
 
-from torchcomms_pg.trace.analysis import Analysis, Cost, Place, Straggler, Verdict, duration_ms
-from torchcomms_pg.trace.dumps import Entry
+from torchcomms_pg.trace.analysis import Analysis, Cost, Straggler, Verdict, duration_ms
+from torchcomms_pg.trace.dumps import Entry, printable
+from torchcomms_pg.trace.groups import Group
 
 
 def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
     """The verdict, then the ranks that come late and the ``top`` most expensive operations."""
-    lines = [str(verdict)]
+    lines = [str(verdict), *map(printable, analysis.dumps.left_out.values())]
     late = _late(analysis.stragglers())
     if any(row[1] != "0" for row in late):
         lines += ["", "Who comes late to collectives:"]
@@ -30,15 +31,16 @@ def html(analysis: Analysis, verdict: Verdict) -> str:
     """One page without anything from elsewhere: rows are ranks, bars are operations."""
     entries = list(analysis.entries())
     origin = min((entry.created for entry in entries), default=0)
+    shown = verdict.entries
     bars = []
     end = 0.0
     for entry in entries:
         took = duration_ms(entry)
         start = ((entry.started or entry.created) - origin) / 1e6
         end = max(end, start + (took or 0.0))
-        guilty = entry.rank in verdict.culprits and verdict.kind == "mismatch"
-        guilty = guilty and Place(entry.group, entry.seq) == verdict.place
-        guilty |= verdict.kind != "mismatch" and _is_at(entry, verdict) and not entry.finished
+        guilty = entry in shown and (
+            entry.rank in verdict.culprits if verdict.kind == "mismatch" else not entry.finished
+        )
         stop = None if took is None else start + took
         bars.append([entry.rank, start, stop, entry.finished, guilty, _tip(analysis, entry)])
     data = {
@@ -63,7 +65,7 @@ def perfetto(analysis: Analysis, verdict: Verdict) -> str:
     the end of the trace.
     """
     events: list[dict[str, Any]] = []
-    threads: dict[str, int] = {}
+    threads: dict[Group, int] = {}
     entries = list(analysis.entries())
     end = max((entry.completed or entry.created for entry in entries), default=0)
     for rank in sorted(analysis.dumps):
@@ -97,10 +99,6 @@ def perfetto(analysis: Analysis, verdict: Verdict) -> str:
             }
         )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-def _is_at(entry: Entry, verdict: Verdict) -> bool:
-    return not entry.p2p and Place(entry.group, entry.seq) == verdict.place
 
 
 def _tip(analysis: Analysis, entry: Entry) -> str:

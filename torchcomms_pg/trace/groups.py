@@ -1,0 +1,116 @@
+"""Finds out which process group an entry of a dump belongs to, over the dumps of all ranks.
+
+A dump tells the ranks of one group of each name. ``split`` gives several groups one name, though,
+and a group that was destroyed and made again keeps its name and counts from the start. Gloo's
+recorder tells no ranks at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchcomms_pg.trace.dumps import Dump
+
+_MOST_RANKS = 1 << 17
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """A process group: one name and one list of global ranks.
+
+    ``id`` tells the groups of a process apart. ``life`` counts the groups of one name and the same
+    ranks, one after another. ``ranks`` is empty if the dumps do not tell them.
+    """
+
+    name: str
+    description: str
+    id: int
+    ranks: tuple[int, ...] = ()
+    life: int = 0
+    told: bool = False  # False: ``ranks`` are those that have used it, or empty
+
+    def rank_of(self, rank: int) -> int:
+        """The rank in the group of a global rank."""
+        return self.ranks.index(rank) if self.told and rank in self.ranks else rank
+
+
+def settle(dumps: Mapping[int, Dump]) -> None:
+    """Gives all entries of one group the same `Group`, and messages their global ranks."""
+    names: dict[str, dict[int, list[Group]]] = defaultdict(dict)
+    for rank, dump in dumps.items():
+        for group in dict.fromkeys(entry.group for entry in dump.entries):
+            names[group.name].setdefault(rank, []).append(group)
+    shared: dict[Group, Group] = {}
+    for name, own in names.items():
+        if not (_find_ranks(name, own, dumps) and _count_lives(own, dumps)):
+            for group in (group for groups in own.values() for group in groups):
+                group.ranks, group.told = (), False
+        made: dict[tuple[tuple[int, ...], int], Group] = {}
+        for group in (group for groups in own.values() for group in groups):
+            known = made.setdefault((group.ranks, group.life), group)
+            shared[group] = known if group.ranks else group
+    for dump in dumps.values():
+        for entry in dump.entries:
+            group = entry.group = shared[entry.group]
+            if entry.local:
+                entry.local = False
+                entry.sender = _global(entry.sender, group.ranks)
+                entry.receiver = _global(entry.receiver, group.ranks)
+
+
+def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
+    """Finds the ranks of the groups of one name, by rank. False: the dumps do not tell them."""
+    told = {dump.groups[name][1] for dump in dumps.values() if name in dump.groups}
+    default = all(group.description == "default_pg" for groups in own.values() for group in groups)
+    known = bool(told)
+    if not told:
+        members = set(own)
+        if default:
+            members.update(dumps, *(dump.groups.get("", ("", ()))[1] for dump in dumps.values()))
+            members.update(range(min(max(members), _MOST_RANKS)))
+        told = {tuple(sorted(members))}
+    for rank, groups in own.items():
+        candidates = {ranks for ranks in told if rank in ranks}
+        mine = dumps[rank].groups.get(name, ("", ()))[1]
+        if len(candidates) == 1 and (default or not (known and dumps[rank].namesakes)):
+            for group in groups:
+                group.ranks = next(iter(candidates))
+        elif (
+            len(candidates) == len(groups) == 2
+            and groups[0].id < groups[1].id
+            and dumps[rank].whole
+        ):
+            # Of two groups of one name, a dump tells the ranks of the last.
+            groups[1].ranks = mine
+            groups[0].ranks = next(iter(candidates - {mine}))
+        else:
+            return False
+        for group in groups:
+            group.told = known or default
+    return True
+
+
+def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
+    """Counts the groups of the same ranks on each rank. False: which is which is not told."""
+    lives: dict[tuple[int, ...], dict[int, list[Group]]] = defaultdict(lambda: defaultdict(list))
+    for rank, groups in own.items():
+        for group in sorted(groups, key=lambda group: group.id):
+            lives[group.ranks][rank].append(group)
+    for ranks, of_rank in lives.items():
+        most = max(map(len, of_rank.values()))
+        for rank in ranks:
+            groups = of_rank.get(rank, [])
+            if most > 1 and rank in dumps and dumps[rank].whole and len(groups) < most:
+                return False  # some of them may be groups of other ranks, that no dump tells
+            # A ring that has forgotten entries has forgotten the first lives.
+            for life, group in enumerate(groups, most - len(groups)):
+                group.life = life
+    return True
+
+
+def _global(side: int | None, ranks: tuple[int, ...]) -> int | None:
+    return ranks[side] if side is not None and side < len(ranks) else side
