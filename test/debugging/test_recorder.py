@@ -334,7 +334,7 @@ def libc_name(name):
 
 
 @on_ranks(1)
-def test_a_thread_may_be_called_anything(world):
+def test_a_thread_may_be_called_anything(world, tmp_path):
     comm, names = make("threads"), []
     hook = recorder(comm)
 
@@ -342,12 +342,15 @@ def test_a_thread_may_be_called_anything(world):
         libc_name(name)
         comm.barrier(False)
 
-    for name in (b"worker 7", b"broken \xff\xc3"):
+    for name in (b"worker 7", "\u00fc\u20ac\U0001f600".encode(), b"broken \xff\xc3\xa0\xed\xa0"):
         thread = threading.Thread(target=run, args=(name,))
         thread.start()
         thread.join()
-    names = [e["thread_name"] for e in entries(hook)]
-    assert names == ["worker 7", "broken \ufffd\ufffd"]
+    with dumps_at(tmp_path / "trace_"), open(hook.dump_file(), "rb") as file:
+        pickled = pickle.load(file)["entries"]
+    for dumped in (entries(hook), pickled):
+        names = [entry["thread_name"] for entry in dumped]
+        assert names == ["worker 7", "\u00fc\u20ac\U0001f600", "broken \ufffd\u00e0\ufffd\ufffd"]
     comm.finalize()
 
 
