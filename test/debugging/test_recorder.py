@@ -474,3 +474,20 @@ def test_groups_made_by_splitting_are_recorded(world):
     half = dist.split_group(split_ranks=[[0, 1]])
     dist.all_reduce(torch.ones(1), group=half)
     assert [e["state"] for e in process_entries(half)] == ["completed"]
+
+
+@pytest.mark.parametrize("collectives, stacks", [(True, True), (True, False), (False, True)])
+@on_ranks(1)
+def test_a_dump_has_what_it_is_asked_for(world, collectives, stacks):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    ring = torchcomms().hooks.process_recorder()
+    told = json.loads(ring.dump_json(include_collectives=collectives))
+    path = ring.dump_file(include_collectives=collectives, include_stack_traces=stacks)
+    with open(path, "rb") as file:
+        dumped = pickle.load(file)
+    assert ("entries" in told) == ("entries" in dumped) == collectives
+    assert "pg_status" in told and "pg_status" in dumped
+    if collectives:
+        assert ("frames" in dumped["entries"][-1]) == stacks
+    dist.destroy_process_group(group)
