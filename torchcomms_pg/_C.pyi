@@ -82,7 +82,9 @@ class Recorder:
         """This process's rank in the first group that was recorded; -1: none was."""
     def reset(self) -> None: ...
     def json(self, completed: bool = True, collectives: bool = True) -> str: ...
-    def write(self, path: str, completed: bool, collectives: bool, stacks: bool) -> None:
+    def write(
+        self, path: str, completed: bool = True, collectives: bool = True, stacks: bool = True
+    ) -> None:
         """Writes the pickle to a file; raises RuntimeError when it cannot."""
 
 def keep_store(store: Store) -> None:

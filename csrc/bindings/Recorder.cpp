@@ -49,9 +49,9 @@ void bindRecorder(py::module_& module) {
             writeDump(path, self.pickle(entries(completed, collectives, stacks)));
           },
           py::arg("path"),
-          py::arg("completed"),
-          py::arg("collectives"),
-          py::arg("stacks"),
+          py::arg("completed") = true,
+          py::arg("collectives") = true,
+          py::arg("stacks") = true,
           NoGil());
 
   module.def(

@@ -10,9 +10,39 @@ namespace torchcomms_pg {
 
 namespace {
 
+// Returns the length of the character of UTF-8 at `place`; 0: none begins there.
+size_t characterAt(const std::string& text, size_t place) {
+  const auto byte = [&](size_t i) {
+    return place + i < text.size() ? static_cast<unsigned char>(text[place + i]) : 0U;
+  };
+  const auto lead = byte(0);
+  const size_t length = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) {
+      return 0;
+    }
+  }
+  // Neither longer than it has to be, nor half of a pair of UTF-16, nor beyond Unicode.
+  const bool wrong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
+                     (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90) ||
+                     lead > 0xf4;
+  return wrong ? 0 : length;
+}
+
+// Returns the text with U+FFFD in place of bytes that are no UTF-8, which no reader of dumps takes.
+std::string asUtf8(const std::string& text) {
+  std::string valid;
+  for (size_t i = 0; i < text.size();) {
+    const auto length = characterAt(text, i);
+    valid += length > 0 ? text.substr(i, length) : "\xef\xbf\xbd";
+    i += length > 0 ? length : 1;
+  }
+  return valid;
+}
+
 const std::shared_ptr<const OpRecord::Thread>& thisThread() {
   static thread_local const auto thread = std::make_shared<const OpRecord::Thread>(
-      OpRecord::Thread{.name = c10::getThreadName()});  // a system call
+      OpRecord::Thread{.name = asUtf8(c10::getThreadName())});  // a system call
   return thread;
 }
 

@@ -334,7 +334,7 @@ def libc_name(name):
 
 
 @on_ranks(1)
-def test_a_thread_may_be_called_anything(world):
+def test_a_thread_may_be_called_anything(world, tmp_path):
     comm, names = make("threads"), []
     hook = recorder(comm)
 
@@ -342,12 +342,15 @@ def test_a_thread_may_be_called_anything(world):
         libc_name(name)
         comm.barrier(False)
 
-    for name in (b"worker 7", b"broken \xff\xc3"):
+    for name in (b"worker 7", "\u00fc\u20ac\U0001f600".encode(), b"broken \xff\xc3\xa0\xed\xa0"):
         thread = threading.Thread(target=run, args=(name,))
         thread.start()
         thread.join()
-    names = [e["thread_name"] for e in entries(hook)]
-    assert names == ["worker 7", "broken \ufffd\ufffd"]
+    with dumps_at(tmp_path / "trace_"), open(hook.dump_file(), "rb") as file:
+        pickled = pickle.load(file)["entries"]
+    for dumped in (entries(hook), pickled):
+        names = [entry["thread_name"] for entry in dumped]
+        assert names == ["worker 7", "\u00fc\u20ac\U0001f600", "broken \ufffd\u00e0\ufffd\ufffd"]
     comm.finalize()
 
 
@@ -471,3 +474,20 @@ def test_groups_made_by_splitting_are_recorded(world):
     half = dist.split_group(split_ranks=[[0, 1]])
     dist.all_reduce(torch.ones(1), group=half)
     assert [e["state"] for e in process_entries(half)] == ["completed"]
+
+
+@pytest.mark.parametrize("collectives, stacks", [(True, True), (True, False), (False, True)])
+@on_ranks(1)
+def test_a_dump_has_what_it_is_asked_for(world, collectives, stacks):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    ring = torchcomms().hooks.process_recorder()
+    told = json.loads(ring.dump_json(include_collectives=collectives))
+    path = ring.dump_file(include_collectives=collectives, include_stack_traces=stacks)
+    with open(path, "rb") as file:
+        dumped = pickle.load(file)
+    assert ("entries" in told) == ("entries" in dumped) == collectives
+    assert "pg_status" in told and "pg_status" in dumped
+    if collectives:
+        assert ("frames" in dumped["entries"][-1]) == stacks
+    dist.destroy_process_group(group)
