@@ -84,39 +84,52 @@ class Report {
     return ranks;
   }
 
-  // Returns the extension and its reason. A rank that compiles, or has just ended, gets the length
-  // of a timeout from then on, within the limit; one that has asked for time, until it is over.
+  // Returns the extension and its reason. All ranks that are late need one; if nobody is late, a rank
+  // that has one has just come, and the operation gets the time that it had been promised.
   std::pair<int64_t, std::string> extension() const {
     if (!unanswered().empty() || !blame_.circle.empty()) {
       return {0, ""};  // no sign that these ranks will come
     }
-    int64_t more = 0;
+    if (late_.empty() && blame_.missing.empty()) {
+      for (const auto& [rank, answer] : answers_) {
+        if (const auto [more, reason] = grant(answer); more > 0) {
+          return {more, named({rank}) + " " + reason};
+        }
+      }
+    }
+    int64_t least = 0;
     std::string why;
     for (const int rank : late_) {
       const auto found = answers_.find(rank);
-      if (found == answers_.end()) {
+      const auto [more, reason] =
+          found == answers_.end() ? std::pair(int64_t{0}, std::string()) : grant(found->second);
+      if (more <= 0) {
         return {0, ""};
       }
-      const auto& answer = found->second;
-      // Grants not all of it at once: the rank may be done sooner, and then be lost.
-      int64_t wanted = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
-      std::string reason = "has asked its peers to wait";
-      int64_t compile = 0;
-      if (answer.compilingMs >= 0) {
-        compile = request_.timeoutMs;
-        reason = wanted > 0 ? reason : "has been compiling for " + seconds(answer.compilingMs);
-      } else if (answer.compiledMs >= 0 && answer.compiledMs < request_.timeoutMs) {
-        compile = request_.timeoutMs - answer.compiledMs;
-        reason = wanted > 0 ? reason : "has just compiled";
-      }
-      wanted = std::max(wanted, std::min(compile, request_.compileLeftMs));
-      if (wanted <= 0) {
-        return {0, ""};
-      }
-      more = more == 0 ? wanted : std::min(more, wanted);
+      least = least == 0 ? more : std::min(least, more);
       why += (why.empty() ? "" : ", ") + named({rank}) + " " + reason;
     }
-    return {more, why};
+    return {least, why};
+  }
+
+  // Returns the time that others wait for the rank, and why. A rank that compiles, or has just ended,
+  // gets the length of a timeout from then on, within the limit; one that has asked for time, until
+  // it is over.
+  std::pair<int64_t, std::string> grant(const RankStatus& answer) const {
+    // Grants not all of it at once: the rank may be done sooner, and then be lost.
+    const auto asked = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
+    int64_t compile = 0;
+    std::string reason;
+    if (answer.compilingMs >= 0) {
+      compile = request_.timeoutMs;
+      reason = "has been compiling for " + seconds(answer.compilingMs);
+    } else if (answer.compiledMs >= 0 && answer.compiledMs < request_.timeoutMs) {
+      compile = request_.timeoutMs - answer.compiledMs;
+      reason = "has just compiled";
+    }
+    return {
+        std::max(asked, std::min(compile, request_.compileLeftMs)),
+        asked > 0 ? "has asked its peers to wait" : reason};
   }
 
   // Names ranks by the group's numbers, and by the job's if these differ.

@@ -185,7 +185,8 @@ def test_a_store_that_is_gone_is_not_waited_for(kind, how):
         ranks.tell(1, "go")
         check(ranks.wait(ranks=[1]))
     named, verdict = outcome.value
-    assert named == [1], verdict
+    # Shared memory shows who has not come; over Gloo a connection that is cut looks the same.
+    assert named == ([] if kind == "gloo" else [1]), verdict
     assert "it cannot be known what the other ranks do: the store" in verdict
 
 

@@ -391,6 +391,33 @@ TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
   CHECK_EQUAL(group.ask(0, request).extensionMs, 0);
 }
 
+TEST(aRankThatHasAskedForTimeAndJustComesDoesNotEndTheOperation) {
+  auto request = questionOn(2);
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 2; ++rank) {
+    answers[rank].rank = rank;
+    issue(answers[rank], 3);
+  }
+  CHECK_EQUAL(judge(request, answers, {}).extensionMs, 0);
+  answers[1].relaxedMs = 5000;
+  CHECK_EQUAL(judge(request, answers, {}).extensionMs, 1000);
+}
+
+TEST(aRankThatHasDiedIsNotBlamedIfItMayHaveDoneItsPart) {
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 2; ++rank) {
+    answers[rank].rank = rank;
+    issue(answers[rank], rank == 0 ? 3 : 2);
+  }
+  const std::map<int, Silent> silent = {{2, {"its process is dead", true}}};
+  const auto verdict = judge(questionOn(3), answers, silent);
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
+  CHECK_CONTAINS(verdict.text, "; rank 2 did not answer\n");
+  issue(answers[1], 3);
+  CHECK_EQUAL(ranksOf(judge(questionOn(3), answers, silent)), "2 ");
+}
+
 TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
   auto request = questionOn(3, 2);
   request.op = "all_reduce #4 (1 x Float, SUM)";
@@ -581,8 +608,8 @@ TEST(compilingIsKnownFromTheFirstBeginToTheLastEnd) {
 TEST(aVerdictIsKnownThoughNobodyReadsStderr) {
   test::FullPipe unread;
   Group group(2);
-  group.answers[0].issued = 3;
-  group.answers[1].issued = 2;
+  issue(group.answers[0], 3);
+  issue(group.answers[1], 2);
   const auto begun = Clock::now();
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
   CHECK(Clock::now() - begun < milliseconds(10'000));
