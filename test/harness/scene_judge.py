@@ -97,7 +97,7 @@ def judge(outcome, form, dumps, verdict):
     _check_told(outcome, seen, verdict, result)
     clear = all(not outcome.open(rank) or seen.one_wait(rank) for rank in outcome.calls)
     blurred = any(seen.blurred(call) for calls in seen.open.values() for call in calls)
-    if clear and not blurred and not seen.wrapped:
+    if clear and not blurred and not seen.wrapped and not outcome.without_dump:
         _check_order(outcome, seen, verdict, result)
     return result
 

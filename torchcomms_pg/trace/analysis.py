@@ -299,7 +299,9 @@ class Analysis:
             circle.held_up = _reach(set(circle.culprits), awaiting)
             left -= circle.held_up
             findings.append(circle)
-        findings.sort(key=lambda each: (each.kind == "unfinished", -len(each.held_up)))
+        last = ("unknown", "unfinished")  # of those that explain as much
+        findings.sort(key=lambda each: (-len(each.held_up), each.kind in last))
+        findings.sort(key=lambda each: each.kind == "unfinished")
         return Verdict(findings)
 
     def _mismatches(self, stuck: list[Entry]) -> list[Finding]:
