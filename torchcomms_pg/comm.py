@@ -323,7 +323,7 @@ class TorchComm(Operations, Handle):
         return self._comm.register_end_hook(callback)
 
     def register_abort_hook(self, callback: Callable[[], object]) -> _C.RemovableHandle:
-        """Registers `callback`, called once, in a thread of its own, when the communicator has failed.
+        """Registers `callback`, called once, in its own thread, when the communicator has failed.
 
         It runs before the error is raised or the process ends, which wait for it up to 30 s. What
         it raises is written to stderr.
@@ -332,8 +332,8 @@ class TorchComm(Operations, Handle):
 
 
 def _of_args(
-    callback: Callable[..., object], count: int, spread: Callable[[Any], object]
-) -> Callable[[Any], object]:
+    callback: Callable[..., object], count: int, spread: Callable[..., object]
+) -> Callable[..., object]:
     """Returns `spread` if `callback` takes `count` arguments and not one, else `callback`."""
     try:
         signature = inspect.signature(callback)

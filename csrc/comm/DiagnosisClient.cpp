@@ -89,10 +89,9 @@ Silent describeSilent(const std::string& introduction) {
 // Returns what tells a group from every other, and is the same on its ranks.
 uint64_t keyOf(const Communicator& comm) {
   const auto ranks = comm.globalRanks();
-  const auto text = comm.group().name + '\0' +
-                    std::string(
-                        reinterpret_cast<const char*>(ranks.data()),
-                        ranks.size() * sizeof ranks.front());
+  const auto text =
+      comm.group().name + '\0' +
+      std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
   return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
 }
 

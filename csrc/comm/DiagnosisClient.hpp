@@ -80,7 +80,8 @@ class DiagnosisClient {
   // Prints why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
-  // Returns what `op` of `comm`, which has `ops` in flight, needs; `here`: of the group asked about.
+  // Returns what `op` of `comm`, which has `ops` in flight, needs; `here`: of the group asked
+  // about.
   static Wait describeWait(
       const Communicator& comm,
       const InFlightOps::List& ops,

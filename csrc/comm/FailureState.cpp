@@ -205,8 +205,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   if (first->message == message) {  // else another one stands, which has been told of
     printForLogReaders(
         comm_,
-        "Collective " + describeAsNccl(op) +
-            " raised the following async exception: " + message);
+        "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
   }
   meet(*first);
   return std::make_exception_ptr(CommError(endOf(op, *first)));

@@ -1,5 +1,5 @@
-// Numbers the operations of a communicator as it issues them. The numbers tell other ranks what this
-// one has done, see monitor/RankStatus.hpp.
+// Numbers the operations of a communicator as it issues them. The numbers tell other ranks what
+// this one has done, see monitor/RankStatus.hpp.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,8 @@ class IssueCounts {
   explicit IssueCounts(int size)
       : size_(size), withPeers_(std::make_unique<Count[]>(static_cast<size_t>(size) * kKinds)) {}
 
-  // Sets the place of the operation in the group's order, and of its messages among those of a peer.
+  // Sets the place of the operation in the group's order, and of its messages among those of a
+  // peer.
   void number(PreparedOp& call);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }

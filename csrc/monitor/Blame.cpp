@@ -44,9 +44,8 @@ class WaitGraph {
     follow(found);
     const auto late = found.lateRanks();
     std::erase_if(found.gone, [&](int rank) { return contains(late, rank); });
-    std::erase_if(found.silent, [&](int rank) {
-      return contains(late, rank) || contains(found.gone, rank);
-    });
+    std::erase_if(
+        found.silent, [&](int rank) { return contains(late, rank) || contains(found.gone, rank); });
     findCircle(found);
     return found;
   }
@@ -176,9 +175,7 @@ class WaitGraph {
     std::rotate(
         way.begin(),
         std::min_element(
-            way.begin(),
-            way.end(),
-            [](const auto& a, const auto& b) { return a.rank < b.rank; }),
+            way.begin(), way.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; }),
         way.end());
     found.certain =
         std::none_of(way.begin(), way.end(), [](const auto& link) { return link.wait.indirect; });
@@ -220,9 +217,8 @@ class WaitGraph {
     if (wait.collectives.empty() && wait.messages.empty()) {
       // The making of a group and its like have no number: the library knows more.
       for (const int other : others(rank, wait)) {
-        if (&wait != &request_.wait || request_.absent.empty()
-                ? answers_.count(other) == 0
-                : contains(request_.absent, other)) {
+        if (&wait != &request_.wait || request_.absent.empty() ? answers_.count(other) == 0
+                                                               : contains(request_.absent, other)) {
           needs.push_back({other});
         }
       }
@@ -253,8 +249,8 @@ class WaitGraph {
            });
   }
 
-  // Returns whether `peer` has issued what `message` of `rank` waits for; messages of any tag count,
-  // so that true may be wrong, but not false.
+  // Returns whether `peer` has issued what `message` of `rank` waits for; messages of any tag
+  // count, so that true may be wrong, but not false.
   bool hasMet(int peer, int rank, const Wait& wait, const AwaitedMessage& message) const {
     if (peer == kElsewhere || answers_.count(peer) == 0) {
       return false;

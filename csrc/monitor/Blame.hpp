@@ -28,8 +28,8 @@ struct DiagnosisRequest {
   int64_t waitedMs = 0;      // time since its issue
   std::vector<int> absent;   // ranks that the library misses, if it can tell
   bool absentIsAll = false;  // true: the library misses no other rank at this operation
-  bool queued = false;       // ranks that have arrived need not have started: a device's queue is long
-  std::string disagreement;  // the library's text about ranks that call different operations
+  bool queued = false;  // ranks that have arrived need not have started: a device's queue is long
+  std::string disagreement;   // the library's text about ranks that call different operations
   int64_t compileLeftMs = 0;  // time that it may still wait for ranks that compile
 };
 
@@ -52,12 +52,12 @@ struct Blame {
     Wait wait;
   };
 
-  std::vector<Late> late;    // what the operation asked about waits for comes first
+  std::vector<Late> late;   // what the operation asked about waits for comes first
   std::vector<int> gone;    // needed ranks without an answer, which are dead or stopped
   std::vector<int> silent;  // other ranks without an answer, which may be needed
   std::vector<Link> circle;
-  bool certain = true;       // false: a rank of the circle may go on, see Wait::indirect
-  std::vector<int> missing;  // ranks that have not arrived at the operation asked about
+  bool certain = true;        // false: a rank of the circle may go on, see Wait::indirect
+  std::vector<int> missing;   // ranks that have not arrived at the operation asked about
   std::vector<int> disagree;  // ranks in another operation with the same number
 
   std::vector<int> lateRanks() const;

@@ -60,9 +60,7 @@ class Reader {
   }
 
   // Returns whether all fields have been read, and nothing else follows.
-  bool ended() {
-    return in_ && in_.get() == ' ' && in_.peek() == std::istream::traits_type::eof();
-  }
+  bool ended() { return in_ && in_.get() == ' ' && in_.peek() == std::istream::traits_type::eof(); }
 
  private:
   void read(std::string& text) { in_ >> std::quoted(text); }

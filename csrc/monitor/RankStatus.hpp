@@ -18,33 +18,30 @@ struct AwaitedMessage {
   int64_t peer = kAnyRank;  // kAnyRank: whoever sends first
   uint64_t number = 0;      // place among those of this kind that the rank has issued with `peer`
 
-  static void fields(auto& self, auto& visit) {
-    visit(self.kind, self.peer, self.number);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.kind, self.peer, self.number); }
 };
 
-// A collective that a wait needs: the one that the thread waits in, and those before it in the group,
-// since they end in order.
+// A collective that a wait needs: the one that the thread waits in, and those before it in the
+// group, since they end in order.
 struct AwaitedCollective {
-  uint64_t seq = 0;    // place among the group's collectives
-  int64_t rank = -1;   // the one rank that it waits for, or for whose end; -1: all have to come
+  uint64_t seq = 0;   // place among the group's collectives
+  int64_t rank = -1;  // the one rank that it waits for, or for whose end; -1: all have to come
 
   static void fields(auto& self, auto& visit) { visit(self.seq, self.rank); }
 };
 
-// An operation that a thread of the rank waits in; or, if `indirect`, only the queue of its device or
-// whoever holds its future, so that the rank's threads may go on.
+// An operation that a thread of the rank waits in; or, if `indirect`, only the queue of its device
+// or whoever holds its future, so that the rank's threads may go on.
 struct Wait {
-  std::string text;                  // names the group, unless it is the one asked about
-  uint64_t group = 0;                // see GroupCounts; 0: what it needs is not known
-  std::vector<int64_t> members;      // ranks of the group
+  std::string text;                            // names the group, unless it is the one asked about
+  uint64_t group = 0;                          // see GroupCounts; 0: what it needs is not known
+  std::vector<int64_t> members;                // ranks of the group
   std::vector<AwaitedCollective> collectives;  // the oldest first
   std::vector<AwaitedMessage> messages;
   bool indirect = false;
 
   static void fields(auto& self, auto& visit) {
-    visit(
-        self.text, self.group, self.members, self.collectives, self.messages, self.indirect);
+    visit(self.text, self.group, self.members, self.collectives, self.messages, self.indirect);
   }
 };
 
@@ -73,23 +70,37 @@ struct GroupCounts {
 };
 
 struct RankStatus {
-  int rank = 0;                   // in the group asked about
-  std::string current;            // the group's oldest operation in flight; empty: none
-  uint64_t currentSeq = 0;        // its place among the collectives; 0: not a collective
-  std::string signature;          // what the ranks of that collective have to agree on; empty: nothing
-  int64_t waitedMs = 0;           // time since its issue
-  std::string calledAt;           // the line of Python that issued it, if known
-  std::string completed;          // last operation that has completed
-  std::string failure;            // reason why the group has failed here
-  std::string threads;            // places of Python's threads, one line for each
-  int64_t compilingMs = -1;       // time since it has begun to compile; -1: it does not
-  int64_t compiledMs = -1;        // time since it has last ended to compile; -1: never
-  int64_t relaxedMs = 0;          // time that it has asked its peers to wait longer
-  std::vector<Wait> waits;        // all groups'
+  int rank = 0;              // in the group asked about
+  std::string current;       // the group's oldest operation in flight; empty: none
+  uint64_t currentSeq = 0;   // its place among the collectives; 0: not a collective
+  std::string signature;     // what the ranks of that collective have to agree on; empty: nothing
+  int64_t waitedMs = 0;      // time since its issue
+  std::string calledAt;      // the line of Python that issued it, if known
+  std::string completed;     // last operation that has completed
+  std::string failure;       // reason why the group has failed here
+  std::string threads;       // places of Python's threads, one line for each
+  int64_t compilingMs = -1;  // time since it has begun to compile; -1: it does not
+  int64_t compiledMs = -1;   // time since it has last ended to compile; -1: never
+  int64_t relaxedMs = 0;     // time that it has asked its peers to wait longer
+  std::vector<Wait> waits;   // all groups'
   std::vector<GroupCounts> counts;  // of the group asked about, and of every other
 
   static void fields(auto& self, auto& visit) {
-    visit(self.rank, self.current, self.currentSeq, self.signature, self.waitedMs, self.calledAt, self.completed, self.failure, self.threads, self.compilingMs, self.compiledMs, self.relaxedMs, self.waits, self.counts);
+    visit(
+        self.rank,
+        self.current,
+        self.currentSeq,
+        self.signature,
+        self.waitedMs,
+        self.calledAt,
+        self.completed,
+        self.failure,
+        self.threads,
+        self.compilingMs,
+        self.compiledMs,
+        self.relaxedMs,
+        self.waits,
+        self.counts);
   }
 };
 

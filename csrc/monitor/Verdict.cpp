@@ -84,8 +84,8 @@ class Report {
     return ranks;
   }
 
-  // Returns the extension and its reason. All ranks that are late need one; if nobody is late, a rank
-  // that has one has just come, and the operation gets the time that it had been promised.
+  // Returns the extension and its reason. All ranks that are late need one; if nobody is late, a
+  // rank that has one has just come, and the operation gets the time that it had been promised.
   std::pair<int64_t, std::string> extension() const {
     if (!unanswered().empty() || !blame_.circle.empty()) {
       return {0, ""};  // no sign that these ranks will come
@@ -112,9 +112,9 @@ class Report {
     return {least, why};
   }
 
-  // Returns the time that others wait for the rank, and why. A rank that compiles, or has just ended,
-  // gets the length of a timeout from then on, within the limit; one that has asked for time, until
-  // it is over.
+  // Returns the time that others wait for the rank, and why. A rank that compiles, or has just
+  // ended, gets the length of a timeout from then on, within the limit; one that has asked for
+  // time, until it is over.
   std::pair<int64_t, std::string> grant(const RankStatus& answer) const {
     // Grants not all of it at once: the rank may be done sooner, and then be lost.
     const auto asked = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
@@ -185,9 +185,9 @@ class Report {
       text += direct ? arrived + what : "arrived where others wait";
       asked = direct;
     } else if (!blame_.missing.empty()) {
-      text += named(blame_.missing) + (blame_.missing.size() == 1 ? " has" : " have") +
-              " not " + arrived + what + ", and " +
-              (blame_.missing.size() == 1 ? "waits" : "wait") + " elsewhere";
+      text += named(blame_.missing) + (blame_.missing.size() == 1 ? " has" : " have") + " not " +
+              arrived + what + ", and " + (blame_.missing.size() == 1 ? "waits" : "wait") +
+              " elsewhere";
       asked = true;
     } else {
       return request_.queued ? "all ranks have queued " + what +
@@ -250,7 +250,8 @@ class Report {
               named({circle[(i + 1) % circle.size()].rank});
     }
     if (!blame_.certain) {
-      text += "; one of them only by its device's queue or by a future, so that its program may go on";
+      text +=
+          "; one of them only by its device's queue or by a future, so that its program may go on";
     }
     return text + (groups.size() > 1 ? "; all ranks have to call the operations of several groups "
                                        "in one order"

@@ -115,7 +115,7 @@ struct Operation {
   OpKind parts = OpKind::coalesced;  // kind of a coalesced one's parts, where c10d has a function
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
   bool collective = false;  // `seq` counts collectives
-  int peer = -1;     // root of a collective, other side of a message, put or signal; -1: none
+  int peer = -1;  // root of a collective, other side of a message, put or signal; -1: none
   int tag = 0;
   uint64_t number = 0;  // of a message: place among those of its kind with its peer, from 1
   std::shared_ptr<const std::vector<NumberedMessage>> messages;  // those of a batch; null: no batch
@@ -137,8 +137,8 @@ struct Operation {
   // Returns whether its number is that of a message, and not of a collective.
   bool countsAsMessage() const { return isPointToPoint(kind) || (messages && !collective); }
 
-  // Takes over what describe() and diagnoses tell, and the deadline. Does not allocate, and keeps no
-  // object of a user, which may need the GIL to go.
+  // Takes over what describe() and diagnoses tell, and the deadline. Does not allocate, and keeps
+  // no object of a user, which may need the GIL to go.
   void noteFrom(const Operation& other) {
     kind = other.kind;
     seq = other.seq;

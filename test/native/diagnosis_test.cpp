@@ -387,7 +387,7 @@ TEST(aRankThatHasAskedForTimeGetsItWhateverTheLimit) {
   auto request = questionOn(3);
   request.compileLeftMs = -1;
   CHECK_EQUAL(group.ask(0, request).extensionMs, 1000);  // and again
-  issue(group.answers[2], 2);                           // also missing, and without a reason
+  issue(group.answers[2], 2);                            // also missing, and without a reason
   CHECK_EQUAL(group.ask(0, request).extensionMs, 0);
 }
 
@@ -412,7 +412,8 @@ TEST(aRankThatHasDiedIsNotBlamedIfItMayHaveDoneItsPart) {
   const std::map<int, Silent> silent = {{2, {"its process is dead", true}}};
   const auto verdict = judge(questionOn(3), answers, silent);
   CHECK_EQUAL(ranksOf(verdict), "1 ");
-  CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
+  CHECK_CONTAINS(
+      verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float), issued 0 ms ago;");
   CHECK_CONTAINS(verdict.text, "; rank 2 did not answer\n");
   issue(answers[1], 3);
   CHECK_EQUAL(ranksOf(judge(questionOn(3), answers, silent)), "2 ");
@@ -488,7 +489,8 @@ TEST(aRankThatComputesIsNotSaidToWait) {
   const auto verdict = judge(request, answers, {});
   CHECK_EQUAL(ranksOf(verdict), "0 ");
   CHECK(verdict.text.find("deadlock") == std::string::npos);
-  CHECK_CONTAINS(verdict.text, "rank 0 has not arrived at barrier #1 of group 'B', in which rank 1");
+  CHECK_CONTAINS(
+      verdict.text, "rank 0 has not arrived at barrier #1 of group 'B', in which rank 1");
 }
 
 TEST(messagesInACircleAreADeadlock) {
@@ -541,7 +543,8 @@ TEST(groupsUsedInOppositeOrderAreNamedAsADeadlock) {
   CHECK_CONTAINS(
       text,
       "\n  deadlock: rank 0 (global 4) waits in all_reduce #1 (1 x Float, SUM) for rank 1 (global "
-      "5), which waits in barrier #1 of group 'B' for rank 0 (global 4); all ranks have to call the "
+      "5), which waits in barrier #1 of group 'B' for rank 0 (global 4); all ranks have to call "
+      "the "
       "operations of several groups in one order");
   answers[0].counts.back().collectives = 1;  // it has come: another rank of B holds rank 1 up
   const auto other = judge(request, answers, {});

@@ -47,9 +47,9 @@ struct Call {
 struct Issued {
   int rank = 0;
   Call call;
-  uint64_t seq = 0;                   // of a collective
-  std::vector<uint64_t> numbers;      // of messages
-  std::vector<bool> met;              // the same: is there another side?
+  uint64_t seq = 0;               // of a collective
+  std::vector<uint64_t> numbers;  // of messages
+  std::vector<bool> met;          // the same: is there another side?
   bool done = false;
 };
 
@@ -134,7 +134,8 @@ Scene wellFormed(Random& random) {
             {Kind::batch, group, -1, async, {{true, after, true}, {false, before, true}}});
       }
     } else {
-      for (const int rank : members) scene.ranks[rank].program.push_back({Kind::await, group, -1, false, {}});
+      for (const int rank : members)
+        scene.ranks[rank].program.push_back({Kind::await, group, -1, false, {}});
     }
   }
   return scene;
@@ -206,8 +207,7 @@ std::vector<int> unmetRanks(const Scene& scene, const Issued& op) {
   const auto& here = scene.instances.at({op.call.group, op.seq});
   const bool root = op.rank == op.call.root;
   for (const int other : scene.groups[op.call.group]) {
-    const bool needed = op.call.kind == Kind::allReduce ||
-                        (op.call.kind == Kind::gather && root) ||
+    const bool needed = op.call.kind == Kind::allReduce || (op.call.kind == Kind::gather && root) ||
                         (op.call.kind == Kind::broadcast && other == op.call.root);
     if (needed && other != op.rank && here.count(other) == 0) unmet.push_back(other);
   }
@@ -236,9 +236,7 @@ void settle(Scene& scene) {
     }
   }
   for (auto& rank : scene.ranks) {
-    std::erase_if(rank.pending, [&](int index) {
-      return scene.issued[index].done;
-    });
+    std::erase_if(rank.pending, [&](int index) { return scene.issued[index].done; });
     if (!rank.blocked) continue;
     const auto& call = rank.program[rank.next - 1];
     const bool waits = call.kind == Kind::await
@@ -346,7 +344,8 @@ std::string textOf(const Issued& op, int asked) {
   auto text = std::string(names[static_cast<int>(op.call.kind)]) + " #" +
               std::to_string(op.call.collective() ? op.seq : op.numbers.front());
   if (!op.call.messages.empty()) text += " with " + std::to_string(op.call.messages.front().peer);
-  return op.call.group == asked ? text : text + " of group 'g" + std::to_string(op.call.group) + "'";
+  return op.call.group == asked ? text
+                                : text + " of group 'g" + std::to_string(op.call.group) + "'";
 }
 
 Wait waitOf(const Scene& scene, const Issued& op, int asked) {
@@ -372,8 +371,7 @@ Wait waitOf(const Scene& scene, const Issued& op, int asked) {
 RankStatus statusOf(const Scene& scene, int rank, int asked) {
   RankStatus status;
   const auto& members = scene.groups[asked];
-  status.rank =
-      static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+  status.rank = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
   for (const int index : scene.ranks[rank].pending) {
     const auto& op = scene.issued[index];
     if (op.call.group == asked && status.current.empty()) {
@@ -435,7 +433,7 @@ std::vector<std::vector<int>> unmet(const Scene& scene, const Issued& op) {
 }
 
 struct Truth {
-  std::set<int> culprits;  // others wait for them, and they wait for nobody
+  std::set<int> culprits;    // others wait for them, and they wait for nobody
   bool leavesGroup = false;  // the way to one goes through a rank that the group does not have
   bool viaAny = false;
 };
@@ -479,9 +477,8 @@ std::set<int> deadlocked(const Scene& scene) {
     changed = std::erase_if(stuck, [&](int rank) {
                 const auto needs = unmet(scene, scene.issued[waitsIn(scene, rank)]);
                 return std::none_of(needs.begin(), needs.end(), [&](const auto& need) {
-                  return std::all_of(need.begin(), need.end(), [&](int other) {
-                    return stuck.count(other) != 0;
-                  });
+                  return std::all_of(
+                      need.begin(), need.end(), [&](int other) { return stuck.count(other) != 0; });
                 });
               }) > 0;
   }
@@ -568,8 +565,8 @@ std::string show(const Scene& scene) {
             " ends " + std::to_string(static_cast<int>(scene.ranks[rank].end)) + ", host " +
             std::to_string(scene.hosts[rank]) + ": ";
     text += index < 0 ? "waits for nobody" : textOf(scene.issued[index], -1) + " for";
-    for (const auto& need : index < 0 ? std::vector<std::vector<int>>{}
-                                      : unmet(scene, scene.issued[index])) {
+    for (const auto& need :
+         index < 0 ? std::vector<std::vector<int>>{} : unmet(scene, scene.issued[index])) {
       text += " (";
       for (const int other : need) text += std::to_string(other) + " ";
       text += ")";
@@ -579,13 +576,16 @@ std::string show(const Scene& scene) {
   return text;
 }
 
-#define EXPECT(condition)                                                                     \
-  ((condition) ? (void)0                                                                      \
-               : ::test::stop(                                                                \
-                     __FILE__, __LINE__, "seed " + std::to_string(seed) + ": " #condition "\n" + \
-                                             verdict.text + "\n" + show(scene)))
+#define EXPECT(condition)                                                                          \
+  ((condition) ? (void)0                                                                           \
+               : ::test::stop(                                                                     \
+                     __FILE__,                                                                     \
+                     __LINE__,                                                                     \
+                     "seed " + std::to_string(seed) + ": " #condition "\n" + verdict.text + "\n" + \
+                         show(scene)))
 
-void check(const Scene& scene, const Diagnosis& diagnosis, bool still, uint64_t seed, Score& score) {
+void check(
+    const Scene& scene, const Diagnosis& diagnosis, bool still, uint64_t seed, Score& score) {
   const auto verdict = judge(diagnosis.request, diagnosis.answers, diagnosis.silent);
   const auto blamed = blame(diagnosis.request, diagnosis.answers, diagnosis.silent);
   const auto global = [&](int local) { return scene.groups[diagnosis.group][local]; };
@@ -602,8 +602,9 @@ void check(const Scene& scene, const Diagnosis& diagnosis, bool still, uint64_t 
     const int rank = global(local);
     const bool unheard = diagnosis.answers.count(local) == 0;
     if (unheard) {
-      EXPECT(verdict.text.find("did not answer") != std::string::npos ||
-             verdict.text.find("not arrived") != std::string::npos);
+      EXPECT(
+          verdict.text.find("did not answer") != std::string::npos ||
+          verdict.text.find("not arrived") != std::string::npos);
       EXPECT(scene.faulty.count(rank) || scene.ranks[rank].end == End::unreachable);
     } else {
       EXPECT(!diagnosis.waited.at(rank));
@@ -652,9 +653,8 @@ void check(const Scene& scene, const Diagnosis& diagnosis, bool still, uint64_t 
     EXPECT(exactly);
   }
   // A circle in the group that the operation needs is told.
-  const bool inside = std::all_of(stuck.begin(), stuck.end(), [&](int rank) {
-    return scene.member(diagnosis.group, rank);
-  });
+  const bool inside = std::all_of(
+      stuck.begin(), stuck.end(), [&](int rank) { return scene.member(diagnosis.group, rank); });
   if (wanted.empty() && named.empty() && !truth.leavesGroup && !truth.viaAny && inside &&
       !scene.misfit && !scene.hasAny) {
     EXPECT(!blamed.circle.empty());
@@ -749,7 +749,8 @@ TEST_WITHIN(nobodyIsBlamedWithoutProofInTenThousandScenes, 100) {
   std::printf(
       "seeds from %llu: %d scenes, %d diagnoses: %d name exactly the culprits, of which %d "
       "circles, %d show a mismatch, %d came while ranks went on; culprits not named: %d outside "
-      "the group, %d behind a receive from any rank, %d behind ranks without an answer, %d behind a "
+      "the group, %d behind a receive from any rank, %d behind ranks without an answer, %d behind "
+      "a "
       "mismatch with a call that has ended\n",
       static_cast<unsigned long long>(first),
       score.scenes,
