@@ -319,7 +319,7 @@ def fill_stderr():
 @pytest.mark.parametrize("relaxed", [False, True], ids=["", "a rank asks for time"])
 @on_own_ranks(2)
 def test_a_stderr_that_nobody_reads_stops_no_deadline(world, relaxed):
-    """Two groups, with verdicts, and with a line about a rank that asks for time."""
+    """Nor does the monitor's line about a rank that asks for time."""
     import torchcomms_pg
 
     groups = [short_group(LIMIT), short_group(2 * LIMIT)]
