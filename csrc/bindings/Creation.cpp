@@ -102,7 +102,8 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
 
 void bindCreation(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  module.def("keep_store", [](StorePtr store) { leaked<StorePtr>(std::move(store)); });
+  module.def(
+      "keep_store", [](StorePtr store) { leaked<StorePtr>(std::move(store)); }, py::arg("store"));
   module.def(
       "new_host_communicator",
       &newHost,

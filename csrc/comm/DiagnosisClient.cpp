@@ -115,6 +115,7 @@ void DiagnosisClient::open(
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
   options.size = comm_.size();
+  options.number = comm_.group().numberOf(comm_.rank());
   options.describeSilent = describeSilent;
   if (comm_.api().probe != nullptr) {
     auto probe = comm_.api().probe(comm_.library().get());
@@ -252,7 +253,8 @@ void DiagnosisClient::tellExtension(
   if (extended_.exchange(op.seq) != op.seq) {
     printLine(
         "torchcomms_pg: " + describe(op) + " of group '" + comm_.group().name + "' on rank " +
-        std::to_string(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " + why);
+        comm_.group().numberOf(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " +
+        why);
   }
 }
 

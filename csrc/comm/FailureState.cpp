@@ -155,7 +155,7 @@ Failure FailureState::describe(
   return {
       type,
       torchcomms_pg::describe(op) + " of group '" + comm_.group().name + "' on rank " +
-          std::to_string(comm_.rank()) + ": " + what,
+          comm_.group().numberOf(comm_.rank()) + ": " + what,
       name(op.kind),
       op.seq,
       comm_.group().name,
@@ -239,7 +239,8 @@ Failure FailureState::elsewhere() const {
   failure.group = comm_.group().name;
   failure.ranks = std::move(report.absent);
   failure.message = "group '" + comm_.group().name + "' has failed while rank " +
-                    std::to_string(comm_.rank()) + " was in no operation of it: " + report.text;
+                    comm_.group().numberOf(comm_.rank()) +
+                    " was in no operation of it: " + report.text;
   return failure;
 }
 
@@ -282,7 +283,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
             std::to_string(ran.count()) + " milliseconds before timing out.");
   }
   auto told = *first;
-  told.message = "rank " + std::to_string(comm_.rank()) + " gave up: " + told.message;
+  told.message = "rank " + comm_.group().numberOf(comm_.rank()) + " gave up: " + told.message;
   failLibrary(told);
 }
 
@@ -290,7 +291,7 @@ void FailureState::failBy(const std::string& why) {
   const auto ours =
       set({c10d::ErrorType::COMM_ERROR,
            "group '" + comm_.group().name + "' was aborted on rank " +
-               std::to_string(comm_.rank()) + " by " + why,
+               comm_.group().numberOf(comm_.rank()) + " by " + why,
            "",
            0,
            comm_.group().name,
@@ -321,8 +322,8 @@ void FailureState::shrink() {
   }
   // NCCL ends the operations' kernels, and says nothing of it.
   set({c10d::ErrorType::COMM_ERROR,
-       "group '" + comm_.group().name + "' was shrunk on rank " + std::to_string(comm_.rank()) +
-           ", which ended its operations",
+       "group '" + comm_.group().name + "' was shrunk on rank " +
+           comm_.group().numberOf(comm_.rank()) + ", which ended its operations",
        "",
        0,
        comm_.group().name,

@@ -323,7 +323,7 @@ void Communicator::end() {
   if (!report.text.empty()) {
     Failure failure;
     failure.group = group_.name;
-    failure.message = "group '" + group_.name + "' on rank " + std::to_string(rank_) +
+    failure.message = "group '" + group_.name + "' on rank " + group_.numberOf(rank_) +
                       " ends with operations that do not match: " + report.text;
     failureState_.set(failure);
     failureState_.awaitHooks();

@@ -51,7 +51,7 @@ void OpenCall::refuse(const Communicator& comm, const char* what) {
       " of group '",
       comm.group().name,
       "' on rank ",
-      comm.rank(),
+      comm.group().numberOf(comm.rank()),
       ": called by the handler of a signal in the middle of ",
       call->op_ == nullptr ? "the end of the group" : describe(*call->op_),
       " of that group, behind which it would wait for ever. A handler can end the group "

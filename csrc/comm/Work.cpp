@@ -55,7 +55,7 @@ Work::Work(
 
 std::string Work::text() const {
   return describe(operation()) + " of group '" + comm_->group().name + "' on rank " +
-         std::to_string(comm_->rank());
+         comm_->group().numberOf(comm_->rank());
 }
 
 bool Work::isCompleted() {

@@ -36,8 +36,8 @@ constexpr milliseconds kBehind{200};
 // Time in the store after which it is not worth waiting for what others may have written there.
 constexpr milliseconds kHanging{1000};
 
-void print(int rank, const std::string& text) {
-  printLine("[rank " + std::to_string(rank) + "] torchcomms_pg: " + text);
+void print(const std::string& rank, const std::string& text) {
+  printLine("[rank " + rank + "] torchcomms_pg: " + text);
 }
 
 Verdict unknown(const std::string& why) {
@@ -46,7 +46,7 @@ Verdict unknown(const std::string& why) {
   return verdict;
 }
 
-Verdict printUnknown(int rank, const std::string& why) {
+Verdict printUnknown(const std::string& rank, const std::string& why) {
   auto verdict = unknown(why);
   print(rank, verdict.text);
   return verdict;
@@ -113,12 +113,12 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
     return verdict;
   }
   if (!broken_.empty()) {
-    return printUnknown(options_.rank, broken_);
+    return printUnknown(options_.number, broken_);
   }
   if (!asked_) {
     put(request);
   } else if (Clock::now() - askedAt_ >= kPatience) {
-    return printUnknown(options_.rank, sinceLongAgo());
+    return printUnknown(options_.number, sinceLongAgo());
   }
   return std::nullopt;
 }
@@ -155,7 +155,7 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
     return verdict;
   }
   return printUnknown(
-      options_.rank,
+      options_.number,
       closed_            ? "the group was closed meanwhile"
       : !broken_.empty() ? broken_
                          : sinceLongAgo());
@@ -386,7 +386,7 @@ void HangDiagnosis::part(Clock::time_point now) {
 void HangDiagnosis::finish(const std::optional<Verdict>& verdict) {
   const bool final = verdict && verdict->extensionMs == 0;
   if (final) {
-    print(options_.rank, verdict->text);
+    print(options_.number, verdict->text);
   }
   std::lock_guard lock(mutex_);
   if (final || (verdict && asked_)) {

@@ -53,6 +53,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
 
   struct Options {
     int rank = 0;
+    std::string number;  // `rank` for texts
     int size = 0;
     // Describes a rank that does not answer; `introduction` is what that rank wrote to the board
     // under "who/<rank>" when the group was made.

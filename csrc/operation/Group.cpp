@@ -24,4 +24,11 @@ std::string Group::rankNames(const std::vector<int>& ranks) const {
   return same ? names : names + " (global " + joinRanks(global) + ")";
 }
 
+std::string Group::numberOf(int rank) const {
+  const bool known = static_cast<size_t>(rank) < globalRanks.size();
+  return std::to_string(rank) + (known && globalRanks[rank] != rank
+                                     ? " (global " + std::to_string(globalRanks[rank]) + ")"
+                                     : "");
+}
+
 }  // namespace torchcomms_pg

@@ -20,6 +20,8 @@ struct Group {
   // 1 (global 5)" in a group whose numbers differ from the global ones.
   std::string rankName(int rank) const { return rankNames({rank}); }
   std::string rankNames(const std::vector<int>& ranks) const;
+  // Returns the rank's number, with the global one beside it if they differ.
+  std::string numberOf(int rank) const;
 };
 
 }  // namespace torchcomms_pg

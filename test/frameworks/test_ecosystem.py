@@ -20,7 +20,7 @@ from harness import ROOT, TESTS
 from harness.ranks import Ranks
 from torchcomms_pg import as_gloo
 
-pytestmark = [pytest.mark.beyond_gloo, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 CPU = torch.device("cpu")
 
 

@@ -203,6 +203,7 @@ DIES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_torchrun_restarts_workers_after_one_has_died(tmp_path):
     """And the workers may end without destroy_process_group."""
@@ -240,6 +241,7 @@ LOST = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
     """Two nodes with a worker each; one is lost, and the other goes on alone.

@@ -101,6 +101,7 @@ class Group {
       issue(answers[rank], 0);
       HangDiagnosis::Options options;
       options.rank = rank;
+      options.number = std::to_string(rank);
       options.size = size;
       if (heard > 0) {
         options.poll = [this, rank](bool wanted) {

@@ -52,6 +52,7 @@ def store(file, *rows):
     return file
 
 
+@pytest.mark.slow
 def test_every_operation_is_measured_checked_stored_and_compared(tmp_path):
     earlier = store(tmp_path / "earlier.json", row(0.01, bytes=1024))
     done = bench(
@@ -233,6 +234,7 @@ def test_where_mpirun_starts_no_ranks_its_output_is_in_the_error(monkeypatch, tm
         mpi.MpiTeam(2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(emulated.available()), reason=emulated.available() or "it is there")
 def test_operations_on_gpus_are_measured_beside_nccl_on_an_emulated_cuda(tmp_path):
     done = bench("--gpus", "emulated", "--json", tmp_path / "now.json")
@@ -251,6 +253,7 @@ def possible():
         pytest.skip(why)
 
 
+@pytest.mark.slow
 def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
     done = bench("--quick", "--hosts", "--budgets", "--json", tmp_path / "now.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -267,6 +270,7 @@ def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
     assert "dist.all_reduce of 4 B, 2 ranks" not in judged
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("hosts, each, steps", [(10, 2, 5), (2, 10, 1)])
 def test_what_many_ranks_cost_grows_with_hosts_and_not_with_ranks(tmp_path, hosts, each, steps):
@@ -321,6 +325,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_host_and_no_rank_behind(possible):
     # More than there is time for.
     work = ("--op", "all_to_all", "--sizes", "64M", "--seconds", "30")

@@ -50,6 +50,7 @@ def test_no_top_level_module_takes_the_name_of_the_torchcomms_package():
         assert "torchcomms" not in names
 
 
+@pytest.mark.slow
 def test_wheel_has_everything_and_nothing_else(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]

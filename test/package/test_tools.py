@@ -17,7 +17,8 @@ import torch
 
 from harness import ROOT, TESTS, run_python
 
-pytestmark = pytest.mark.timeout(240)  # each run of a tool may take 110 s
+# Each run of a tool may take 110 s.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 VERSIONS = ("2.10.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0", "2.16.0")
 
 
