@@ -488,6 +488,9 @@ Wait DiagnosisClient::describeWait(
     const bool one = withRoot && hasRoot(collective.kind) && collective.peer != comm.rank();
     const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
     auto& all = wait.collectives;
+    if (onlyGives(collective.kind, collective.peer == comm.rank()) && !all.empty()) {
+      return;  // it may wait for those before it alone
+    }
     if (!all.empty() && all.back().rank == needed.rank) {
       all.back() = needed;  // whoever has come to this has come to the one before
     } else {

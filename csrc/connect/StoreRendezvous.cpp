@@ -378,7 +378,7 @@ std::string StoreRendezvous::await(const std::string& key) {
 Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   auto missing = std::move(joining);
   std::vector<int> gone;
-  const bool all = heard_.back();
+  const bool all = std::find(heard_.begin(), heard_.end(), false) == heard_.end();
   for (int peer = 0; !all && peer < info_.size; ++peer) {
     if (!store_.check({prefix_ + rankKey(peer)})) {
       (seen_[peer] ? gone : missing).push_back(peer);

@@ -122,13 +122,13 @@ class WaitGraph {
   // Names a rank at the first operation that leads to it.
   static void addLate(Blame& found, int rank, int waiting, const Wait& wait) {
     const auto isOther = [&](const auto& other) {
-      return contains(other.ranks, rank) && other.wait.text != wait.text;
+      return contains(other.ranks, rank) && !isSameOperation(other.wait, wait);
     };
     if (std::ranges::any_of(found.late, isOther)) {
       return;
     }
     auto late = std::find_if(found.late.begin(), found.late.end(), [&](const auto& other) {
-      return other.wait.group == wait.group && other.wait.text == wait.text;
+      return isSameOperation(other.wait, wait);
     });
     if (late == found.late.end()) {
       late = found.late.insert(late, {wait, {}, {}});
@@ -240,6 +240,7 @@ class WaitGraph {
     return counts == nullptr || counts->collectives >= seq;
   }
 
+  // Returns whether the rank waits in this collective of the group, or in one before it.
   bool isIn(int rank, uint64_t group, uint64_t seq) const {
     const auto answer = answers_.find(rank);
     return answer != answers_.end() &&

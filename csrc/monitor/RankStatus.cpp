@@ -4,6 +4,14 @@
 
 namespace torchcomms_pg {
 
+bool isSameOperation(const Wait& one, const Wait& other) {
+  if (one.group != other.group || one.collectives.empty() != other.collectives.empty()) {
+    return false;
+  }
+  return one.collectives.empty() ? one.messages == other.messages
+                                 : one.collectives.back().seq == other.collectives.back().seq;
+}
+
 std::string encode(const RankStatus& status) {
   return fields::write(status);
 }

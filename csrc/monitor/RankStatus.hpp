@@ -19,6 +19,8 @@ struct AwaitedMessage {
   uint64_t number = 0;      // place among those of this kind that the rank has issued with `peer`
 
   static void fields(auto& self, auto& visit) { visit(self.kind, self.peer, self.number); }
+
+  bool operator==(const AwaitedMessage&) const = default;
 };
 
 // A collective that a wait needs: the one that the thread waits in, and those before it in the
@@ -44,6 +46,9 @@ struct Wait {
     visit(self.text, self.group, self.members, self.collectives, self.messages, self.indirect);
   }
 };
+
+// Returns whether both are parts of one operation, whatever their texts say.
+bool isSameOperation(const Wait& one, const Wait& other);
 
 // Number of messages between the rank and `peer` that the rank has issued.
 struct PeerCounts {

@@ -149,9 +149,7 @@ class Report {
     return same ? text : text + " (global " + numbers + ")";
   }
 
-  bool isAsked(const Wait& wait) const {
-    return wait.group == request_.wait.group && wait.text == request_.wait.text;
-  }
+  bool isAsked(const Wait& wait) const { return isSameOperation(wait, request_.wait); }
 
   std::string headline() const {
     if (disagree_) {

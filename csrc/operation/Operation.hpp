@@ -91,6 +91,12 @@ inline bool hasRoot(OpKind kind) {
   }
 }
 
+// Returns whether the root, or every other rank, only gives, and so may go on before the others
+// come.
+inline bool onlyGives(OpKind kind, bool root) {
+  return hasRoot(kind) && root == (kind == OpKind::broadcast || kind == OpKind::scatter);
+}
+
 // Returns whether it concerns the communicator itself, and has no number in the group's order.
 inline bool isManagement(OpKind kind) {
   return kind >= OpKind::registerMemory;
