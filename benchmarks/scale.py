@@ -221,7 +221,7 @@ class Wires(Backend):
         return work
 
 
-def connect(store: dist.Store, number: int, size: int, timeout: timedelta) -> Backend:
+def connect(store: dist.Store, number: int, size: int, options: object) -> Backend:
     """What the package takes for ProcessGroupGloo."""
     store.set(PROBE[1:], "")  # in the rank's own store, which notes for whom, and for which link
     world, rank = _asked.whose.world, _asked.whose.rank

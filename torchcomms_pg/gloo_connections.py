@@ -10,6 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+# The class itself, whose options and devices are wanted also where a caller has put a function that
+# makes the connections in its place.
+GLOO: Any = getattr(dist, "ProcessGroupGloo", None)
+
 # Addresses for documentation (RFC 5737, RFC 3849), to which there is no route but the default one.
 ELSEWHERE = ("203.0.113.1", "2001:db8::1")
 
@@ -27,26 +31,25 @@ def connect(
         OSError: this rank has no address to listen at.
         RuntimeError: the ranks cannot be connected.
     """
-    gloo: Any = dist.ProcessGroupGloo
     address = _reachable_address(store) if across_hosts else None
-    options = gloo._Options()
+    options = GLOO._Options()
     try:
         options._devices = _devices(address)
     except RuntimeError as error:
         raise OSError(str(error)) from error
     options._timeout, options._threads = timeout, 2 * len(options._devices)
-    made: dist.Backend = gloo(store, rank, size, options)
+    make: Any = dist.ProcessGroupGloo
+    made: dist.Backend = make(store, rank, size, options)
     return made
 
 
 def _devices(address: str | None) -> list[Any]:
     """Returns what Gloo listens at: `address`, or as it does by itself."""
-    gloo: Any = dist.ProcessGroupGloo
     if address is not None:
-        return [gloo.create_device(hostname=address)]
+        return [GLOO.create_device(hostname=address)]
     if names := os.environ.get("GLOO_SOCKET_IFNAME"):
-        return [gloo.create_device(interface=name) for name in names.split(",")]
-    return [gloo.create_default_device()]
+        return [GLOO.create_device(interface=name) for name in names.split(",")]
+    return [GLOO.create_default_device()]
 
 
 def _reachable_address(store: dist.Store) -> str | None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from harness import run_python
 from harness.comms import each_backend, make, torchcomms
 from harness.rank_process import receive
-from harness.ranks import Ranks, connect_store, on_ranks, time_limit
+from harness.ranks import Ranks, connect_store, meet, on_ranks, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -221,7 +221,8 @@ def test_timeout_of_one_operation(world, backend):
         with pytest.raises(RuntimeError, match="timed out"):
             work.get_future().wait()
         assert comm.is_aborted()
-    dist.barrier()
+    # Rank 1 waits in the store, and so for no rank.
+    meet(dist.distributed_c10d._get_default_store(), f"{backend} timed out", world)
     with pytest.raises(torchcomms().CommError, match="timed out"):
         comm.barrier(False)
     comm.finalize()
