@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import torchcomms
-from harness.ranks import wait_for
+from harness.ranks import meet, wait_for
 from harness.recorders import LIMIT, ask, fails, short_group
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
@@ -68,7 +68,7 @@ def debug_pages(port):
     dist.barrier()
     if rank == 1:
         wait_for(lambda: os.path.exists(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"), 20)
-        dist.barrier()
+        meet(dist.distributed_c10d._get_default_store(), "the pages are read", 2)
         worker.shutdown()
         return
     _frontend._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer(
@@ -106,7 +106,7 @@ def debug_pages(port):
         path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{other}"
         assert f"dump written to {path}" in health, health
     server._server.shutdown()
-    dist.barrier()
+    meet(dist.distributed_c10d._get_default_store(), "the pages are read", 2)
     worker.shutdown()
 
 

@@ -145,6 +145,10 @@ def healthy_job_of_derived_groups():
     return names
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.15",
+    reason="before 2.15 torch describes split groups by what differs by rank",
+)
 def test_the_analyser_finds_nothing_where_groups_are_made_of_groups(recording, tmp_path):
     names = recording(3).run(healthy_job_of_derived_groups)
     text, _ = analyse(tmp_path, 3, healthy=True)
