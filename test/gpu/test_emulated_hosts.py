@@ -38,6 +38,9 @@ class Meshes:
             self.hold()
         return self.real(*args)
 
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
 
 on_emulated_ranks = functools.partial(
     on_own_ranks, init=False, started_with=emulated.environment, timeout=45
