@@ -89,8 +89,9 @@ Silent describeSilent(const std::string& introduction) {
 // Returns what tells a group from every other, and is the same on its ranks.
 uint64_t keyOf(const Communicator& comm) {
   const auto ranks = comm.globalRanks();
+  // A group of c10d may have a communicator for each type of device.
   const auto text =
-      comm.group().name + '\0' +
+      comm.group().name + '\0' + c10::DeviceTypeName(comm.device().type()) +
       std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
   return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
 }
@@ -234,7 +235,13 @@ void DiagnosisClient::checkDeadline(
   if (!overdue_) {
     overdue_ = overdue;
   }
-  const auto verdict = diagnosis->ask(request(*overdue_, now));
+  auto asked = request(*overdue_, now);
+  asked.ended = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    return std::ranges::none_of(ops, [&](const auto& entry) {
+      return entry.op->seq == overdue_->seq && entry.op->kind == overdue_->kind;
+    });
+  });
+  const auto verdict = diagnosis->ask(asked);
   if (!verdict) {
     return;  // a later round of the monitor finds it
   }

@@ -29,6 +29,7 @@ struct DiagnosisRequest {
   std::vector<int> absent;   // ranks that the library misses, if it can tell
   bool absentIsAll = false;  // true: the library misses no other rank at this operation
   bool queued = false;  // ranks that have arrived need not have started: a device's queue is long
+  bool ended = false;   // the operation has ended since the diagnosis began
   std::string disagreement;   // the library's text about ranks that call different operations
   int64_t compileLeftMs = 0;  // time that it may still wait for ranks that compile
 };

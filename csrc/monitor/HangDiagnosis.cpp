@@ -119,6 +119,8 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
     put(request);
   } else if (Clock::now() - askedAt_ >= kPatience) {
     return printUnknown(options_.number, sinceLongAgo());
+  } else if (isSameOperation(asked_->wait, request.wait)) {
+    asked_->ended = request.ended;
   }
   return std::nullopt;
 }
@@ -343,7 +345,11 @@ void HangDiagnosis::lead(Clock::time_point now) {
     std::lock_guard lock(mutex_);
     request = asked_;
   }
-  round_.verdict = judge(*request, round_.answers, silent);
+  auto verdict = judge(*request, round_.answers, silent);
+  if (verdict.arrived && verdict.extensionMs == 0 && now - round_.begun < kGather) {
+    return;  // answers are of different times: the operation may be about to end
+  }
+  round_.verdict = std::move(verdict);
   board_->set(key("verdict"), encode(*round_.verdict));
   phase_ = Phase::parting;
   step(now);

@@ -59,6 +59,7 @@ class Report {
         return verdict;
       }
       verdict.ranks = atFault();
+      verdict.arrived = verdict.ranks.empty() && blame_.circle.empty() && blame_.missing.empty();
     }
     verdict.summary = printable(summary());
     verdict.text = printable(
@@ -87,6 +88,9 @@ class Report {
   // Returns the extension and its reason. All ranks that are late need one; if nobody is late, a
   // rank that has one has just come, and the operation gets the time that it had been promised.
   std::pair<int64_t, std::string> extension() const {
+    if (request_.ended) {
+      return {std::max<int64_t>(request_.timeoutMs, 1000), "the operation has ended meanwhile"};
+    }
     if (!unanswered().empty() || !blame_.circle.empty()) {
       return {0, ""};  // no sign that these ranks will come
     }

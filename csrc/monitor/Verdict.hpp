@@ -16,8 +16,9 @@ struct Verdict {
   std::string summary;     // what holds it up, for an error's first line; empty: it is not known
   std::string text;
   int64_t extensionMs =
-      0;             // positive: nobody has failed; wait that much longer, for what `text` says
-  int answered = 0;  // number of ranks that did
+      0;                 // positive: nobody has failed; wait that much longer, for what `text` says
+  int answered = 0;      // number of ranks that did
+  bool arrived = false;  // true: all ranks have come; known to the rank that judges alone
 
   static void fields(auto& self, auto& visit) {
     visit(self.ranks, self.summary, self.extensionMs, self.answered, self.text);
