@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 # The class itself, whose options and devices are wanted also where a caller has put a function that
 # makes the connections in its place.
-GLOO: Any = getattr(dist, "ProcessGroupGloo", None)
+GLOO: Any = getattr(_distributed_c10d, "ProcessGroupGloo", None)
 
 # Addresses for documentation (RFC 5737, RFC 3849), to which there is no route but the default one.
 ELSEWHERE = ("203.0.113.1", "2001:db8::1")

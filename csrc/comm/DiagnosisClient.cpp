@@ -516,7 +516,14 @@ Wait DiagnosisClient::describeWait(
 }
 
 void DiagnosisClient::tellGroups(RankStatus& answer) const {
-  const auto alive = Registry::get().alive();
+  auto alive = Registry::get().alive();
+  // Ranks may be threads of one process: the groups of the others say nothing of this one.
+  const auto numberOf = [](const Communicator& comm) { return comm.globalRanks()[comm.rank()]; };
+  const bool threads = std::ranges::any_of(alive, [&](const auto& comm) {
+    return comm->diagnosis().key_ == key_ && comm->rank() != comm_.rank();
+  });
+  std::erase_if(
+      alive, [&](const auto& comm) { return threads && numberOf(*comm) != numberOf(comm_); });
   std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
   for (const auto& comm : alive) {
     ++groups[comm->diagnosis().key_];
