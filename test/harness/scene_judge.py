@@ -7,6 +7,8 @@ silent because of one is counted under it. Everything else is a complaint.
 from collections import Counter
 from dataclasses import dataclass, field
 
+from harness.scenes import reached_from
+
 CLASSES = {
     "in flight": "No recorder tells a rank that waits in an operation from one that has called it "
     "with async_op and is busy elsewhere.",
@@ -261,17 +263,10 @@ def _check_order(outcome, seen, verdict, result):
         if finding.kind == "mismatch":
             roots = {entry.rank for entry in finding.entries if not entry.finished}
         held_up = {
-            rank for rank in waits.keys() & seen.dumped if roots & ({rank} | _reach(waits, rank))
+            rank
+            for rank in waits.keys() & seen.dumped
+            if roots & ({rank} | reached_from(waits, rank))
         }
         held.append(len(held_up | (roots if finding.kind == "mismatch" else set())))
     if held != sorted(held, reverse=True) and seen.form == "ours":
         result.complaints.append(f"not the one that explains most first: {held}")
-
-
-def _reach(waits, start):
-    reached, left = set(), [start]
-    while left:
-        new = waits.get(left.pop(), set()) - reached
-        reached |= new
-        left += new
-    return reached

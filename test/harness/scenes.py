@@ -331,7 +331,7 @@ class Outcome:
     def knots(self):
         """The sets of ranks that are blocked by each other, whoever else they are blocked by."""
         waits = self.waits()
-        reach = {rank: _reach(waits, rank) for rank in waits}
+        reach = {rank: reached_from(waits, rank) for rank in waits}
         knots = {
             frozenset(other for other in reach[rank] & waits.keys() if rank in reach[other])
             for rank in waits
@@ -345,7 +345,7 @@ class Outcome:
         return [knot for knot in self.knots() if all(waits[rank] <= knot for rank in knot)]
 
 
-def _reach(waits, start):
+def reached_from(waits, start):
     """All ranks that the waiting leads to from ``start``."""
     reached, left = set(), [start]
     while left:
