@@ -59,12 +59,8 @@ class Registry {
   std::vector<std::weak_ptr<Communicator>> comms_;
 };
 
-Silent describeSilent(const std::string& introduction) {
-  const auto peer = Peer::parse(introduction);
+Silent describeSilent(const Peer& peer) {
   const auto pid = std::to_string(peer.pid);
-  if (peer.pid == 0) {
-    return {"did not answer, and has not said where it runs"};
-  }
   if (!peer.sameHost(Peer::self())) {
     return {
         "did not answer (pid " + pid + " on " + peer.host +
@@ -103,21 +99,20 @@ bool isAwaited(const InFlight& entry) {
 }  // namespace
 
 void DiagnosisClient::open(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& prefix,
+    std::vector<Peer> peers) {
   if (comm_.size() == 1 || store == nullptr) {
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
-  // Introduces this rank, for the case that it cannot give its status.
-  const auto self = Peer::self().text();
-  store_->set(
-      "who/" + std::to_string(comm_.rank()), std::vector<uint8_t>(self.begin(), self.end()));
+  peers_ = std::move(peers);
   key_ = keyOf(comm_);
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
   options.size = comm_.size();
   options.number = comm_.group().numberOf(comm_.rank());
-  options.describeSilent = describeSilent;
+  options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
   if (comm_.api().probe != nullptr) {
     auto probe = comm_.api().probe(comm_.library().get());
     options.poll = std::move(probe.look);
@@ -140,8 +135,15 @@ void DiagnosisClient::open(
   Registry::get().add(comm_.weak_from_this());
 }
 
-void DiagnosisClient::openLike(const DiagnosisClient& parent, const std::string& prefix) {
-  open(parent.store_, prefix + "/");
+void DiagnosisClient::openLike(
+    const DiagnosisClient& parent, const std::string& prefix, const std::vector<int>& ranks) {
+  std::vector<Peer> peers;
+  for (const int rank : ranks) {
+    if (!parent.peers_.empty()) {
+      peers.push_back(parent.peers_.at(rank));
+    }
+  }
+  open(parent.store_, prefix + "/", std::move(peers));
 }
 
 void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>& gone) {
@@ -150,7 +152,13 @@ void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>
     std::lock_guard lock(parent.shrunkMutex_);
     number = ++parent.shrunk_[gone];
   }
-  openLike(parent, "without/" + joinRanks(gone) + "/" + std::to_string(number));
+  std::vector<int> left;
+  for (int rank = 0; rank < parent.comm_.size(); ++rank) {
+    if (!std::binary_search(gone.begin(), gone.end(), rank)) {
+      left.push_back(rank);
+    }
+  }
+  openLike(parent, "without/" + joinRanks(gone) + "/" + std::to_string(number), left);
 }
 
 void DiagnosisClient::close() {
@@ -336,14 +344,13 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   // The store may block for as long as it likes, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runApart([store = store_, rank = comm_.rank(), size = comm_.size(), until, done] {
+  Monitor::get().runApart([store = store_, peers = peers_, rank = comm_.rank(), until, done] {
     try {
       StoreBoard board(store);
-      const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+      const auto key = [](size_t of) { return "dumped/" + std::to_string(of); };
       board.set(key(rank), "");
-      for (int peer = 0; peer < size; ++peer) {
-        const auto who = Peer::parse(board.get("who/" + std::to_string(peer)).value_or(""));
-        while (Clock::now() < until && !board.get(key(peer)) && !who.dead()) {
+      for (size_t peer = 0; peer < peers.size(); ++peer) {
+        while (Clock::now() < until && !board.get(key(peer)) && !peers[peer].dead()) {
           std::this_thread::sleep_for(kDumpLook);
         }
       }

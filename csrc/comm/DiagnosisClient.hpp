@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/Communicator.hpp"
+#include "comm/Peer.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
@@ -20,9 +21,14 @@ class DiagnosisClient {
  public:
   explicit DiagnosisClient(Communicator& comm) : comm_(comm) {}
 
-  void open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
-  // Opens it in a part of the parent's store.
-  void openLike(const DiagnosisClient& parent, const std::string& prefix);
+  // `peers`: the processes of the ranks. A rank alone has no part in any diagnosis.
+  void open(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::string& prefix,
+      std::vector<Peer> peers);
+  // Opens it in a part of the parent's store. `ranks`: those of the parent that are in this group.
+  void openLike(
+      const DiagnosisClient& parent, const std::string& prefix, const std::vector<int>& ranks);
   // Does the same, in another part for each group of the parent without the ranks of `gone`, which
   // the ranks that stay make in one order. A part that is used again holds the verdict of before.
   void openShrunk(DiagnosisClient& parent, const std::vector<int>& gone);
@@ -97,6 +103,7 @@ class DiagnosisClient {
   std::shared_ptr<HangDiagnosis>
       diagnosis_;  // accessed by std::atomic_load; null: a rank alone, or no store
   c10::intrusive_ptr<c10d::Store> store_;
+  std::vector<Peer> peers_;
   uint64_t key_ = 0;  // that of the group, see GroupCounts
   std::mutex relaxationsMutex_;
   std::multiset<Clock::time_point> relaxations_;  // ends of those that have not been ended

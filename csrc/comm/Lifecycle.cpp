@@ -120,7 +120,7 @@ std::shared_ptr<Communicator> Communicator::split(
     TORCH_CHECK_VALUE(false, difference);
   }
   made->diagnosis_->openLike(
-      *diagnosis_, "split/" + std::to_string(seq) + "/" + std::to_string(color));
+      *diagnosis_, "split/" + std::to_string(seq) + "/" + std::to_string(color), ranks);
   return made;
 }
 

@@ -47,12 +47,12 @@ const NcclApi& plainApi() {
   return table;
 }
 
-// Makes a Communicator of `made`. `prefix`: that of the store's keys that are these ranks' alone.
+// Makes a Communicator of `made`.
 std::shared_ptr<Communicator> own(
     const RendezvousInfo& info,
     const NcclApi& api,
     CommHandle::Made made,
-    const std::string& prefix,
+    const Met& met,
     Communicator::Place place,
     const NcclConfig& config = {}) {
   std::shared_ptr<Communicator> comm;
@@ -71,7 +71,7 @@ std::shared_ptr<Communicator> own(
     }
     throw;
   }
-  comm->diagnosis().open(info.store, prefix);
+  comm->diagnosis().open(info.store, met.prefix, met.peers);
   return comm;
 }
 
@@ -111,9 +111,7 @@ ncclComm_t joinInside(
   ncclComm_t made = nullptr;
   try {
     joinOnHost(
-        shm::api(),
-        inside,
-        [&](ncclComm_t comm, const std::string&) -> std::shared_ptr<Communicator> {
+        shm::api(), inside, [&](ncclComm_t comm, const Met&) -> std::shared_ptr<Communicator> {
           made = comm;
           return nullptr;
         });
@@ -142,7 +140,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
     std::string (*placeOf)(const Peer& peer)) {
   auto overGloo = info;
   overGloo.members += "/gloo";
-  return rendezvous(overGloo, [&](const Rendezvoused& met) {
+  return rendezvous(overGloo, [&](const Met& met, const std::function<void()>& look) {
     std::vector<std::string> places;
     places.reserve(info.size);
     const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
@@ -171,8 +169,8 @@ std::shared_ptr<Communicator> connectThroughGloo(
          .timeout = info.timeout,
          .died = died},
         connected,
-        met.look);
-    return own(overGloo, gloo::api(), {comm}, met.prefix, {});
+        look);
+    return own(overGloo, gloo::api(), {comm}, met, {});
   });
 }
 
@@ -197,8 +195,8 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
-  auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const std::string& prefix) {
-    return own(info, shm::api(), {comm}, prefix, {});
+  auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const Met& met) {
+    return own(info, shm::api(), {comm}, met, {});
   });
   if (peers != nullptr) {
     *peers = joined.peers;
@@ -229,12 +227,10 @@ std::shared_ptr<Communicator> connectThroughGloo(
 
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options) {
-  const auto make = [&](const NcclApi& api,
-                        CommHandle::Made made,
-                        const std::string& prefix,
-                        const NcclConfig& config) {
-    return own(info, api, std::move(made), prefix, {device, options.highPriority}, config);
-  };
+  const auto make =
+      [&](const NcclApi& api, CommHandle::Made made, const Met& met, const NcclConfig& config) {
+        return own(info, api, std::move(made), met, {device, options.highPriority}, config);
+      };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
   checkDevice(name, device);
@@ -252,8 +248,8 @@ std::shared_ptr<Communicator> connect(
     auto joined = joinOnHost(
         plainApi(),
         info,
-        [&](ncclComm_t comm, const std::string& prefix) {
-          return make(plainApi(), {comm}, prefix, options.config);
+        [&](ncclComm_t comm, const Met& met) {
+          return make(plainApi(), {comm}, met, options.config);
         },
         options.config);
     TORCH_CHECK(
@@ -273,7 +269,7 @@ std::shared_ptr<Communicator> connect(
   options.config.check(api);
   const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
-  return make(api, {nullptr, joinOverNccl(api, met.ids, info, device, config)}, met.prefix, config);
+  return make(api, {nullptr, joinOverNccl(api, met.ids, info, device, config)}, met.met, config);
 }
 
 }  // namespace torchcomms_pg

@@ -149,7 +149,7 @@ JoinResult joinOnHost(
   if (info.size == 1) {
     std::vector<ncclUniqueId> ids(1);
     check(api, api.getUniqueId(&ids.front()), info);
-    return {make(joinHere(api, ids.front(), info, config), ""), "", {}};
+    return {make(joinHere(api, ids.front(), info, config), {}), "", {}};
   }
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&]() -> JoinResult {
@@ -165,7 +165,7 @@ JoinResult joinOnHost(
       return {nullptr, answer.substr(1), rendezvous.peers()};
     }
     auto* const handle = joinHere(api, readIds(info, answer, 1).front(), info, config);
-    auto comm = make(handle, rendezvous.prefix());
+    auto comm = make(handle, {rendezvous.prefix(), rendezvous.peers()});
     try {
       rendezvous.awaitJoined(api, handle);
     } catch (const std::exception& error) {
@@ -201,7 +201,7 @@ NcclRendezvous rendezvousOverNccl(
     const auto answer = rendezvous.exchange(
         mine, [&](const std::vector<std::string>& said) { return gatherIds(said, roots); });
     met.ids = readIds(info, answer, roots.size());
-    met.prefix = rendezvous.prefix();
+    met.met = {rendezvous.prefix(), rendezvous.peers()};
     return met;
   });
 }
@@ -225,9 +225,7 @@ std::unique_ptr<BlockingCall> joinOverNccl(
       });
 }
 
-std::shared_ptr<Communicator> rendezvous(
-    const RendezvousInfo& info,
-    const std::function<std::shared_ptr<Communicator>(const Rendezvoused& met)>& make) {
+std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Connecting& make) {
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&] {
     const MonitorRuns monitor;
@@ -241,7 +239,7 @@ std::shared_ptr<Communicator> rendezvous(
       }
     };
     try {
-      return make({rendezvous.peers(), rendezvous.prefix(), look});
+      return make({rendezvous.prefix(), rendezvous.peers()}, look);
     } catch (const host::NcclError& failure) {
       rendezvous.checkRefused();
       failInit(group, failure.what(), failure.ranks);

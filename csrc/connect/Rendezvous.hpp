@@ -54,10 +54,14 @@ struct JoinResult {
   std::vector<Peer> peers;  // processes by rank; empty: a rank alone
 };
 
-// Makes a communicator of the library's, which may still be initializing. `prefix`: that of the
-// store's keys that are this group's alone; empty: a rank alone.
-using Make =
-    std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const std::string& prefix)>;
+// What the ranks of a group know once they have met; both are empty for a rank alone.
+struct Met {
+  std::string prefix;       // that of the store's keys that are this group's alone
+  std::vector<Peer> peers;  // processes by rank
+};
+
+// Makes a communicator of the library's, which may still be initializing.
+using Make = std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const Met& met)>;
 
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
 // cannot see each other's processes, on different hosts or in different containers, get no
@@ -71,23 +75,18 @@ JoinResult joinOnHost(
     const Make& make,
     const NcclConfig& config = {});
 
-struct Rendezvoused {
-  const std::vector<Peer>& peers;  // same as JoinResult::peers
-  std::string prefix;              // same as for Make
-  // Raises host::NcclError where another rank has died or cannot join, and what a handler of a
-  // signal has raised.
-  std::function<void()> look;
-};
+// Does what remains to be done once the ranks have met. `look` raises host::NcclError if another
+// rank has died or cannot join, and what a handler of a signal has raised.
+using Connecting =
+    std::function<std::shared_ptr<Communicator>(const Met& met, const std::function<void()>& look)>;
 
-// Returns when every rank has come, on whichever hosts. Raises the errors of joinOnHost. `make`
-// does what remains to be done; where it raises, the other ranks are told why, if they still wait.
-std::shared_ptr<Communicator> rendezvous(
-    const RendezvousInfo& info,
-    const std::function<std::shared_ptr<Communicator>(const Rendezvoused& met)>& make);
+// Returns when every rank has come, on whichever hosts. Raises the errors of joinOnHost. If `make`
+// raises, the other ranks are told why, if they still wait.
+std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Connecting& make);
 
 struct NcclRendezvous {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
-  std::string prefix;             // same as for Make
+  Met met;
 };
 
 // Joins the ranks to communicate through libnccl. Collective; raises CommError on every rank,

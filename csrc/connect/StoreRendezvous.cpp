@@ -33,6 +33,14 @@ constexpr std::chrono::microseconds kPollOfRank{100};
 // Longest time from a rank's decision on a round to the answer in the store.
 constexpr Milliseconds kWriting{1000};
 
+// Key of the last round in which all ranks met.
+constexpr const char* kMet = "met";
+
+// Keys of each round: the answer, and how many ranks wanted to decide on it, and have read it.
+constexpr const char* kAnswer = "answer";
+constexpr const char* kDecided = "decided";
+constexpr const char* kRead = "read";
+
 std::string introduction(const std::string& group) {
   return "group '" + group + "' could not be set up: ";
 }
@@ -89,7 +97,7 @@ StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
       seen_(info.size, false),
       versions_(info.rank == 0 ? info.size : 0) {
   peers_.resize(info.size);
-  met_ = reachingStore([&] { return store_.add(home_ + "met", 0); });
+  met_ = reachingStore([&] { return store_.add(home_ + kMet, 0); });
   enter(met_ + 1);
   while (over()) {
     enter(round_ + 1);
@@ -104,11 +112,11 @@ void StoreRendezvous::enter(int64_t round) {
 }
 
 bool StoreRendezvous::over() {
-  if (!store_.check({prefix_ + "answer"})) {
+  if (!store_.check({prefix_ + kAnswer})) {
     return false;
   }
   // Each rank fails by a refusal once, also one that comes late.
-  return get("answer").front() != kRefusal || store_.check({prefix_ + rankKey(info_.rank)});
+  return get(kAnswer).front() != kRefusal || store_.check({prefix_ + rankKey(info_.rank)});
 }
 
 std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
@@ -173,7 +181,22 @@ std::string StoreRendezvous::exchange(
     begin = end + 1;
   }
   heard_.assign(info_.size, true);
+  forget();
   return answer.front() + answer.substr(begin);
+}
+
+void StoreRendezvous::forget() {
+  try {
+    store_.deleteKey(prefix_ + rankKey(info_.rank));
+    // Rank 0 has written the answer, and need not read it.
+    if (info_.rank != 0 && store_.add(prefix_ + kRead, 1) == info_.size - 1) {
+      for (const auto* const key : {kAnswer, kDecided, kRead}) {
+        store_.deleteKey(prefix_ + key);
+      }
+    }
+  } catch (const std::exception&) {
+    // Some stores cannot delete, and one that is gone has forgotten all.
+  }
 }
 
 std::string StoreRendezvous::meet(
@@ -182,7 +205,7 @@ std::string StoreRendezvous::meet(
   set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
   said_ = true;
   if (info_.rank != 0) {
-    return await("answer");
+    return await(kAnswer);
   }
   std::vector<std::string> said;
   for (int peer = 0; peer < info_.size; ++peer) {
@@ -202,26 +225,27 @@ std::string StoreRendezvous::meet(
       all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
     }
   }
-  answer = decide(all + answer.substr(1));
-  if (answer.front() != kGivenUp && answer.front() != kRefusal) {
-    store_.add(home_ + "met", round_ - met_);
+  if (all.front() != kRefusal) {
+    // Before the answer, which the last rank to read it deletes: no rank enters this round again.
+    store_.add(home_ + kMet, round_ - met_);
+    met_ = round_;
   }
-  return answer;
+  return decide(all + answer.substr(1));
 }
 
 std::string StoreRendezvous::decide(const std::string& answer) {
-  if (store_.add(prefix_ + "decided", 1) == 1) {
-    set("answer", answer);
+  if (store_.add(prefix_ + kDecided, 1) == 1) {
+    set(kAnswer, answer);
     return answer;
   }
   const auto end = Clock::now() + kWriting;
-  while (!store_.check({prefix_ + "answer"})) {
+  while (!store_.check({prefix_ + kAnswer})) {
     if (Clock::now() >= end) {
       return std::string(1, kGivenUp);  // the rank that was first has died, or is stopped
     }
     std::this_thread::sleep_for(kLastPoll);
   }
-  return get("answer");
+  return get(kAnswer);
 }
 
 void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
@@ -299,7 +323,7 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
     }
     decide(text);
     if (info_.rank == 0) {
-      set("answer", text);  // for those that have not read the one before
+      set(kAnswer, text);  // for those that have not read the one before
     }
     set("refused", text);
   } catch (const std::exception&) {
@@ -345,7 +369,7 @@ std::string StoreRendezvous::differentVersions() const {
 
 void StoreRendezvous::tellAgain(const std::string& refusal) {
   if (info_.rank == 0) {
-    set("answer", refusal);
+    set(kAnswer, refusal);
   }
   raiseRefused(refusal);
 }
@@ -366,8 +390,8 @@ std::string StoreRendezvous::await(const std::string& key) {
     }
     if (now >= next) {
       look();
-      if (store_.check({prefix_ + "answer"})) {
-        return get("answer");
+      if (store_.check({prefix_ + kAnswer})) {
+        return get(kAnswer);
       }
       next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
     }

@@ -38,7 +38,8 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 // ranks meet in rounds, each under keys of its own. The first rank to decide on a round decides for
 // all: rank 0 once all have come, a rank that gives up waiting, or one that cannot join. A rank
 // enters the first round that is not over for it, so its second try meets the first of a late rank,
-// and nothing that was said in an earlier round is taken for the new one.
+// and nothing that was said in an earlier round is taken for the new one. Of a round in which all
+// have met nothing stays in the store but its number.
 class StoreRendezvous {
  public:
   explicit StoreRendezvous(const RendezvousInfo& info);
@@ -92,6 +93,9 @@ class StoreRendezvous {
       const std::string& mine,
       const std::function<std::string(const std::vector<std::string>&)>& judge);
 
+  // Deletes what this rank has said; the last one to have read the answer deletes that, too.
+  void forget();
+
   // Returns the answer to the round: `answer`, unless another rank was first.
   std::string decide(const std::string& answer);
 
@@ -144,7 +148,7 @@ class StoreRendezvous {
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
-  int64_t met_ = 0;         // last round before this rendezvous in which all met; rank 0 counts
+  int64_t met_ = 0;         // last round in which all have come; rank 0 counts
   int64_t round_ = 0;
   std::string prefix_;                 // that of the round's keys
   std::vector<Peer> peers_;            // by rank, as far as they are known

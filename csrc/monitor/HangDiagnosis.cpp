@@ -336,8 +336,7 @@ void HangDiagnosis::lead(Clock::time_point now) {
   std::map<int, Silent> silent;
   for (int rank = 0; rank < options_.size; ++rank) {
     if (round_.answers.count(rank) == 0) {
-      const auto introduction = board_->get("who/" + std::to_string(rank));
-      silent[rank] = options_.describeSilent(introduction.value_or(""));
+      silent[rank] = options_.describeSilent(rank);
     }
   }
   std::optional<DiagnosisRequest> request;

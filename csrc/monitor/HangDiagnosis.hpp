@@ -55,9 +55,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     int rank = 0;
     std::string number;  // `rank` for texts
     int size = 0;
-    // Describes a rank that does not answer; `introduction` is what that rank wrote to the board
-    // under "who/<rank>" when the group was made.
-    std::function<Silent(const std::string& introduction)> describeSilent;
+    std::function<Silent(int rank)> describeSilent;  // describes a rank that does not answer
     // Set where a ring does not reach all ranks: the board is then looked at now and then, and this
     // called before. `thorough`: there may be news. Returns whether there is, for the ranks that
     // hear this one ring. May block, and raise as a SharedBoard may.

@@ -227,6 +227,39 @@ def test_a_rank_that_could_not_join_tries_again_and_each_is_told_once(culprit):
         ranks.run(fail_and_try_again, culprit)
 
 
+def keys_of_groups(backend, groups):
+    """The number of keys in a store before and after so many groups, of which each has a part."""
+    shared, me, world = dist.distributed_c10d._get_default_store(), dist.get_rank(), 3
+    server = me == 0 and dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    if server:
+        shared.set("port of the store", str(server.port))
+    store = connect_store(int(shared.get("port of the store")), "groups")
+    before = store.num_keys()
+    dist.barrier()
+    for number in range(groups):
+        comm = torchcomms_pg.new_comm(
+            backend, "cpu", f"group {number}", store=store, rank=me, size=world
+        )
+        part = comm.split([0, 2] if me != 1 else [1], f"part {number}")
+        for each in (part, comm):
+            each.barrier(False)
+            each.finalize()
+    dist.barrier()
+    after = store.num_keys()
+    dist.barrier()
+    return before, after
+
+
+@pytest.mark.parametrize("backend, of_connections", [("shm", 0), ("gloo", 3 + 2)])
+def test_a_group_leaves_one_key_in_the_store_beside_those_of_gloos_connections(
+    backend, of_connections
+):
+    """That of the last round in which its ranks met. Gloo's have one for each rank of a group."""
+    with Ranks(3) as ranks:
+        for before, after in ranks.run(keys_of_groups, backend, 5):
+            assert after - before == 5 * (1 + of_connections)
+
+
 def join_as_another_user(culprit):
     store = dist.distributed_c10d._get_default_store()
     begun = time.monotonic()

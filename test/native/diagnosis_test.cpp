@@ -112,10 +112,9 @@ class Group {
         options.turns = heard;
       }
       options.dump = [&count = dumps[rank]] { ++count; };
-      options.describeSilent = [](const std::string& who) {
-        return Silent{"is silent (" + who + ")"};
+      options.describeSilent = [](int silent) {
+        return Silent{"is silent (pid " + std::to_string(silent) + ")"};
       };
-      MemoryBoard(memory).set("who/" + std::to_string(rank), "pid " + std::to_string(rank));
       ranks.push_back(HangDiagnosis::open(std::make_unique<MemoryBoard>(memory), options));
     }
     monitor_ = std::thread([this, heard] {
