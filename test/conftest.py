@@ -3,7 +3,7 @@ import tempfile
 
 import pytest
 
-from harness import ranks
+from harness import limits, ranks, sampling
 
 # What failed groups write, where a test does not look at it itself: also those of this process and
 # of the programs that tests start, whose environment some modules make when they are imported.
@@ -45,6 +45,10 @@ def pytest_collection_finish(session):
     if session.items and not session.config.option.collectonly:
         wanted = {getattr(item.function, "started_with", None) for item in session.items}
         ranks.start(wanted)
+        for item in session.items:
+            marker = item.get_closest_marker("timeout")
+            limit = marker.args[0] if marker else float(session.config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(limits.grown(limit)), append=False)
 
 
 def pytest_report_header():
@@ -53,8 +57,10 @@ def pytest_report_header():
     return f"torch {torch.__version__}, backend under test: {ranks.BACKEND}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""
+    sampling.mark_slow(items)
     for item in items:
         mark = item.get_closest_marker("beyond_gloo")
         if mark and ranks.BACKEND == "gloo":

@@ -43,12 +43,14 @@ def cases(kind, world):
 # ---------------------------------------------------------------- every operation
 
 
+@pytest.mark.product
 @on_sim()
 @pytest.mark.parametrize("operation", catalogue.OPERATIONS)
 def test_collectives_are_those_of_plain_values(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases(Case, world))
 
 
+@pytest.mark.product
 @on_sim()
 @pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
 def test_operations_of_torchcomm_are_those_of_plain_values(world, operation):

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import ROOT, run_python
+from harness import ROOT
+from harness.programs import run_python
 from harness.ranks import time_limit
 from torchcomms_pg import _C, nccl
 from torchcomms_pg.nccl import __main__ as nccl_main

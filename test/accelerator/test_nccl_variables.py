@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import run_python
 from harness.comms import new_group_with
+from harness.programs import run_python
 from harness.ranks import Ranks, check, init_default_group, on_ranks, wait_for
 from harness.recorders import short_group
 from harness.values import assert_same

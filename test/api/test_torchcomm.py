@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import run_python
 from harness.comms import each_backend, make, torchcomms
+from harness.programs import run_python
 from harness.rank_process import receive
 from harness.ranks import Ranks, connect_store, meet, on_ranks, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data

@@ -62,6 +62,7 @@ def test_all_to_all_single_with_splits_on_one_side_only(world):
     assert_same(output, torch.cat([x.chunk(world)[dist.get_rank()] for x in inputs]))
 
 
+@pytest.mark.product
 @beyond_gloo
 @on_ranks()
 @moves
@@ -178,6 +179,7 @@ def cases(world, **others):
         yield from (Case(world, rows, how, **others) for rows in ROWS)
 
 
+@pytest.mark.product
 @beyond_gloo
 @on_ranks()
 @pytest.mark.parametrize("operation", catalogue.OPERATIONS)
@@ -185,6 +187,7 @@ def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases(world))
 
 
+@pytest.mark.product
 @beyond_gloo
 @on_ranks()
 @moves
@@ -208,6 +211,7 @@ LARGE = {
 }
 
 
+@pytest.mark.product
 @on_ranks()
 @pytest.mark.parametrize("operation", LARGE)
 def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
@@ -216,6 +220,7 @@ def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
+@pytest.mark.product
 @beyond_gloo
 @each_backend
 @on_ranks(1, 2, 3)

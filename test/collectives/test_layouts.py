@@ -11,7 +11,7 @@ from harness.catalogue import ALL_LAYOUTS, LAYOUTS, place
 from harness.ranks import on_ranks
 from harness.values import all_data, assert_reduced, assert_same, data
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.product]
 
 each = pytest.mark.parametrize("operation", catalogue.OPERATIONS)
 

@@ -19,6 +19,7 @@ from harness.values import (
     rounding,
 )
 
+pytestmark = pytest.mark.product
 Op = dist.ReduceOp
 ARITHMETIC = ("SUM", "PRODUCT", "MIN", "MAX")
 BITWISE = ("BAND", "BOR", "BXOR")

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import run_python
 from harness.comms import torchcomms
+from harness.programs import run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, connect_store, wait_for
 from harness.recorders import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import run_python
+from harness.programs import run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, thread_names, wait_for
 from harness.recorders import SOON, dumped_without_the_gil

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from harness import run_python
+from harness.programs import run_python
 from torchcomms_pg.trace import Analysis, DumpError, load
 from torchcomms_pg.trace.__main__ import main
 
@@ -460,6 +460,7 @@ GLOO = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch_version
 def test_dumps_that_torchs_gloo_has_written_are_understood(tmp_path):
     run = run_python("-c", GLOO, tmp_path, GLOO_SOCKET_IFNAME="lo")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from failures.joined import join
-from harness import run_python
+from harness.programs import run_python
 from harness.rank_process import receive
 from harness.ranks import Ranks, check, meet, on_own_ranks, time_limit, wait_for
 
@@ -252,12 +252,14 @@ assert interval["time_end_ns"] >= interval["time_begin_ns"] > 0, interval
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["start", "end"])
 def test_a_compilation_ends_where_a_callback_of_others_raises(kind):
     done = run_python("-c", "import json\n" + OTHERS_RAISE.replace("START", kind))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_torchs_compiler_is_listened_to_when_it_is_imported_and_not_before():
     done = run_python("-c", SCRIPT)
     assert done.returncode == 0, done.stderr

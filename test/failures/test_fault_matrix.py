@@ -17,9 +17,13 @@ def segments():
 @pytest.mark.stops_ranks
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("fault", fault_matrix.FAULTS)
-def test_each_cell_ends_in_time_with_the_right_error_on_every_rank(fault):
+@pytest.mark.parametrize(
+    "quick", (True, pytest.param(False, marks=pytest.mark.slow)), ids=["quick", "rest"]
+)
+def test_each_cell_ends_in_time_with_the_right_error_on_every_rank(fault, quick):
     before = segments()
     cells = [cell for cell in fault_matrix.CELLS if cell[0] == fault]
+    cells = [cell for cell in cells if (cell in fault_matrix.QUICK) == quick]
     results = dict(fault_matrix.run_matrix(cells, together=len(cells)))
     assert len(results) == len(cells)
     wrong = {" / ".join(cell): found for cell, found in results.items() if found}

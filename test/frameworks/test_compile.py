@@ -101,6 +101,7 @@ def test_every_operation_gives_what_eager_mode_gives(world, async_op):
     comm.finalize()
 
 
+@pytest.mark.slow
 @on_ranks(2)
 def test_inductor_keeps_order_and_overlaps_nothing_it_must_not(world):
     comm, rank, op = make("inductor"), dist.get_rank(), torchcomms().ReduceOp

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import ROOT, TESTS
+from harness.programs import end_tree
 from harness.ranks import Ranks
 from torchcomms_pg import as_gloo
 
@@ -354,6 +355,6 @@ def test_torchft_managed_groups(tmp_path):
                 assert replica.returncode == 0, output
         finally:
             for replica in replicas:
-                replica.kill()
+                end_tree(replica.pid)
             lighthouse.kill()
     assert_trained([torch.load(file) for file in files], reference(healing=True))

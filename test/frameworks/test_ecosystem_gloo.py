@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from harness.programs import run_program
+
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OVER = """
@@ -25,13 +27,12 @@ def output_of(tmp_path, program, *command):
     """Of a program under the name gloo, which has to succeed."""
     file = tmp_path / "program.py"
     file.write_text(OVER + program)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, *command, file],
         env={**os.environ, "TORCHCOMMS_PG_AS_GLOO": "1", "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         timeout=150,
     )
     assert done.returncode == 0, done.stdout

@@ -105,6 +105,7 @@ def test_eager(world):
     return results, both(with_gradients, x.requires_grad_(), world), moving(x.detach(), world)
 
 
+@pytest.mark.slow
 @like_gloo(2, rounding=True, timeout=60)
 @pytest.mark.timeout(100)
 def test_compiled_as_one_graph_with_gradients(world):

@@ -16,7 +16,7 @@ from harness.values import all_data, assert_reduced, assert_same, data
 if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)
 
-pytestmark = pytest.mark.torch_version
+pytestmark = [pytest.mark.torch_version, pytest.mark.product]
 
 WAYS = ("sync", "async", "future", "side stream")
 SIZES = (0, 1, 1000, 100_003)  # rows of three

@@ -15,7 +15,7 @@ from harness.values import FLOAT8, MOVABLE
 if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)
 
-pytestmark = pytest.mark.torch_version
+pytestmark = [pytest.mark.torch_version, pytest.mark.product]
 
 # Of float8 without AVG and PRODUCT, whose rounding NCCL does not promise.
 ROUNDED = {(dtype, op) for dtype in FLOAT8 for op in ("AVG", "PRODUCT")}

@@ -175,6 +175,7 @@ def replay(world, body, assert_right, mode):
     torch.cuda.synchronize()
 
 
+@pytest.mark.product
 @modes
 @pytest.mark.parametrize("how", ("sync", "async", "future"))
 @on_gpus(1, 2)

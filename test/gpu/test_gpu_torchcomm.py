@@ -57,6 +57,7 @@ def group(case):
 OPERATIONS = catalogue.TORCHCOMM | {"group": group}
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("operation", OPERATIONS)
 @on_ours(1, 2, 3)
 def test_operations_are_those_of_plain_values(world, operation):

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import run_python
 from harness.comms import torchcomms
+from harness.programs import run_python
 from harness.ranks import Ranks, connect_store, on_ranks, time_limit
 
 pytestmark = pytest.mark.beyond_gloo

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.leaks import descriptors
+from harness.limits import grown
 from harness.rank_process import report
 from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_descriptors
@@ -47,7 +48,7 @@ def test_a_death_during_new_group_is_told_by_all_survivors(victim):
                 text, named, took = outcome.value
                 assert re.search(rf"rank {victim} \(pid {ranks.pids[victim]}\) died", text), text
                 assert named == [victim]
-                assert took < SOON
+                assert took < grown(SOON)
 
 
 def meet(args, came):
@@ -115,7 +116,7 @@ def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
             assert "Too many open files" in text, text
             if rank != culprit:
                 assert f"rank {culprit} cannot join" in text and named == [culprit], text
-            assert took < SOON
+            assert took < grown(SOON)
 
 
 def try_once(backend, store, seconds, name="tried"):
@@ -280,7 +281,7 @@ def test_a_rank_of_another_user_is_told_to_all(culprit):
             assert "the unique id was made by user" in text, text
             if rank == 0 or (culprit == 1 and rank == 2):  # these could have joined
                 assert re.search(r"rank [12] cannot join", text) and named[0] in (1, 2), text
-            assert took < SOON
+            assert took < grown(SOON)
 
 
 def become_ordinary(dumpable, privileged=False):
@@ -335,7 +336,7 @@ def test_a_process_that_the_system_keeps_from_the_others_is_told_why():
     with Ranks(3) as ranks:
         for text, took in ranks.run(join_privileged, 0):
             assert "/fd/" in text and "same capabilities" in text and "backend 'gloo'" in text, text
-            assert took < SOON
+            assert took < grown(SOON)
 
 
 def operate_in_container(args):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import ROOT
 from harness.parity import like_gloo, raised
+from harness.programs import end_tree, run_program
 from harness.ranks import Ranks, init_default_group, wait_for
 from harness.values import data
 
@@ -207,7 +208,7 @@ DIES = """
 @pytest.mark.timeout(180)
 def test_torchrun_restarts_workers_after_one_has_died(tmp_path):
     """And the workers may end without destroy_process_group."""
-    done = subprocess.run(
+    done = run_program(
         [
             sys.executable,
             "-m",
@@ -219,11 +220,10 @@ def test_torchrun_restarts_workers_after_one_has_died(tmp_path):
             str(training_script(tmp_path, DIES)),
         ],
         env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=100,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    output = done.stdout + done.stderr
+    output = done.stdout
     assert done.returncode == 0 and "the world of 3 is done" in output, output
     attempts = sorted(path.name for path in tmp_path.glob("3-*"))
     assert attempts == [f"3-{attempt}-{rank}" for attempt in (0, 1) for rank in range(3)]
@@ -287,7 +287,7 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
     finally:
         for agent in agents:
             if agent.poll() is None:
-                agent.kill()
+                end_tree(agent.pid)
             agent.wait()
             agent.stdout.close()
 

@@ -29,7 +29,7 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_connections
 
-from harness import ROOT, TESTS
+from harness import ROOT, TESTS, limits
 from harness.rank_process import BACKEND
 
 # torch's store asks for the name of every host that connects, and serves nobody meanwhile; a name
@@ -110,7 +110,7 @@ def _zygote_process(started_with=None):
 def start(started_with=(None,)):
     """Returns once ranks can be forked that were started with each of these."""
     for zygote in list(map(_zygote_process, started_with)):
-        zygote.ask("ready")
+        limits.set_pace(zygote.ask("ready"))
 
 
 @functools.cache
@@ -165,13 +165,13 @@ class Ranks:
         world,
         *,
         init=True,
-        timeout=GROUP_TIMEOUT,
+        timeout=None,
         env=None,
         delete_env=(),
         started_with=None,
     ):
         self.world = world
-        self.timeout = timeout
+        self.timeout = timeout or limits.grown(GROUP_TIMEOUT)
         self.busy = False
         self.pids, self.connections, self.outputs = [], [], []
         self.reports = [[] for _ in range(world)]
@@ -179,7 +179,7 @@ class Ranks:
         self._exit_codes = {}  # of reaped ranks, whose pids may be other processes' by now
         self.make_processes(env or {}, tuple(delete_env), started_with)
         if init:
-            self.run(_init if init is True else init, *self.store_args(), world, timeout)
+            self.run(_init if init is True else init, *self.store_args(), world, self.timeout)
 
     def make_processes(self, env, delete_env, started_with):
         """Fills pids, connections and outputs."""
@@ -213,6 +213,7 @@ class Ranks:
         With `prolong` the time begins anew whenever a rank reports something.
         """
         ranks = self._ranks(ranks)
+        timeout, grace = limits.grown(timeout), limits.grown(grace)
         deadline = time.monotonic() + timeout
         while missing := [rank for rank in ranks if rank not in self._done]:
             self._read(missing, max(0.0, deadline - time.monotonic()))
@@ -240,7 +241,7 @@ class Ranks:
 
     def wait_report(self, rank, timeout=CALL_TIMEOUT):
         """The next value that `rank` passed to report()."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + limits.grown(timeout)
         while not self.reports[rank]:
             if rank in self._done:
                 check([self._done[rank]])
@@ -261,7 +262,7 @@ class Ranks:
 
     def exit_code(self, rank, timeout=10.0):
         """Wait for the rank's process to end; its exit code, -9 after a kill, None if it lives."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + limits.grown(timeout)
         while rank not in self._exit_codes:
             code = self._zygote.ask("reap", self.pids[rank])
             if code is not None:
@@ -422,9 +423,7 @@ def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
     return decorate
 
 
-def on_own_ranks(
-    *worlds, timeout=CALL_TIMEOUT, group_timeout=GROUP_TIMEOUT, started_with=None, **options
-):
+def on_own_ranks(*worlds, timeout=CALL_TIMEOUT, group_timeout=None, started_with=None, **options):
     """As on_ranks, on ranks that only this test has; `options` are further ones of Ranks."""
 
     def decorate(body):
@@ -441,11 +440,12 @@ def on_own_ranks(
 
 @contextlib.contextmanager
 def time_limit(low, high, what):
-    """What is inside takes between low and high seconds."""
+    """What is inside takes between low and high seconds; `high` grows with the machine."""
+    high = limits.grown(high)
     begin = time.monotonic()
     yield
     took = time.monotonic() - begin
-    assert low <= took <= high, f"{what} took {took:.2f} s, expected {low} to {high} s"
+    assert low <= took <= high, f"{what} took {took:.2f} s, expected {low} to {high:.1f} s"
 
 
 def thread_names():
@@ -459,7 +459,7 @@ def thread_names():
 
 def wait_for(condition, timeout=5.0):
     """Poll for something that has no event to wait on (/proc, /dev/shm). Its last value."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limits.grown(timeout)
     while not (value := condition()) and time.monotonic() < deadline:
         select.select([], [], [], 0.02)
     return value

@@ -3,7 +3,7 @@
 ``tools/test --stress N`` loads it. A test of several ranks has to hold when any rank stops for
 three seconds anywhere. Tests that stop ranks themselves, and so would be continued at the wrong
 moment, carry the marker ``stops_ranks``: their ranks are left alone and have only the load.
-With ``-n 4 --dist loadfile`` four processes test side by side, each stopping ranks of its own.
+With ``-n 4 --dist worksteal`` four processes test side by side, each stopping ranks of its own.
 """
 
 import contextlib
@@ -16,27 +16,18 @@ import time
 
 import pytest
 
+from harness.programs import children
+
 LONGEST_STOP = 3.0  # seconds
 LONGEST_PAUSE = 2.0  # seconds between two stops
 
 
-def _children():
-    """The processes of this machine by the pid of their parent, with their state."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-                found.setdefault(int(parent), []).append((int(name), state))
-    return found
-
-
 def _descendants(pid):
     """Those that could be a rank: what runs, below this process's own children."""
-    children, found = _children(), []
-    waiting = [child for child, _ in children.get(pid, [])]
+    by_parent, found = children(), []
+    waiting = [child for child, _ in by_parent.get(pid, [])]
     while waiting:
-        for child, state in children.get(waiting.pop(), []):
+        for child, state in by_parent.get(waiting.pop(), []):
             waiting.append(child)
             if state not in "TtZ":
                 found.append(child)

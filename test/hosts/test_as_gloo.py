@@ -14,7 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 import torchcomms_pg
-from harness import gpus, run_python
+from harness import gpus
+from harness.programs import run_program, run_python
 from harness.ranks import connect_store, init_default_group, on_own_ranks
 from harness.values import all_data, assert_reduced, assert_same
 from torchcomms_pg import as_gloo, run
@@ -71,7 +72,7 @@ if __name__ == "__main__":
 def test_an_unchanged_program_and_its_children_run_over_torchcomms(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
+    done = run_program(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             *("-m", "torchcomms_pg.run", program),
@@ -79,7 +80,6 @@ def test_an_unchanged_program_and_its_children_run_over_torchcomms(tmp_path):
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         timeout=150,
     )
     assert done.returncode == 0, done.stdout

@@ -7,7 +7,6 @@ import atexit
 import ctypes
 import gc
 import hashlib
-import itertools
 import os
 import signal
 import socket
@@ -454,12 +453,15 @@ def coalesce(rank, world):
     assert_same(uneven, torch.cat(parts))
 
 
-OPERATIONS = [
-    *itertools.product(PLACES, (reduce_everything, move_everything)),
-    *itertools.product(FEW_PLACES, (overlap, converse, divide, coalesce)),
-]
+@pytest.mark.product
+@pytest.mark.parametrize("body", (reduce_everything, move_everything))
+@pytest.mark.parametrize("places", PLACES)
+def test_collectives_between_hosts_give_what_they_give_on_one(places, body):
+    on_hosts(in_group, places, body, timeout=55)
 
 
-@pytest.mark.parametrize("places, body", OPERATIONS)
-def test_operations_between_hosts_give_what_they_give_on_one(places, body):
+@pytest.mark.product
+@pytest.mark.parametrize("body", (overlap, converse, divide, coalesce))
+@pytest.mark.parametrize("places", FEW_PLACES)
+def test_each_way_to_use_a_group_of_several_hosts_gives_what_it_gives_on_one(places, body):
     on_hosts(in_group, places, body, timeout=55)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from harness.limits import grown
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, init_default_group
 from hosts.test_hosts import move
@@ -101,7 +102,7 @@ def test_a_death_while_a_host_joins_is_told_by_the_number_in_the_group(places, v
     for text, named, took in (outcome.value for outcome in outcomes):
         assert f"rank {victim} on host-{places[victim]} (pid" in text and "died" in text, text
         assert named == [victim], named
-        assert took < SOON
+        assert took < grown(SOON)
 
 
 def make_group_without(victim, args, places):
@@ -128,7 +129,7 @@ def test_a_death_before_new_group_is_told_on_all_hosts(victim):
         check(outcomes)
     for text, named, took in (outcome.value for outcome in outcomes):
         assert re.search(rf"rank {victim} \(pid \d+\) died", text), text
-        assert named == [victim] and took < SOON, (named, took)
+        assert named == [victim] and took < grown(SOON), (named, took)
 
 
 def reduce(number):
@@ -183,7 +184,7 @@ def what_is_told(places, number, culprit, how):
         if how == "leave":
             ranks.tell(culprit, "go on")
     for outcome in outcomes:
-        assert outcome.value[2] < SOON, outcome.value
+        assert outcome.value[2] < grown(SOON), outcome.value
     return [outcome.value[:2] for outcome in outcomes]
 
 

@@ -16,7 +16,8 @@ import emulated
 from benchmarks import bounds, budgets, compare, mpi, operations, plan, scale, table
 from benchmarks.results import OPERATIONS, Contender, Results, Row, summarise
 from benchmarks.team import Team
-from harness import PROGRAM_LIMIT, ROOT, TESTS, network
+from harness import ROOT, TESTS, network
+from harness.programs import PROGRAM_LIMIT
 from harness.ranks import RankFailure
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import torchcomms_pg
-from harness import PROGRAM_LIMIT, ROOT, run_python
+from harness import ROOT
+from harness.programs import PROGRAM_LIMIT, run_python
 from torchcomms_pg import _C, _compat
 
 BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
@@ -78,6 +79,7 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
 # Importing
 
 
+@pytest.mark.slow
 @pytest.mark.torch_version
 def test_imports_without_gpu_driver_or_nccl_package():
     # A CUDA build of torch maps libnccl by itself; a CPU build leaves it to us, and we wait
@@ -133,6 +135,7 @@ def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
     assert sorted(own) == [f"PyInit_{module}", "torchcomms_pg_allocate", "torchcomms_pg_free"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch_version
 def test_a_torch_that_there_is_no_build_for_is_refused_with_the_command_to_build():
     run = run_python(
@@ -185,6 +188,7 @@ def test_extension_was_built_for_the_torch_that_runs():
     assert _C.torch_version == _compat.minor_of(torch.__version__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["env", "nccl"])
 def test_what_is_run_as_a_module_warns_of_nothing(module):
     run = run_python("-W", "error", "-m", f"torchcomms_pg.{module}")

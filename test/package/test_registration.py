@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import run_python
+from harness.programs import run_python
 from harness.ranks import Ranks, init_default_group, on_ranks
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
@@ -50,6 +50,7 @@ def test_registering_again_changes_nothing():
     assert (list(dist.Backend.backend_list), dict(dist.Backend._plugins)) == before
 
 
+@pytest.mark.slow
 def test_register_fails_closed_when_the_name_is_taken():
     """The other creator stays in place, and nobody gets it while believing it is this one."""
     done = run_python(
@@ -174,6 +175,7 @@ def test_options_of_a_wrong_type_are_refused():
         ranks.run(wrong_options, ranks.store_args())
 
 
+@pytest.mark.slow
 def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path, monkeypatch):
     """TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 would hand our name to another project's package."""
     fake = tmp_path / "torchcomms"
@@ -203,6 +205,7 @@ def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path, mo
     assert "TORCH_DISTRIBUTED_USE_TORCHCOMMS" in output and "torchcomms_pg" in output, output
 
 
+@pytest.mark.slow
 def test_the_switch_without_that_package_is_harmless():
     code, output = alone(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
     assert code == 0 and "name: torchcomms" in output, output

@@ -15,7 +15,8 @@ import pip
 import pytest
 import torch
 
-from harness import ROOT, TESTS, run_python
+from harness import ROOT, TESTS
+from harness.programs import run_python
 
 # Each run of a tool may take 110 s.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -1,0 +1,71 @@
+"""Programs that a test starts, which end with all that they have started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+from harness import ROOT, limits
+
+# Seconds for a program that a test starts: less than a test's own limit, which would not show what
+# the program has printed.
+PROGRAM_LIMIT = 100
+
+
+def run_python(*arguments, env=os.environ, **variables):
+    """Runs an interpreter with these arguments, in the root, with `variables` added to `env`.
+
+    A program after "-c" may be indented.
+    """
+    command = [sys.executable, *(textwrap.dedent(str(argument)) for argument in arguments)]
+    return run_program(
+        command,
+        env={**env, **variables},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run_program(command, timeout=PROGRAM_LIMIT, **options):
+    """Does what subprocess.run does; if the program takes too long, it goes as in `end_tree`."""
+    with subprocess.Popen(command, text=True, **options) as program:
+        try:
+            output, errors = program.communicate(timeout=limits.grown(timeout))
+        except BaseException:
+            end_tree(program.pid)
+            raise
+    return subprocess.CompletedProcess(command, program.returncode, output, errors)
+
+
+def children():
+    """The processes of this machine by the pid of their parent, with their state."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                found.setdefault(int(parent), []).append((int(name), state))
+    return found
+
+
+def end_tree(pid):
+    """Kills a process and all below it, such as torchrun's workers, which have a session each.
+
+    They are stopped first, so that none starts another meanwhile, or goes to another parent.
+    """
+    tree, stopped = [pid], set()
+    while fresh := [each for each in tree if each not in stopped]:
+        for each in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        stopped.update(fresh)
+        by_parent = children()
+        tree = [pid]
+        for each in tree:
+            tree += [child for child, _ in by_parent.get(each, [])]
+    for each in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
