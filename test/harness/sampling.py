@@ -15,7 +15,7 @@ def mark_slow(items):
     """Marks of each test with ``product`` what lies beside the diagonal."""
     products = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("product"):
+        if item.get_closest_marker("product") and hasattr(item, "callspec"):
             products[item.nodeid.partition("[")[0]].append(item)
     for product in products.values():
         sizes = collections.Counter()
