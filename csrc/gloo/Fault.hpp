@@ -77,7 +77,9 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Make the ranks of all hosts look soon for what this one has written in the group's store, and
   // count how often ranks have done so.
   static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
-  static int64_t news(c10d::Store& group) { return group.add(kNewsKey, 0); }
+  static int64_t news(c10d::Store& group) {
+    return group.check({kNewsKey}) ? group.add(kNewsKey, 0) : 0;  // adding would make the key
+  }
 
   // Actions at a failure. `release` runs in the failing thread; then in another thread `tell`,
   // which may block for a moment, and `told`, when the other ranks can read the reason. `learn`

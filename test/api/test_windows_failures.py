@@ -200,7 +200,7 @@ def wait_for_rank_1(how, seconds, async_op):
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_wait_signal_for_a_killed_rank_ends_and_names_it(async_op):
     with Ranks(2) as ranks:
-        ranks.start(wait_for_rank_1, "kill", 30.0, async_op)
+        ranks.start(wait_for_rank_1, "kill", grown(30.0), async_op)
         ranks.wait_report(0)
         ranks.wait_report(1)
         ranks.kill(1)
@@ -224,7 +224,7 @@ def test_wait_signal_times_out_and_names_the_rank_that_sent_none():
 @pytest.mark.parametrize("how", ["abort", "leave"])
 def test_wait_signal_for_a_rank_that_aborts_or_leaves_ends(how):
     with Ranks(3) as ranks:
-        ranks.start(wait_for_rank_1, how, 30.0, False)
+        ranks.start(wait_for_rank_1, how, grown(30.0), False)
         outcomes = ranks.wait()
     check(outcomes)
     for rank in (0, 2):

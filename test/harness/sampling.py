@@ -1,40 +1,52 @@
 """What a quick run has of a test with many parameters, whose full product the others run.
 
 The marker ``product`` says that the values of a test's parameters do not depend on each other: that
-one operation works with every type, and every operation with one type, shows nearly all that their
-product shows. So a diagonal through the product is quick, in which each value of each parameter
-comes, and the rest is marked ``slow``.
+one operation works with every type, and every operation with one type, shows nearly all that
+their product shows. So a few calls are quick, in which each value of each parameter comes, and the
+rest is marked ``slow``.
 """
 
 import collections
+import itertools
 
 import pytest
 
 
 def mark_slow(items):
-    """Marks of each test with ``product`` what lies beside the diagonal."""
+    """Marks of each test with ``product`` what a quick run leaves out."""
     products = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("product") and hasattr(item, "callspec"):
             products[item.nodeid.partition("[")[0]].append(item)
     for product in products.values():
-        sizes = collections.Counter()
-        for item in product:
-            for name, index in item.callspec.indices.items():
-                sizes[name] = max(sizes[name], index + 1)
-        for item in product:
-            if not on_diagonal(item.callspec.indices, sizes):
+        values = [
+            {(name, repr(value)) for name, value in item.callspec.params.items()}
+            for item in product
+        ]
+        quick = covering(values)
+        for number, item in enumerate(product):
+            if number not in quick:
                 item.add_marker(pytest.mark.slow)
 
 
-def on_diagonal(indices, sizes):
-    """Whether the others go round with the parameter that has the most values.
+def covering(sets):
+    """The numbers of sets that together have each member of all.
 
-    Each of them falls behind by another number of values with every round.
+    Each next one is that with the most new members, of those the one whose others have come least,
+    and of those the one whose pairs have: so the parameters with few values go round, each by
+    itself, while the one with the most goes on.
     """
-    (longest, _), *others = sizes.most_common()
-    step = indices[longest]
-    return all(
-        indices[name] == (step + behind * (step // size)) % size
-        for behind, (name, size) in enumerate(others)
-    )
+    come, pairs, chosen = collections.Counter(), collections.Counter(), set()
+
+    def gain(number):
+        members = sets[number]
+        new = sum(member not in come for member in members)
+        together = sum(pairs[pair] for pair in itertools.permutations(members, 2))
+        return -new, sum(come[member] ** 2 for member in members), together
+
+    while set().union(*sets) - come.keys():
+        best = min(range(len(sets)), key=gain)
+        chosen.add(best)
+        come.update(sets[best])
+        pairs.update(itertools.permutations(sets[best], 2))
+    return chosen

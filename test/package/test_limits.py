@@ -1,6 +1,5 @@
 """What a limit of a test has ended is gone, limits are those of the machine, samples are whole."""
 
-import collections
 import itertools
 import subprocess
 import sys
@@ -52,12 +51,16 @@ def test_limits_grow_with_the_pace_of_the_machine_up_to_tenfold(monkeypatch):
     assert limits.grown(20) == 200
 
 
-@pytest.mark.parametrize("sizes", [(4,), (14, 4), (4, 14), (3, 4, 5), (2, 2, 2)])
-def test_a_diagonal_has_each_value_of_each_parameter_and_is_as_short_as_it_can_be(sizes):
-    names = [f"parameter {number}" for number in range(len(sizes))]
-    counts = collections.Counter(dict(zip(names, sizes)))
-    product = [dict(zip(names, indices)) for indices in itertools.product(*map(range, sizes))]
-    chosen = [indices for indices in product if sampling.on_diagonal(indices, counts)]
-    assert len(chosen) == max(sizes)
-    for name, size in zip(names, sizes):
-        assert {indices[name] for indices in chosen} == set(range(size))
+@pytest.mark.parametrize("sizes", [(4,), (14, 4), (4, 14), (3, 4, 5), (2, 2, 2), (14, 4, 4)])
+def test_a_sample_of_a_product_has_each_value_and_is_as_short_as_it_can_be(sizes):
+    values = list(
+        map(set, itertools.product(*([(n, i) for i in range(s)] for n, s in enumerate(sizes))))
+    )
+    chosen = [values[number] for number in sampling.covering(values)]
+    assert set().union(*chosen) == set().union(*values) and len(chosen) == max(sizes)
+
+
+def test_a_sample_does_not_tie_one_parameter_to_another():
+    values = list(map(set, itertools.product(range(12), "abc", "xyz")))
+    pairs = {frozenset(values[number] - set(range(12))) for number in sampling.covering(values)}
+    assert len(pairs) == 9
