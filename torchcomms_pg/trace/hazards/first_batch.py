@@ -7,7 +7,7 @@ from collections import defaultdict
 from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.groups import Group
-from torchcomms_pg.trace.hazards.hazard import Hazard, named
+from torchcomms_pg.trace.hazards.hazard import LAZY, Hazard, named
 
 _RULE = "torch.distributed, batch_isend_irecv: as a group's first call, all of its ranks make it"
 
@@ -33,7 +33,7 @@ def first_batches(analysis: Analysis) -> list[Hazard]:
         ]
         lines += [f"  rank {entry.rank}: {named(analysis, [entry])}" for entry in batches]
         lines += [
-            "  over torch's nccl: it makes the group's communicator, and the host waits for all",
+            f"  {LAZY}, and torchcomms: it makes the group's communicator, and waits for all ranks",
             "  instead: a collective of the group before, or device_id in init_process_group",
             f"  rule: {_RULE}",
         ]

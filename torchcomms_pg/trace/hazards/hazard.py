@@ -9,6 +9,8 @@ from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
 
 GUIDE = "NCCL's user guide"
+# Torch's nccl of 2.15 makes the communicator of a group with the group, and no others.
+LAZY = "over torch's nccl before 2.15, or nccl-legacy, without device_id"
 
 
 @dataclass

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
-from torchcomms_pg.trace.hazards.hazard import GUIDE, Collector, Hazard, named
+from torchcomms_pg.trace.hazards.hazard import GUIDE, LAZY, Collector, Hazard, named
 from torchcomms_pg.trace.hazards.routes import judged_messages
 
-_TAGS = "torch.distributed: tags are not supported with nccl; NCCL matches messages by order"
+_TAGS = "torch.distributed, isend and irecv: tag is not supported with the NCCL backend"
 _ALIKE = f'{GUIDE}, "Point-to-point communication": the same count and data type on both ranks'
 _BATCHES = (
-    "torch's nccl: messages of a batch take the group's communicator, others one of their two "
-    "ranks, unless the group was made with device_id"
+    "torch's nccl: messages of a batch take the group's communicator, others one of their two ranks"
 )
 
 
@@ -50,7 +49,7 @@ def _judge(analysis: Analysis, sent: Entry, received: Entry) -> Hazard | None:
     if bool(sent.batch) != bool(received.batch):
         inside = sent if sent.batch else received
         lines.insert(0, f"{title} are in a batch on {rank_names([inside.rank])} alone")
-        lines.append("  over torch's nccl: they wait in two communicators, for ever")
+        lines.append(f"  {LAZY}: they wait in two communicators, for ever")
         lines += ["  instead: the same call on both ranks", f"  rule: {_BATCHES}"]
         return Hazard("batch", ranks, lines, [sent, received])
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.groups import Group
-from torchcomms_pg.trace.hazards.hazard import GUIDE, Collector, Hazard, named
+from torchcomms_pg.trace.hazards.hazard import GUIDE, LAZY, Collector, Hazard, named
 from torchcomms_pg.trace.hazards.replay import Call, Circle, Replay, programs
 
 _ORDER = f'{GUIDE}, "Using multiple NCCL communicators concurrently": one order on all devices'
@@ -37,7 +37,8 @@ def _hazard(analysis: Analysis, circle: Circle) -> Hazard:
             why = "each waits for the next as soon as a message is larger than NCCL's buffer"
         do, rule = "put what is sent and received at once into one batch_isend_irecv", _MERGE
     else:
-        kind = "first message" if any(call.first for call in messages) else "order"
+        alone = [call for call in messages if not call.entries[0].batch]
+        kind = "first message" if any(call.first for call in alone) else "order"
         what = "messages and collectives" if messages else "operations"
         lines = [f"{who} call {what} of {of} in different orders"]
         why = "each waits for the next where a stream or NCCL_LAUNCH_ORDER_IMPLICIT orders them, "
@@ -52,11 +53,8 @@ def _hazard(analysis: Analysis, circle: Circle) -> Hazard:
         lines.append(f"  {me}{named(analysis, now.entries)}")
         lines.append(f"  {' ' * len(me)}then {named(analysis, later.entries)}")
     lines.append(f"  over NCCL: {why}")
-    if kind != "order" and any(call.first for call in calls):
-        lines.append(
-            "  over torch's nccl: the first message of two ranks outside a batch makes a "
-            "communicator, and the host waits in it for the other"
-        )
+    if all(call.first for call in calls):
+        lines.append(f"  {LAZY}: each makes a communicator, in which the host waits for the others")
     lines += [f"  instead: {do}", f"  rule: {rule}"]
     entries = [call.entries[0] for call in calls]
     return Hazard(kind, ranks, lines, entries)

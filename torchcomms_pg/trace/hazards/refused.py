@@ -36,6 +36,8 @@ def _why(entry: Entry) -> tuple[str, str] | None:
     """What is refused, and by which rule; None: nothing."""
     if entry.from_any:
         return "a receive from any rank", "ncclRecv names the rank that it receives from"
+    if entry.dtype.startswith("Complex") and entry.op == "gather":
+        return "a gather of complex tensors", "torch's nccl gathers them as they are; NCCL has none"
     if entry.dtype in _NO_TYPE:
         return f"tensors of type {entry.dtype}", "ncclDataType_t, as torch's nccl maps dtypes to it"
     if entry.reduce_op in _NO_REDUCTION:

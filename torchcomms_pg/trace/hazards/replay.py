@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
-from torchcomms_pg.trace.hazards.routes import Pair, judged_messages, pair_of
+from torchcomms_pg.trace.hazards.routes import judged_messages, pair_of
 
 # Of a run whose orders differ in each of many steps, so many circles are looked for.
 _MOST_CIRCLES = 2000
@@ -30,7 +30,8 @@ class Call:
     entries: list[Entry] = field(default_factory=list)
     meets: list[list[Call]] = field(default_factory=list)  # with the others that take part
     called: bool = False
-    first: bool = False  # the first message of its two ranks outside a batch
+    # The first call of its communicator: of the group, or of two ranks' messages outside batches.
+    first: bool = False
 
     @property
     def message(self) -> bool:
@@ -53,7 +54,7 @@ def programs(analysis: Analysis) -> dict[int, list[Call]]:
     found = {}
     for rank, dump in sorted(analysis.dumps.items()):
         calls: dict[Hashable, Call] = {}
-        pairs: set[tuple[Hashable, Pair]] = set()
+        communicators: set[Hashable] = set()
         for entry in dump.entries:
             if entry.p2p and entry not in messages:
                 continue
@@ -71,10 +72,10 @@ def programs(analysis: Analysis) -> dict[int, list[Call]]:
             if not parties or parties[-1] is not call:
                 parties.append(call)
                 call.meets.append(parties)
-            if entry.p2p and not entry.batch:
-                pair = (entry.group, pair_of(entry))
-                call.first = dump.whole and pair not in pairs
-                pairs.add(pair)
+            communicator = (entry.group, pair_of(entry) if entry.p2p and not entry.batch else None)
+            if communicator not in communicators:
+                call.first = dump.whole
+                communicators.add(communicator)
         found[rank] = list(calls.values())
     return found
 

@@ -6,10 +6,8 @@ from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.groups import Group
 
-Pair = frozenset[int | None]
 
-
-def pair_of(entry: Entry) -> Pair:
+def pair_of(entry: Entry) -> frozenset[int | None]:
     """The two ranks of a message."""
     return frozenset((entry.sender, entry.receiver))
 
