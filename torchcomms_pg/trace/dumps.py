@@ -147,9 +147,12 @@ class Entry:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost line of the user's own code: not of torch, nor of this package."""
+        """The innermost line of the user's own code: not of torch, nor of this package.
+
+        Nor the end of a ``with`` block of theirs, such as that of a batch.
+        """
         for frame in self.frames:
-            if not re.search(r"/(torch|torchcomms_pg)/|^<|^\?\?", frame.file):
+            if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):
                 return frame
         return self.frames[0] if self.frames else None
 
