@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from debugging.test_trace import recorders
+from harness import ROOT
 from harness.ranks import wait_for
 from torchcomms_pg import check_nccl, env
 
@@ -59,15 +60,14 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path, program, *arguments, ranks=0, **variables):
+def run(tmp_path, program, *arguments, ranks=0, name="program.py"):
     """The code, and what was printed; under torchrun for a number of ranks."""
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / name).write_text(program)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    command = ("-m", "torchcomms_pg.run", "--check-nccl", "program.py", *arguments)
+    command = ("-m", "torchcomms_pg.run", "--check-nccl", name, *arguments)
     done = subprocess.run(
         [sys.executable, *(torchrun if ranks else ()), *command],
         cwd=tmp_path,
-        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -76,12 +76,12 @@ def run(tmp_path, program, *arguments, ranks=0, **variables):
     return done.returncode, done.stdout
 
 
-def test_ranks_of_torchrun_get_one_report_and_its_code(tmp_path):
-    code, text = run(tmp_path, PROGRAM, "wrong", ranks=2)
-    assert code == 1 and text.count("--check-nccl:") == 1, text
-    assert "1. ranks 0, 1 call operations of group 0 (default_pg) and group 1 in different" in text
-    assert len(re.findall(r"program\.py:10 in ", text)) == 4, text
-    assert "no dump" not in text and "has lost" not in text
+def test_ranks_of_torchrun_get_one_report_and_its_code_as_documented(tmp_path):
+    text = (ROOT / "docs" / "nccl_hazards.md").read_text()
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    report = re.search(r"--check-nccl train\.py\n(.*?)```", text, re.DOTALL)[1]
+    code, text = run(tmp_path, program, ranks=2, name="train.py")
+    assert code == 1 and text.replace(f"{tmp_path}/", "").count(report) == 1, text
 
 
 @pytest.mark.slow

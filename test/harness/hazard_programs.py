@@ -1,8 +1,8 @@
 """Programs that end over Gloo and torchcomms on a CPU, and break a rule of NCCL.
 
-Distilled from hangs of others: TorchRec 4132 and 4149, Megatron-LM 1450, 1810, 5100, 5240 and
-5370. Each is called on all ranks with the device of its tensors, and uses the default group. Its
-lines that a report has to name end with a mark; a report names no other line of it.
+Distilled from hangs of others: TorchRec 4149, Megatron-LM 1810, 5100 and 5240. Each is called on
+all ranks with the device of its tensors, and uses the default group. Its lines that a report has to
+name end with a mark; a report names no other line of it.
 """
 
 import inspect
