@@ -2,23 +2,29 @@
 
 The same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, where it is easier to say: PROGRAM may
 also be ``-m MODULE``, and under torchrun it is ``torchrun -m torchcomms_pg.run PROGRAM ARGS``.
+With ``--check-nccl`` it says at the end what of the program would go wrong over NCCL.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import itertools
 import os
 import sys
 
-from torchcomms_pg import env
+from torchcomms_pg import check_nccl, env
 
-USAGE = "usage: python -m torchcomms_pg.run PROGRAM [ARGS], or -m MODULE [ARGS]"
+USAGE = "python -m torchcomms_pg.run [--check-nccl] PROGRAM [ARGS], or -m MODULE [ARGS]"
 
 
 def main() -> None:
-    """Replaces this process by the program's; does not return."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        raise SystemExit(USAGE)
+    """Replaces this process by the program's, or waits for it; does not return."""
+    arguments = sys.argv[1:]
+    options = _parser().parse_args([*itertools.takewhile(_is_option, arguments)])
+    program = [*itertools.dropwhile(_is_option, arguments)]
+    if not program:
+        raise SystemExit(f"usage: {USAGE}")
     if env.read("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise SystemExit(
             "torchcomms_pg.run: TORCH_DEVICE_BACKEND_AUTOLOAD is 0, which keeps torch from loading "
@@ -30,9 +36,28 @@ def main() -> None:
             "finds only what is installed; see docs/install.md"
         )
     env.set_as_gloo()
-    arguments = sys.argv[1:]
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # of the interpreter; without this module
-    os.execv(sys.executable, [sys.executable, *flags, *arguments])
+    command = [sys.executable, *flags, *program]
+    if options.check_nccl:
+        raise SystemExit(check_nccl.check(command))
+    os.execv(sys.executable, command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchcomms_pg.run", usage=USAGE, description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--check-nccl",
+        action="store_true",
+        help="record every operation, and print at the end what would hang, be refused or give "
+        "other data over NCCL; the code is then 1. See docs/nccl_hazards.md",
+    )
+    return parser
+
+
+def _is_option(argument: str) -> bool:
+    return argument.startswith("--") or argument == "-h"
 
 
 if __name__ == "__main__":

@@ -134,6 +134,7 @@ WorkPtr Batches::launch() {
 
 PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
   if (calls.size() == 1) {
+    calls.front().op.batched = true;
     return std::move(calls.front());
   }
   PreparedOp merged;

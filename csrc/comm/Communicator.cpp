@@ -190,7 +190,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   executor_->prepare(op);  // before the operation counts
   issued_.number(call);
   op.issued = Clock::now();
-  if (C10_UNLIKELY(recorders_.any()) && !op.captured) {
+  if (C10_UNLIKELY(recorders_.any())) {
     recorders_.record(call);
   }
   if (!work && (op.async || timed())) {

@@ -77,6 +77,12 @@ void RecorderSet::record(PreparedOp& call) {
   if (recorders->empty()) {
     return;  // removed just now
   }
+  if (op.captured) {
+    for (const auto& [recorder, group] : *recorders) {
+      recorder->noteCaptured();
+    }
+    return;
+  }
   const auto* const what = recordedName(call);
   auto* const source = StackSource::get();
   auto recording = std::make_shared<RecordedOp>(
@@ -85,6 +91,7 @@ void RecorderSet::record(PreparedOp& call) {
   const bool started = !op.async && !comm_.executor().queues() && comm_.library().ready();
   const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
+    const bool batched = !call.parts.empty() || op.batched;
     recording->add(
         {.seq = seq,
          .inputs = message.inputs,
@@ -92,7 +99,8 @@ void RecorderSet::record(PreparedOp& call) {
          .timeout = op.timeout,
          .direction = sends ? OpRecord::Direction::send : OpRecord::Direction::receive,
          .peer = message.op.peer,
-         .started = started});
+         .started = started,
+         .details = {.tag = message.op.tag, .batch = batched ? op.seq : 0}});
   };
   if (call.message) {
     addMessage(call, op.seq);
@@ -112,7 +120,10 @@ void RecorderSet::record(PreparedOp& call) {
          .timeout = op.timeout,
          .direction = oneSided ? OpRecord::Direction::one : OpRecord::Direction::none,
          .peer = oneSided ? op.peer : -1,
-         .started = started});
+         .started = started,
+         .details = {
+             .root = hasRoot(op.kind) && !call.members ? op.peer : -1,
+             .reduceOp = call.members ? nullptr : op.reduceOp}});
   }
   call.op.recording = std::move(recording);
 }

@@ -33,7 +33,7 @@ class RecorderSet {
   // Returns whether there are any. An operation without recorders pays for nothing else.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
-  // Enters an operation that is being issued.
+  // Enters an operation that is being issued; one that a graph captures is only counted.
   void record(PreparedOp& call);
 
   // Writes the process's recorder to its file, where it is in this set, and asks other ranks to

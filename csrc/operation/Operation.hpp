@@ -130,6 +130,7 @@ struct Operation {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   const char* reduceOp = nullptr;
   bool async = false;
+  bool batched = false;     // a batch of its own, of one
   bool ordered = true;      // ordered by a stream; only messages may not be
   bool captured = false;    // recorded into a graph, whose replays run it
   Milliseconds timeout{0};  // counted from `issued`; includes `extra`

@@ -34,8 +34,10 @@ constexpr const char* kPrefix = "nccl:";
 // Time that a dump waits for what the events of accelerators say: the driver may hang.
 constexpr std::chrono::milliseconds kDriverPatience{500};
 
-// Key beside c10d's; readers of the schema pass over it.
+// Keys beside c10d's; readers of the schema pass over them.
 constexpr const char* kCompiling = "compiling";
+constexpr const char* kDetails = "details";
+constexpr const char* kCaptured = "captured";
 
 using Name = std::tuple<std::string, std::string>;
 using Direction = OpRecord::Direction;
@@ -94,6 +96,7 @@ struct FlightRecorder::State {
   decltype(Ring::pg_name_to_ranks_) ranks;
   int rank = -1;
   std::string library;
+  std::atomic<int64_t> captured{0};
 
   Pair& pair(Group& group, const PairKey& key) {
     const auto found = group.pairs.find(key);
@@ -200,10 +203,34 @@ struct FlightRecorder::State {
     return entry;
   }
 
+  // What c10d's entries have no place for, by the entry's number: values are numbers or texts.
+  using Detail = std::vector<std::pair<std::string, c10::IValue>>;
+  static Detail detail(const Slot& slot) {
+    const auto& record = *slot.record;
+    const auto& known = record.details;
+    Detail told{{"record_id", static_cast<int64_t>(slot.id)}};
+    if (!record.tensors.empty()) {
+      told.emplace_back("device", c10::DeviceTypeName(record.device, /*lower_case=*/true));
+    }
+    if (record.isMessage()) {
+      told.emplace_back("tag", static_cast<int64_t>(known.tag));
+      told.emplace_back("batch", static_cast<int64_t>(known.batch));
+      told.emplace_back("from_any", static_cast<int64_t>(record.peer < 0));
+    }
+    if (known.root >= 0) {
+      told.emplace_back("root", static_cast<int64_t>(slot.group->ranks[known.root]));
+    }
+    if (known.reduceOp != nullptr) {
+      told.emplace_back("reduce_op", known.reduceOp);
+    }
+    return told;
+  }
+
   // Copy in the form of c10d's recorder, the oldest entry first.
   struct Snapshot {
     Ring ring;
     std::vector<Stack> stacks;  // Python's, of the entries
+    std::vector<Detail> details;
     std::unordered_map<std::string, std::unordered_map<std::string, std::string>> comms;
   };
   std::unique_ptr<Snapshot> snapshot() const {
@@ -217,6 +244,7 @@ struct FlightRecorder::State {
       if (slot.record != nullptr) {
         to.entries_.push_back(describe(slot));
         copy->stacks.push_back(slot.record->stack);
+        copy->details.push_back(detail(slot));
       }
     }
     to.pg_name_to_ranks_ = ranks;
@@ -269,6 +297,22 @@ std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& 
     described.emplace(static_cast<int64_t>(entry.id_), std::move(frames));
   }
   return described;
+}
+
+// Writes the details as members of a JSON list. Texts are names of devices and reductions, which
+// need no escapes.
+std::string jsonOf(const std::vector<FlightRecorder::State::Detail>& details) {
+  std::string text;
+  for (const auto& told : details) {
+    text += text.empty() ? "{" : ", {";
+    for (size_t i = 0; i < told.size(); ++i) {
+      const auto& [key, value] = told[i];
+      text += std::string(i == 0 ? "\"" : ", \"") + key + "\": ";
+      text += value.isInt() ? std::to_string(value.toInt()) : '"' + value.toStringRef() + '"';
+    }
+    text += "}";
+  }
+  return text;
 }
 
 void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described) {
@@ -351,6 +395,10 @@ void FlightRecorder::complete(Group& group, const OpRecord& record, size_t place
   }
 }
 
+void FlightRecorder::noteCaptured() {
+  state_->captured.fetch_add(1, std::memory_order_relaxed);
+}
+
 bool FlightRecorder::enabled() const {
   return !state_->slots.empty();
 }
@@ -383,10 +431,20 @@ std::string FlightRecorder::json(What what) const {
   EventWatch::askNow(kDriverPatience);
   const auto from = state_->snapshot();
   auto text = from->ring.dump_json(from->comms, what.entries, !what.completed);
-  const auto intervals = Compiling::intervals();
   const auto end = text.rfind('}');
-  if (intervals.empty() || end == std::string::npos) {
+  if (end == std::string::npos) {
     return text;
+  }
+  std::string more;
+  if (const auto captured = state_->captured.load(std::memory_order_relaxed); captured > 0) {
+    more += ", \"" + std::string(kCaptured) + "\": " + std::to_string(captured);
+  }
+  if (what.entries) {
+    more += ", \"" + std::string(kDetails) + "\": [" + jsonOf(from->details) + "]";
+  }
+  const auto intervals = Compiling::intervals();
+  if (intervals.empty()) {
+    return text.substr(0, end) + more + text.substr(end);
   }
   std::string compiling;
   for (const auto& [trigger, begin, finish] : intervals) {
@@ -394,7 +452,8 @@ std::string FlightRecorder::json(What what) const {
                  "\", \"time_begin_ns\": " + std::to_string(begin) +
                  ", \"time_end_ns\": " + (finish == 0 ? "null" : std::to_string(finish)) + "}";
   }
-  return text.substr(0, end) + ", \"" + kCompiling + "\": [" + compiling + "]" + text.substr(end);
+  return text.substr(0, end) + more + ", \"" + kCompiling + "\": [" + compiling + "]" +
+         text.substr(end);
 }
 
 // Does the same as c10d::FlightRecorder::dump(), with other stacks.
@@ -413,6 +472,18 @@ std::string FlightRecorder::pickle(What what) const {
       addFrames(entries, describeStacks(*from));
     }
     result.insert(c10d::entries_key, entries);
+    auto details = c10d::new_list();
+    for (const auto& told : from->details) {
+      auto detail = c10d::new_dict();
+      for (const auto& [key, value] : told) {
+        detail.insert(key, value);
+      }
+      details.push_back(detail);
+    }
+    result.insert(kDetails, details);
+  }
+  if (const auto captured = state_->captured.load(std::memory_order_relaxed); captured > 0) {
+    result.insert(kCaptured, captured);
   }
   if (!from->comms.empty()) {
     auto comms = c10d::new_dict();

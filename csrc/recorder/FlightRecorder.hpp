@@ -42,6 +42,8 @@ class FlightRecorder {
   // Adds an entry and returns its place, which is its own until a later one takes it.
   size_t add(Group& group, std::shared_ptr<const OpRecord> record);
   void start(Group& group, const OpRecord& record);
+  // Counts an operation that a graph has captured: it has no entry, nor have its replays.
+  void noteCaptured();
   // Notes that the operation has completed. `source`: the sender of a message; -1: not known.
   void complete(Group& group, const OpRecord& record, size_t place, int source);
 

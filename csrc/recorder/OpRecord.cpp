@@ -54,6 +54,7 @@ OpRecord::OpRecord(const Issue& issue, Stack pythonStack, bool withCppStack)
       timeout(issue.timeout),
       peer(issue.peer),
       direction(issue.direction),
+      details(issue.details),
       stack(std::move(pythonStack)),
       cppStack(
           withCppStack ? torch::CapturedTraceback::gather(
@@ -67,6 +68,9 @@ OpRecord::OpRecord(const Issue& issue, Stack pythonStack, bool withCppStack)
 }
 
 void OpRecord::describe(const std::vector<at::Tensor>& described, bool join) {
+  if (!described.empty()) {
+    device = described.front().device().type();
+  }
   if (!join || described.size() < 2) {
     for (const auto& tensor : described) {
       tensors.push_back({tensor.scalar_type(), static_cast<uint8_t>(tensor.dim())});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/SmallVector.h>
 
@@ -27,6 +28,14 @@ struct OpRecord {
   // Direction of an operation between two ranks. one: it has no other side, such as a put.
   enum class Direction : uint8_t { none, send, receive, one };
 
+  // What c10d's schema has no place for.
+  struct Details {
+    int tag = 0;                     // of a message
+    uint64_t batch = 0;              // number of its batch's first message; 0: in no batch
+    int root = -1;                   // of a collective, a rank of the group; -1: it has none
+    const char* reduceOp = nullptr;  // of a reduction
+  };
+
   // An operation that is issued.
   struct Issue {
     const char* op = "";  // c10d's name, e.g. "_all_gather_base"
@@ -38,6 +47,7 @@ struct OpRecord {
     Direction direction = Direction::none;  // direction of an operation between two ranks
     int peer = -1;                          // its other rank; -1: the first to send
     bool started = false;
+    Details details;
   };
 
   struct Thread {
@@ -66,11 +76,13 @@ struct OpRecord {
   const std::chrono::milliseconds timeout;
   const int peer;
   const Direction direction;
+  const Details details;
   const Stack stack;  // Python's
   const std::shared_ptr<torch::CapturedTraceback> cppStack;
   const std::shared_ptr<const Thread> thread;
   // Shapes and dtypes of the inputs, then of the outputs.
   size_t inputs = 0;
+  c10::DeviceType device = c10::DeviceType::CPU;
   c10::SmallVector<Tensor, 4> tensors;
   c10::SmallVector<int64_t, 4> sizes;
 

@@ -25,15 +25,28 @@ class Recorder:
         self.now = START
         self.seqs = {}
         self.entries = []
+        self.details = []  # beside c10d's schema
 
     def call(
-        self, op, group="0", *, numel=8, dtype="Float", done=True, takes=0.001, line=10, **more
+        self,
+        op,
+        group="0",
+        *,
+        numel=8,
+        dtype="Float",
+        done=True,
+        takes=0.001,
+        line=10,
+        detail=None,
+        **more,
     ):
         p2p = op.startswith(("send", "recv"))
         seq = self.seqs[group, p2p] = self.seqs.get((group, p2p), 0) + 1
         base = group.split(":")[0]
         op_id = self.seqs[base] = self.seqs.get(base, 0) + 1
         created, self.now = self.now, self.now + int(takes * SECOND)
+        if detail is not None:
+            self.details.append({"record_id": len(self.entries), **detail})
         self.entries.append(
             {
                 "record_id": len(self.entries),
@@ -76,6 +89,7 @@ class Recorder:
             },
             "pg_status": {},
             "entries": self.entries,
+            **({"details": self.details} if self.details else {}),
         }
 
     def write(self, folder, form="pickle"):

@@ -19,7 +19,8 @@ def dumps():
     ranks = recorders(2, **{"0:0-1": [0, 1], "0:signal 0->1": [0], "0:wait_signal 1<-0": [1]})
     for rank in ranks:
         rank.call("all_reduce").call("barrier", done=False, duration_ms=1.5)
-    ranks[0].call("send 0->1", "0:0-1", done=False, collective_seq_id=1)
+    detail = {"device": "cpu", "tag": 1, "batch": 1, "from_any": 0}
+    ranks[0].call("send 0->1", "0:0-1", done=False, collective_seq_id=1, detail=detail)
     ranks[1].call("recv 1<-?", done=False)
     ranks[0].call("coalesced", "0:signal 0->1")
     ranks[1].call("coalesced", "0:wait_signal 1<-0", done=False)
@@ -44,6 +45,11 @@ def run(folder, contents, capsys):
         data = page.split('type="application/json">')[1].split("</script>")[0]
         assert "<" not in data
         json.loads(data, parse_constant=lambda name: pytest.fail(f"the page cannot read {name}"))
+    hazards = main([str(folder), "--nccl"])
+    assert time.monotonic() - began < BOUND
+    told, err = capsys.readouterr()
+    assert (hazards == 2) == (code == 2) and hazards in (0, 1, 2)
+    assert (told or err).replace("\n", "").isprintable(), told
     return code, out + err
 
 

@@ -33,6 +33,7 @@ def like_gloo(*worlds, rounding=False, timeout=CALL_TIMEOUT, ours=None):
         ours: further arguments of init_process_group, not for Gloo.
     """
 
+    # `over_one` of the test is the body, for `run_over`.
     def decorate(body):
         def on_rank(stores, world, **kwargs):
             want = run_over(REFERENCE, stores[0], world, body, kwargs, {})
@@ -46,6 +47,7 @@ def like_gloo(*worlds, rounding=False, timeout=CALL_TIMEOUT, ours=None):
 
         test = as_test(test, body, worlds)
         test.body = on_rank
+        test.over_one = body
         return test
 
     return decorate

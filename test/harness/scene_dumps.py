@@ -1,7 +1,7 @@
 """Writes the outcome of a scene as each flight recorder would: as dumps of c10d's schema.
 
 - ``ours``: messages in groups of their two ranks, numbered; all states. After a failure what had
-  started is retired, and not completed.
+  started is retired, and not completed. Beside the schema, which messages are in a batch.
 - ``nccl``: torch's ``nccl`` (``nccl-legacy`` in 2.15). Members of a batch stay scheduled for ever;
   after them comes the batch, which has a state. Nothing numbers the messages of a pair.
 - ``gloo``: torch's Gloo. No state, no message, ``retired`` for an end; the ranks of one group are
@@ -43,6 +43,7 @@ class _Rank:
         self.outcome, self.rank, self.how, self.form = outcome, rank, how, how["form"]
         self.groups = [group for group in outcome.scene.groups if rank in group.ranks]
         self.entries = []
+        self.details = []
         self.collectives = dict.fromkeys(self.groups, 0)
         self.messages = dict.fromkeys(self.groups, 0)
         self.op_ids = dict.fromkeys(self.groups, -1 if self.form == "hook" else 0)
@@ -74,7 +75,8 @@ class _Rank:
             del entry["unended"]
         told = self.groups if self.form == "ours" else used
         status = {str(self.groups.index(group)): {} for group in told}
-        return {"version": "2.10", "pg_config": config, "pg_status": status, "entries": kept}
+        dump = {"version": "2.10", "pg_config": config, "pg_status": status, "entries": kept}
+        return {**dump, "details": self.details} if self.form == "ours" else dump
 
     def _issued(self, call):
         return [each for each in call.batch if each.issued]
@@ -100,6 +102,10 @@ class _Rank:
                 self.config[process_group] = pair
                 upwards = (call.op == "send") == (call.rank < call.peer)
                 seqs = (2 * call.number - upwards, self.messages[group])
+                place = self._issued(call).index(call) if call.batch else 0
+                batch = self.messages[group] - place if call.batch else 0
+                detail = {"record_id": len(self.entries), "device": "cpu", "tag": call.tag}
+                self.details.append({**detail, "batch": batch, "from_any": 0})
             arrow = "->" if call.op == "send" else "<-"
             name += f" {numbers[call.rank]}{arrow}{numbers[call.peer]}"
         else:

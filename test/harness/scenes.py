@@ -39,6 +39,7 @@ class Call:
     dtype: str = "Float"
     peer: int = -1
     mode: str = "sync"
+    tag: int = 0
     batch: list["Call"] | None = None
     # Set by the interpreter.
     number: int = 0  # of the collective in its group, or of the message in its direction
@@ -225,7 +226,7 @@ class Outcome:
                         if not call.issued and not isinstance(step, Wait):
                             self._issue(call)
                             moved = True
-                    holds = isinstance(step, (list, Wait)) or step.mode == "sync"
+                    holds = isinstance(step, Wait) or calls[0].mode == "sync"
                     # A wait for what was never called, since the order was changed, is no wait.
                     if holds and any(call.issued and not call.done for call in calls):
                         self.doing[rank] = calls

@@ -116,6 +116,16 @@ VARIABLES = (
     Variable("MASTER_ADDR", "none", "host of the store where ranks meet, set by torchrun"),
     Variable("MASTER_PORT", "none", "its port, set by torchrun"),
     Variable(
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "none",
+        "whether torchrun itself keeps that store, set by torchrun",
+    ),
+    Variable(
+        "TORCHELASTIC_RESTART_COUNT",
+        "none",
+        "how often torchrun has restarted the ranks, set by it",
+    ),
+    Variable(
         "TORCH_FR_BUFFER_SIZE",
         "2000",
         "how many operations the flight recorder of a process remembers; 0: it records nothing",
@@ -132,6 +142,12 @@ VARIABLES = (
         "the same; TORCHCOMM_FR_DUMP_TEMP_FILE goes first",
     ),
     Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "none", "the same; the other two go first"),
+    Variable(
+        "TORCHCOMMS_PG_DUMP_AT_EXIT",
+        "false",
+        "whether a process with a process group dumps it when it ends, for "
+        "python -m torchcomms_pg.trace FOLDER --nccl",
+    ),
     Variable(
         "TORCH_FR_DUMP_ON_TIMEOUT",
         "true",
@@ -175,6 +191,8 @@ LAUNCHERS = (
     ("PALS_RANKID", "PALS_SIZE"),
     ("RANK", "WORLD_SIZE"),
 )
+
+_RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 _KNOWN = {variable.name for variable in VARIABLES}
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
@@ -324,6 +342,18 @@ def set_as_gloo() -> None:
     os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
 
 
+def set_dump_at_exit(prefix: str) -> None:
+    """Makes programs that this process starts record all operations, and dump them at their end.
+
+    Args:
+        prefix: the first part of the dumps' paths; the rank follows.
+    """
+    os.environ["TORCHCOMMS_PG_DUMP_AT_EXIT"] = "1"
+    os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = prefix
+    if all(read(name) is None for name in _RECORDER_SIZES):
+        os.environ[_RECORDER_SIZES[0]] = "100000"
+
+
 def exclude_nvls() -> None:
     """Keeps NCCL from NVLS, whose sums may differ from run to run, unless NCCL_ALGO is set.
 
@@ -371,7 +401,7 @@ def recorder_size() -> int:
     Raises:
         ValueError: the variable is not a whole number.
     """
-    size = _first_int("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    size = _first_int(*_RECORDER_SIZES)
     return 2000 if size is None else size
 
 
@@ -397,6 +427,15 @@ def dump_prefix() -> str:
 def dump_on_failure() -> bool:
     """Returns whether a failure writes a dump."""
     return read_bool("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", default=True)
+
+
+def dump_at_exit() -> bool:
+    """Returns whether a process dumps its recorder when it ends.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_DUMP_AT_EXIT is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_DUMP_AT_EXIT", default=False)
 
 
 def dump_patience() -> timedelta:
@@ -426,6 +465,19 @@ def dump_pipe() -> str:
 def _first_int(*names: str) -> int | None:
     found = (read_int(name) for name in names)
     return next((value for value in found if value is not None), None)
+
+
+def torchrun_store() -> tuple[str, int, int] | None:
+    """Returns host and port of the store that torchrun keeps, and the number of its restarts.
+
+    None where no torchrun has started this process, or it leaves the store to rank 0.
+    """
+    host, port = read("MASTER_ADDR"), read_int("MASTER_PORT")
+    if host is None or port is None:
+        return None
+    if not read_bool("TORCHELASTIC_USE_AGENT_STORE", default=False):
+        return None
+    return host, port, read_int("TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def launcher_ranks() -> tuple[int, int] | None:

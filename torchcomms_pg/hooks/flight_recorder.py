@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
 from torchcomms_pg import _C, env
@@ -140,3 +143,19 @@ def configure() -> None:
         completed=not env.dump_only_active(),
         pipe=env.dump_pipe(),
     )
+    if env.dump_at_exit() and os.getpid() not in _dumped_at_exit:
+        _dumped_at_exit.add(os.getpid())
+        # Children of multiprocessing run no atexit, but these.
+        Finalize(None, _dump_at_exit, exitpriority=0)
+
+
+_dumped_at_exit: set[int] = set()  # processes; a fork has those that it comes from
+
+
+def _dump_at_exit() -> None:
+    recorder = process_recorder()
+    try:
+        if recorder is not None:
+            recorder.dump_file()
+    except (OSError, RuntimeError) as error:
+        print(f"torchcomms_pg: the flight recorder is not dumped: {error}", file=sys.stderr)

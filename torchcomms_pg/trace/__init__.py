@@ -1,9 +1,21 @@
 """Reads the flight recorders' dumps of all ranks and says who held up whom.
 
 ``python -m torchcomms_pg.trace FOLDER`` prints the verdict; see `torchcomms_pg.trace.__main__`.
+With ``--nccl`` it says what of a run that ended well would go wrong over NCCL: `nccl_hazards`.
 """
 
 from torchcomms_pg.trace.analysis import Analysis, Verdict
 from torchcomms_pg.trace.dumps import Dump, DumpError, Entry, load
+from torchcomms_pg.trace.hazards import Hazard, Hazards, nccl_hazards
 
-__all__ = ["Analysis", "Dump", "DumpError", "Entry", "Verdict", "load"]
+__all__ = [
+    "Analysis",
+    "Dump",
+    "DumpError",
+    "Entry",
+    "Hazard",
+    "Hazards",
+    "Verdict",
+    "load",
+    "nccl_hazards",
+]

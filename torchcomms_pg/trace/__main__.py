@@ -10,12 +10,14 @@ from pathlib import Path
 from torchcomms_pg.trace import report
 from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import DumpError, load, printable
+from torchcomms_pg.trace.hazards import nccl_hazards
 
 CODES = """\
 The code is
   0 if every recorded operation has finished,
   1 if not, or if a dump is left out: one that cannot be read, or that is older than the others,
   2 if no dump can be read, or a page cannot be written.
+With --nccl it is 1 if a hazard is found, and 0 if none is.
 """
 
 
@@ -38,11 +40,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--nccl",
+        action="store_true",
+        help="say instead what of the run would hang, be refused or give other data over NCCL",
+    )
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # letters that the locale lacks
     try:
         dumps = load(options.folder, options.prefix, stale=options.stale)
+        if options.nccl:
+            hazards = nccl_hazards(dumps)
+            print(hazards)
+            return 1 if hazards.found else 0
         analysis = Analysis(dumps)
         verdict = analysis.verdict()
         print(report.text(analysis, verdict))

@@ -201,7 +201,7 @@ class Analysis:
         known = group.description and group.description != "undefined"
         name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
         alone = self._names[group.name] == 1 or not group.ranks
-        return name if alone else f"{name} of {_ranks(group.ranks)}"
+        return name if alone else f"{name} of {rank_names(group.ranks)}"
 
     def waits_for(self, entry: Entry) -> frozenset[int]:
         """The ranks that an unfinished operation cannot end without, and that are not in it."""
@@ -269,7 +269,7 @@ class Analysis:
         calls = self.collectives[place].values()
         if len(calls) < 2 or all(entry.finished for entries in calls for entry in entries):
             return False
-        return len({tuple(map(_signature, entries)) for entries in calls}) > 1
+        return len({tuple(map(signature, entries)) for entries in calls}) > 1
 
     def verdict(self) -> Verdict:
         """Every end of the waiting, those that explain the most ranks first."""
@@ -345,12 +345,12 @@ class Analysis:
         return dump.whole or (last is not None and bool(counted))
 
     def _miss(self, entry: Entry, absent: list[int], proven: bool) -> Finding:
-        title = f"{self._what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
-        who = self._members(absent, entry.group)
+        title = f"{self.what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
+        who = self.members(absent, entry.group)
         dumped = [rank for rank in absent if rank in self.dumps]
         lines = []
         if entry.p2p and entry.sender is None and proven:
-            me = self._members([entry.rank], entry.group)
+            me = self.members([entry.rank], entry.group)
             lines.append(f"no message is under way to {me}, which waits in {title}")
         elif dumped:
             lines.append(f"{who} {_has(absent)} not arrived at {title}")
@@ -369,17 +369,17 @@ class Analysis:
 
     def _mismatch(self, place: Place) -> Finding:
         calls = dict(sorted(self.collectives[place].items()))
-        kinds = {rank: tuple(map(_signature, entries)) for rank, entries in calls.items()}
+        kinds = {rank: tuple(map(signature, entries)) for rank, entries in calls.items()}
         kind, count = Counter(kinds.values()).most_common(1)[0]
         majority = count > len(calls) / 2
         culprits = [rank for rank in calls if kinds[rank] != kind or not majority]
-        who = self._members(culprits, place.group) if majority else "the ranks"
+        who = self.members(culprits, place.group) if majority else "the ranks"
         verb = "called something else" if majority else "called different things"
         lines = [f"{who} {verb} as operation #{place.seq} of {self.group_name(place.group)}"]
         for rank, entries in calls.items():
             what = ", ".join(entry.what for entry in entries)
             where = f"  at {entries[0].where}" if entries[0].where else ""
-            lines.append(f"  {self._members([rank], place.group)}: {what}{where}")
+            lines.append(f"  {self.members([rank], place.group)}: {what}{where}")
         inside = self._inside(place)
         held_up = {entry.rank for entry in inside if not entry.finished}
         return Finding("mismatch", culprits, lines, inside, held_up)
@@ -402,14 +402,14 @@ class Analysis:
         whom = "each other" if len(ring) > 1 else "itself"
         common = ring[0].group if len({entry.group for entry in ring}) == 1 else None
         verb = "wait" if len(ring) > 1 else "waits"
-        lines = [f"{self._members(ranks, common)} {verb} for {whom}"]
+        lines = [f"{self.members(ranks, common)} {verb} for {whom}"]
         lines[0] += ": the operations were called in different orders"
         for entry in ring:
             others = sorted(self.waits_for(entry))
             lines.append(
-                f"  {self._members([entry.rank], entry.group)} is in {self._what(entry)} "
+                f"  {self.members([entry.rank], entry.group)} is in {self.what(entry)} "
                 f"#{entry.seq} of {self.group_name(entry.group)} and waits for "
-                f"{self._members(others, entry.group)}"
+                f"{self.members(others, entry.group)}"
                 + (f"  at {entry.where}" if entry.where else "")
             )
         lines.append("  (a rank that called one of these with async_op, and does not wait for it,")
@@ -419,7 +419,7 @@ class Analysis:
     def _unfinished(self, entry: Entry) -> Finding:
         if entry.op in _OTHER_SIDE and (side := self.met(entry)):
             return self._unmet(entry, side, alike=True)
-        title = f"{self._what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
+        title = f"{self.what(entry)} #{entry.seq} of {self.group_name(entry.group)}"
         if entry.group.told:
             lines = [f"all ranks have arrived at {title}, and it has not finished"]
         else:
@@ -432,7 +432,7 @@ class Analysis:
     def _unmet(self, entry: Entry, side: Entry, *, alike: bool) -> Finding:
         """A message with both sides there, at least one of them unfinished."""
         title = [
-            f"{self._what(each)} #{each.seq} of {self._members([each.rank], each.group)}"
+            f"{self.what(each)} #{each.seq} of {self.members([each.rank], each.group)}"
             for each in sorted((entry, side), key=lambda each: each.op, reverse=True)
         ]
         lines = [
@@ -445,7 +445,7 @@ class Analysis:
             lines[0] += " sizes or dtypes differ"
         lines += [f"  {line}" for line in self._waiting([entry, side])]
         if side.finished:
-            me = self._members([entry.rank], entry.group)
+            me = self.members([entry.rank], entry.group)
             lines.append(f"  {self._did(side, f'with {me}')}")
         if alike:
             lines.append("  (or it was under way when the dumps were taken)")
@@ -459,7 +459,7 @@ class Analysis:
 
     def _waiting(self, entries: list[Entry]) -> list[str]:
         return [
-            f"{self._members([entry.rank], entry.group)} waits in it since {_clock(entry.created)}"
+            f"{self.members([entry.rank], entry.group)} waits in it since {_clock(entry.created)}"
             + (f"  at {entry.where}" if entry.where else "")
             for entry in entries
             if not entry.finished
@@ -469,8 +469,8 @@ class Analysis:
         when = entry.state
         if entry.completed or entry.finished:
             when = f"finished {_clock(entry.completed)}" if entry.completed else "finished"
-        me = self._members([entry.rank], entry.group)
-        return f"{me} did last {where}: {self._what(entry)} #{entry.seq}, {when}" + (
+        me = self.members([entry.rank], entry.group)
+        return f"{me} did last {where}: {self.what(entry)} #{entry.seq}, {when}" + (
             f"  at {entry.where}" if entry.where else ""
         )
 
@@ -483,11 +483,11 @@ class Analysis:
 
     def _doing(self, rank: int, missed: Entry) -> list[str]:
         """Lines about the last operation of a rank that ``missed`` waits for."""
-        me = self._members([rank], missed.group)
+        me = self.members([rank], missed.group)
         last, where = self._last_there(rank, missed), "in this group"
         nothing = f"has done nothing {where}"
         if missed.p2p:
-            where = f"with {self._members([missed.rank], missed.group)}"
+            where = f"with {self.members([missed.rank], missed.group)}"
             nothing = f"has no {_OTHER_SIDE[missed.op]} {where} in its record"
         state = f"{me} is in no operation: it is busy elsewhere, or has ended"
         if self._gloo:
@@ -496,16 +496,16 @@ class Analysis:
             state = f"{me} is in no recorded operation, but not all of its operations are recorded"
         return [self._did(last, where) if last else f"{me} {nothing}", state]
 
-    def _members(self, ranks: Iterable[int], group: Group | None) -> str:
+    def members(self, ranks: Iterable[int], group: Group | None) -> str:
         """``rank 1``; ``rank 1 (global 5)`` if its number in the group is another."""
         numbers = {rank: group.rank_of(rank) if group else rank for rank in ranks}
-        return _ranks(
+        return rank_names(
             str(number) if number == rank else f"{number} (global {rank})"
             for rank, number in numbers.items()
         )
 
     @staticmethod
-    def _what(entry: Entry) -> str:
+    def what(entry: Entry) -> str:
         """What was called, with the numbers of the group."""
         sides = [
             side if side is None else entry.group.rank_of(side)
@@ -556,7 +556,7 @@ def _route(entry: Entry) -> Route:
     return Route(entry.group, entry.op, entry.sender, entry.receiver)
 
 
-def _signature(entry: Entry) -> tuple[object, ...]:
+def signature(entry: Entry) -> tuple[object, ...]:
     """What all ranks of a collective have in common."""
     if entry.op in _UNEVEN or entry.op.startswith(_UNEVEN_PREFIXES):
         return (entry.op, entry.dtype)
@@ -575,7 +575,8 @@ def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
     return reached
 
 
-def _ranks(ranks: Iterable[object]) -> str:
+def rank_names(ranks: Iterable[object]) -> str:
+    """``rank 1``, or ``ranks 1, 2``."""
     names = list(map(str, ranks))
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 

@@ -64,6 +64,12 @@ class Entry:
     messages of one direction between two ranks, the same on both; None if the dump does not tell.
     A ``batched`` one ends with the batch that it is a member of, or may do so: torch's hook tells
     of the last member of a batch only that it ends.
+
+    Some dumps alone tell the rest. ``batch`` is a number that messages of one batch of the group
+    have, 0: in no batch, None: not told. ``tag`` of a message, and ``root`` of a collective, a
+    global rank, are None where they are not told, or where there is none. ``from_any``: a receive
+    that takes what comes first. ``thread``, ``reduce_op`` and ``device`` are empty if not told;
+    ``thread`` tells the threads of one rank apart.
     """
 
     rank: int
@@ -89,6 +95,13 @@ class Entry:
     frames: tuple[Frame, ...]
     local: bool = False  # its sides are ranks of the group as yet
     batched: bool = False
+    thread: str = ""
+    batch: int | None = None
+    tag: int | None = None
+    from_any: bool = False
+    root: int | None = None
+    reduce_op: str = ""
+    device: str = ""
 
     @property
     def finished(self) -> bool:
@@ -134,9 +147,12 @@ class Entry:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost line of the user's own code: not of torch, nor of this package."""
+        """The innermost line of the user's own code: not of torch, nor of this package.
+
+        Nor the end of a ``with`` block of theirs, such as that of a batch.
+        """
         for frame in self.frames:
-            if not re.search(r"/(torch|torchcomms_pg)/|^<|^\?\?", frame.file):
+            if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):
                 return frame
         return self.frames[0] if self.frames else None
 
@@ -146,7 +162,9 @@ class Dump:
     """The content of one rank's recorder.
 
     ``whole``: it has every operation since the first. ``gapless``: no operation is missing
-    between two that it has.
+    between two that it has. ``lost`` counts the operations that its ring has forgotten, and
+    ``captured`` those that graphs run, which it does not have. ``detailed``: it tells tags,
+    batches and devices.
     """
 
     rank: int
@@ -156,6 +174,9 @@ class Dump:
     library: str = ""  # how the names of its operations begin
     whole: bool = True
     gapless: bool = True
+    lost: int = 0
+    captured: int = 0
+    detailed: bool = False
     # True: a group without an entry has the name of another, whose ranks the dump tells instead.
     namesakes: bool = False
 
@@ -214,14 +235,16 @@ def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
     dumps = []
     for rank, path in paths.items():
         try:
-            dumps.append(parse(_content(path), rank, path))
+            # A ring of any size can be read; a frame takes more than eight bytes of a file.
+            most = max(_MOST, path.stat().st_size // 8)
+            dumps.append(parse(_content(path), rank, path, most))
         except (DumpError, OSError) as error:
             unreadable[rank] = f"{path}: {error}" if isinstance(error, DumpError) else str(error)
     return dumps
 
 
-def parse(content: Any, rank: int, path: Path = Path()) -> Dump:
-    """Makes the dump of ``rank`` of what a file holds."""
+def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Dump:
+    """Makes the dump of ``rank`` of what a file holds, with ``most`` frames and tensors."""
     if not isinstance(content, dict) or "version" not in content or "pg_config" not in content:
         raise DumpError("no flight recorder's dump: 'version' or 'pg_config' is missing")
     where = ""
@@ -238,18 +261,26 @@ def parse(content: Any, rank: int, path: Path = Path()) -> Dump:
         entries: list[Entry] = []
         made: dict[tuple[str, str, int], Group] = {}
         batch = _OpenBatch()
-        left = _MOST
+        left = most
+        where = "details: "
+        captured = _get(content, "captured", int, 0)
+        details = {
+            _get(_checked(detail, dict, "one"), "record_id", int): detail
+            for detail in _get(content, "details", list, [])
+        }
         for number, raw in enumerate(_get(content, "entries", list, [])):
             where = f"entry {number}: "
             entry = _entry(rank, _checked(raw, dict, "it"), made)
+            if (detail := details.get(entry.record)) is not None:
+                _add_details(entry, detail)
             left -= len(entry.frames) + len(entry.input_sizes) + len(entry.output_sizes)
             if left < 0:
-                raise DumpError(f"the dump has more than {_MOST} frames and tensors")
+                raise DumpError(f"the dump has more than {most} frames and tensors")
             entries.append(entry)
             batch.add(entry, raw)
     except DumpError as error:
         raise DumpError(f"{where}{error}") from error
-    dump = Dump(rank, path, groups, entries)
+    dump = Dump(rank, path, groups, entries, captured=captured, detailed=bool(details))
     _look_for_gaps(dump)
     names = [name for name in groups if not (_PAIR.fullmatch(name) or _ONE_SIDED.fullmatch(name))]
     ids = {str(id) for id in _get(content, "pg_status", dict, {})}
@@ -280,7 +311,7 @@ class _OpenBatch:
             for member in self.members:
                 member.state, member.retired = entry.state, entry.retired
                 member.started, member.completed = entry.started, entry.completed
-                member.batched = True
+                member.batched, member.batch = True, entry.record
             self.members = []
         elif entry.state == "scheduled" and not entry.retired:
             self.members.append(entry)
@@ -295,6 +326,8 @@ def _look_for_gaps(dump: Dump) -> None:
         dump.gapless &= entry.record == first + place and entry.op_id <= last + 1
         counts[key] = entry.op_id
     dump.whole = dump.gapless and first == 0
+    if dump.entries:
+        dump.lost = max(0, dump.entries[-1].record + 1 - len(dump.entries))
 
 
 def _number_messages(entries: list[Entry]) -> None:
@@ -391,6 +424,8 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
         sender, receiver = (both[side] if side in (0, 1) else side for side in (sender, receiver))
     else:
         local = p2p
+    # Members of a batch come before it in the dumps of torch's nccl, see _OpenBatch.
+    batch = 0 if local and library == "nccl" else None
     dtypes = [
         dtype
         for key in ("input_dtypes", "output_dtypes")
@@ -422,7 +457,19 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
         frames=tuple(map(_frame, frames)),
         local=local,
         batched=p2p and state == "scheduled" and library != "nccl",
+        thread=_get(raw, "thread_id", str, ""),
+        batch=batch,
     )
+
+
+def _add_details(entry: Entry, detail: dict[Any, Any]) -> None:
+    """Adds what this project's recorder tells beside c10d's schema."""
+    entry.tag = _get(detail, "tag", int, None)
+    entry.batch = _get(detail, "batch", int, None)
+    entry.from_any = bool(_get(detail, "from_any", int, 0))
+    entry.root = _get(detail, "root", int, None)
+    entry.reduce_op = _get(detail, "reduce_op", str, "")
+    entry.device = _get(detail, "device", str, "")
 
 
 def _frame(raw: dict[Any, Any]) -> Frame:

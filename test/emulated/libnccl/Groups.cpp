@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "libnccl/LaunchOrder.hpp"
 #include "libnccl/Misuse.hpp"
 
 namespace emulated {
@@ -54,11 +55,22 @@ ncclResult_t operate(const std::vector<Task>& tasks) {
   if (tasks.empty()) return ncclSuccess;
   gates().launch.pass();
   for (auto* const comm : commsOf(tasks)) {
-    shm().groupStart();
+    int device = 0;
+    std::vector<torchcomms_pg::host::HostStream*> streams;
     for (const auto& task : tasks) {
-      if (task.comm == comm) task.run();  // the end returns an error
+      if (task.comm != comm || task.stream == nullptr) continue;
+      device = task.device;
+      if (std::ranges::find(streams, task.stream) == streams.end()) streams.push_back(task.stream);
     }
-    if (const auto result = shm().groupEnd()) return result;
+    auto result = ncclSuccess;
+    inLaunchOrder(device, streams, [&] {
+      shm().groupStart();
+      for (const auto& task : tasks) {
+        if (task.comm == comm) task.run();  // the end returns an error
+      }
+      result = shm().groupEnd();
+    });
+    if (result != ncclSuccess) return result;
   }
   return ncclSuccess;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "host/HostStream.hpp"
 #include "libnccl/Communicator.hpp"
 
 namespace emulated {
@@ -19,6 +20,9 @@ struct Task {
   // operations (ncclAsyncLaunch).
   bool setup;
   std::function<ncclResult_t()> run;
+  // Where an operation queues its kernel; no stream: it is captured, or no operation.
+  int device = 0;
+  torchcomms_pg::host::HostStream* stream = nullptr;
 };
 
 // The launch of a group in the background.

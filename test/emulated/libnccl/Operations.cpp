@@ -54,7 +54,8 @@ ncclResult_t operate(
   if (host == nullptr || captureStatus(stream) == cudaStreamCaptureStatusInvalidated) {
     return fail(ncclUnhandledCudaError, "the stream is none, or its capture was invalidated");
   }
-  if (captureStatus(stream) == cudaStreamCaptureStatusActive) {
+  const bool captured = captureStatus(stream) == cudaStreamCaptureStatusActive;
+  if (captured) {
     ++comm->persistent;
     keepWithGraph(stream, std::shared_ptr<void>(comm, [](void* held) {
                     auto& persistent = static_cast<Comm*>(held)->persistent;
@@ -63,7 +64,11 @@ ncclResult_t operate(
                   }));
   }
   return submit(
-      {comm, /*setup=*/false, [=, at = host->handle()] { return launch(comm->shm.load(), at); }});
+      {comm,
+       /*setup=*/false,
+       [=, at = host->handle()] { return launch(comm->shm.load(), at); },
+       currentDevice(),
+       captured ? nullptr : host});
 }
 
 }  // namespace

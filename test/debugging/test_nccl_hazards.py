@@ -1,0 +1,133 @@
+"""Hazards for NCCL in dumps whose truth is known, of thousands of random programs and by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from harness import scene_dumps, scenes, strict_order
+from harness.comms import torchcomms
+from harness.hazard_programs import PROGRAMS
+from torchcomms_pg.trace import load, nccl_hazards
+from torchcomms_pg.trace.dumps import Dumps, parse
+
+COUNT = int(os.environ.get("SCENES", 3000))
+CIRCLES = {"order", "messages", "first message", "threads"}
+
+
+def hazards(contents):
+    return nccl_hazards(Dumps(parse(content, rank) for rank, content in contents.items()))
+
+
+def circles(report):
+    return [hazard for hazard in report.found if hazard.kind in CIRCLES]
+
+
+def calls_of(outcome):
+    return [call for calls in outcome.calls.values() for call in calls]
+
+
+def batch_on_one_side(outcome):
+    """Whether one rank has a message in a batch, and the other its other side alone."""
+    messages = [call for call in calls_of(outcome) if call.is_message]
+    return any(bool(call.batch) != bool(outcome.other_side(call).batch) for call in messages)
+
+
+def first_batch_without_all(outcome):
+    """Whether a rank comes first with a batch to a group's communicator, and another never does."""
+    for group in outcome.scene.groups:
+        firsts = [
+            next(
+                (c for c in outcome.calls[r] if c.group is group and (c.batch or not c.is_message)),
+                0,
+            )
+            for r in group.ranks
+        ]
+        if 0 in firsts and any(call and call.is_message for call in firsts):
+            return True
+    return False
+
+
+def wrong_circle(outcome, hazard):
+    """What is not true of a circle; empty if all of it is."""
+    half = len(hazard.entries) // 2
+    calls = [outcome.calls[entry.rank][entry.record] for entry in hazard.entries]
+    now, later = calls[:half], calls[half:]
+    for place, call in enumerate(now):
+        steps = strict_order.steps(outcome, call.rank)
+        mine = [[each in step for step in steps].index(True) for each in (call, later[place])]
+        if later[place].rank != call.rank or mine[0] >= mine[1]:
+            return f"{call} is not called before {later[place]}"
+        asked = now[place - 1]
+        others = [
+            o for each in asked.batch or [asked] for o in strict_order.partners(outcome, each)
+        ]
+        if not set(others) & set(later[place].batch or [later[place]]):
+            return f"{asked} does not wait for {later[place]}"
+    return ""
+
+
+def complaint(outcome, form, seed):
+    """What is wrong with what is said of a program; empty if nothing is."""
+    contents = scene_dumps.write(outcome, form, seed)
+    blocked = strict_order.blocked(outcome)
+    report = hazards(contents)
+    found = circles(report)
+    if found and not blocked:
+        return f"a false alarm: {report}"
+    if form not in TOLD:
+        return ""
+    for hazard in found:
+        if form == "ours" and (wrong := wrong_circle(outcome, hazard)):
+            return wrong
+    if any(dump["entries"] and dump["entries"][0]["record_id"] for dump in contents.values()):
+        return ""  # a ring has lost operations
+    truth = {"batch": batch_on_one_side(outcome), "first batch": first_batch_without_all(outcome)}
+    others = {hazard.kind for hazard in report.found} - CIRCLES
+    if blocked and not found:
+        return f"ranks {blocked} are blocked: {report}"
+    return "" if others == {kind for kind in truth if truth[kind]} else f"{truth}: {report}"
+
+
+# The recorders whose dumps tell what is asked for. Those of the others may not raise an alarm.
+TOLD = ("ours", "nccl")
+SHARES = {"ours": 0.55, "nccl": 0.25, "gloo": 0.1, "hook": 0.1}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", scene_dumps.FORMS)
+def test_what_blocks_under_the_rule_of_nccl_is_found_and_nothing_else(form):
+    blocked, seeds = 0, range(int(COUNT * SHARES[form]))
+    for seed in seeds:
+        outcome = scenes.Outcome(strict_order.make(seed))
+        assert all(call.done for call in calls_of(outcome))
+        assert not (said := complaint(outcome, form, seed)), f"program {seed}: {said}"
+        blocked += bool(strict_order.blocked(outcome))
+    assert 0.2 < blocked / len(seeds) < 0.8
+
+
+# ---------------------------------------------------------------- programs
+
+
+def run_program(name):
+    """Called in a rank: what the program gives, and its dump."""
+    result = PROGRAMS[name].body("cpu")
+    torchcomms().hooks.process_recorder().dump_file()
+    return result
+
+
+def lines_of_programs(text):
+    """The lines of hazard_programs.py that a text names."""
+    return {int(line) for line in re.findall(r"hazard_programs\.py:(\d+) ", text)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_ends_on_a_cpu_is_named_with_its_lines(recording, tmp_path, name):
+    program = PROGRAMS[name]
+    recording(program.world).run(run_program, name)
+    report = nccl_hazards(load(tmp_path))
+    assert {hazard.kind for hazard in report.found} == {program.kind}, str(report)
+    assert lines_of_programs("\n".join(map(str, report.found))) == program.lines, str(report)
+    assert not report.doubts, str(report)

@@ -1,0 +1,143 @@
+"""Runs a program with all its operations recorded, and tells what would go wrong over NCCL.
+
+Each rank's command runs the program as a child, which writes its recorder's dump when it ends. The
+ranks that the program starts itself write theirs into the same folder. Those of torchrun give them
+to rank 0's command through torchrun's own store, which outlives the program and reaches all hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import signal
+import subprocess
+import tempfile
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch.distributed as dist
+
+from torchcomms_pg import env
+from torchcomms_pg.trace import DumpError, load, nccl_hazards
+
+_PREFIX = "rank_"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PART = 4 << 20  # torch's store takes values of up to 8 MB
+# How much later than rank 0's program another rank's may end.
+_PATIENCE = timedelta(minutes=10)
+_NO_STORE = """\
+torchcomms_pg.run: --check-nccl finds no store of torchrun through which rank {rank} of {size} could
+give what it recorded to rank 0. Start the ranks by torchrun, or let them write their dumps into one
+folder: TORCHCOMMS_PG_DUMP_AT_EXIT=1 TORCH_FR_DUMP_TEMP_FILE=FOLDER/rank_; then run
+python -m torchcomms_pg.trace FOLDER --nccl"""
+
+
+def check(command: list[str]) -> int:
+    """Runs `command` and, on rank 0, prints the report. Returns the code to exit with.
+
+    That of the program if it is not 0; else on rank 0 1 if a hazard was found, 2 if nothing was
+    recorded; else 0.
+    """
+    place = env.launcher_ranks()
+    store = None
+    if place is not None and place[1] > 1:
+        store = _torchrun_store(*place)
+    rank, size = place or (0, 1)
+    with tempfile.TemporaryDirectory(prefix="torchcomms_pg-") as name:
+        folder = Path(name)
+        env.set_dump_at_exit(str(folder / _PREFIX))
+        child = _Child(command)
+        code = child.wait()
+        if child.told_to_end and code != 0:
+            return code
+        if store is not None and rank > 0:
+            _give(store, rank, folder)
+        elif rank == 0:
+            silent = _take(store, size, folder) if store is not None else []
+            code = _report(folder, silent, code)
+    return code
+
+
+def _report(folder: Path, silent: list[int], code: int) -> int:
+    print("torchcomms_pg.run --check-nccl:")
+    if code != 0:
+        print(f"The program ended with code {code}; what follows is of what it had recorded.")
+    if silent:
+        print(f"No word of ranks {', '.join(map(str, silent))}.")
+    try:
+        hazards = nccl_hazards(load(folder, _PREFIX))
+    except DumpError:
+        print("No operation of a group of gloo or torchcomms was recorded.", flush=True)
+        return code or 2
+    print(hazards, flush=True)
+    return code or int(bool(hazards.found))
+
+
+class _Child:
+    """The program's process. It gets the signals that this one does, and ends with it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.told_to_end = False
+        prctl = ctypes.CDLL(None).prctl
+        # A terminal's Ctrl-C reaches the child, too.
+        handlers = {signal.SIGTERM: self._pass_on, signal.SIGINT: self._note}
+        self._former = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+        self._process = subprocess.Popen(
+            command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        )
+        if self.told_to_end:
+            self._process.terminate()
+
+    def wait(self) -> int:
+        """Returns its code as a shell has it: 128 and the signal that has ended it."""
+        code = self._process.wait()
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        return 128 - code if code < 0 else code
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.told_to_end = True
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.told_to_end = True
+        if hasattr(self, "_process"):
+            self._process.send_signal(number)
+
+
+def _torchrun_store(rank: int, size: int) -> dist.Store:
+    where = env.torchrun_store()
+    if where is None:
+        raise SystemExit(_NO_STORE.format(rank=rank, size=size))
+    host, port, attempt = where
+    store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
+    return dist.PrefixStore(f"torchcomms_pg/check_nccl/{attempt}", store)
+
+
+def _give(store: dist.Store, rank: int, folder: Path) -> None:
+    dumps = {
+        path.name: base64.b64encode(zlib.compress(path.read_bytes(), level=1)).decode()
+        for path in folder.iterdir()
+    }
+    text = json.dumps(dumps)
+    parts = range(0, len(text), _PART)
+    for number, start in enumerate(parts):
+        store.set(f"{rank}/{number}", text[start : start + _PART])
+    store.set(str(rank), str(len(parts)))
+
+
+def _take(store: dist.Store, size: int, folder: Path) -> list[int]:
+    """Writes what the other ranks have given into `folder`; returns those that gave nothing."""
+    silent = []
+    for rank in range(1, size):
+        try:
+            parts = int(store.get(str(rank)))
+            text = b"".join(store.get(f"{rank}/{number}") for number in range(parts))
+        except dist.DistStoreError:
+            silent.append(rank)
+            continue
+        for name, content in json.loads(text).items():
+            (folder / name).write_bytes(zlib.decompress(base64.b64decode(content)))
+    return silent

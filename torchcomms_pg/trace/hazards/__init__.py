@@ -1,0 +1,41 @@
+"""What of a run would hang, be refused or give other data over NCCL, from the dumps of its ranks.
+
+For runs that ended well over another backend, as on machines without GPUs. docs/nccl_hazards.md
+has the rules, and where they are stated.
+"""
+
+from __future__ import annotations
+
+from torchcomms_pg.trace.analysis import Analysis
+from torchcomms_pg.trace.dumps import Dumps
+from torchcomms_pg.trace.hazards.agreement import disagreements
+from torchcomms_pg.trace.hazards.coverage import not_covered
+from torchcomms_pg.trace.hazards.devices import two_devices
+from torchcomms_pg.trace.hazards.first_batch import first_batches
+from torchcomms_pg.trace.hazards.hazard import Hazard, Hazards
+from torchcomms_pg.trace.hazards.lines import crossed_lines
+from torchcomms_pg.trace.hazards.messages import messages
+from torchcomms_pg.trace.hazards.orders import orders
+from torchcomms_pg.trace.hazards.refused import refused
+
+__all__ = ["Hazard", "Hazards", "nccl_hazards"]
+
+
+def nccl_hazards(dumps: Dumps) -> Hazards:
+    """Finds the hazards for NCCL in the dumps of all ranks of a run.
+
+    Args:
+        dumps: of `torchcomms_pg.trace.load`. What is missing in them is named in the result.
+    """
+    analysis = Analysis(dumps)
+    lines = crossed_lines(analysis)
+    found = [
+        *orders(analysis),
+        *messages(analysis),
+        *first_batches(analysis),
+        *disagreements(analysis),
+        *(hazard for hazard in lines if hazard.kind == "threads"),
+        *refused(analysis),
+    ]
+    doubts = [hazard for hazard in lines if hazard.kind != "threads"]
+    return Hazards(found, doubts + two_devices(analysis), not_covered(analysis))

@@ -1,0 +1,41 @@
+"""Batches of messages that are the first call of a group, to which not all of its ranks come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torchcomms_pg.trace.analysis import Analysis, rank_names
+from torchcomms_pg.trace.dumps import Entry
+from torchcomms_pg.trace.groups import Group
+from torchcomms_pg.trace.hazards.hazard import LAZY, Hazard, named
+
+_RULE = "torch.distributed, batch_isend_irecv: as a group's first call, all of its ranks make it"
+
+
+def first_batches(analysis: Analysis) -> list[Hazard]:
+    """Groups whose communicator some ranks would wait for with a batch, and others never make."""
+    firsts: dict[Group, dict[int, Entry]] = defaultdict(dict)
+    for entry in analysis.entries():
+        if not entry.p2p or entry.batch:
+            firsts[entry.group].setdefault(entry.rank, entry)
+    found = []
+    for group, calls in firsts.items():
+        batches = [entry for entry in calls.values() if entry.p2p]
+        absent = [rank for rank in group.ranks if rank not in calls]
+        dumps = [analysis.dumps.get(rank) for rank in group.ranks]
+        if not (batches and absent and group.told) or not all(
+            dump and dump.whole for dump in dumps
+        ):
+            continue
+        name = analysis.group_name(group)
+        lines = [
+            f"{rank_names(absent)} never come to the first call of {name}, a batch of messages"
+        ]
+        lines += [f"  rank {entry.rank}: {named(analysis, [entry])}" for entry in batches]
+        lines += [
+            f"  {LAZY}, and torchcomms: it makes the group's communicator, and waits for all ranks",
+            "  instead: a collective of the group before, or device_id in init_process_group",
+            f"  rule: {_RULE}",
+        ]
+        found.append(Hazard("first batch", sorted(calls), lines, batches))
+    return found

@@ -1,0 +1,32 @@
+"""Messages of which the dumps tell what the rules of NCCL ask for."""
+
+from __future__ import annotations
+
+from torchcomms_pg.trace.analysis import Analysis
+from torchcomms_pg.trace.dumps import Entry
+from torchcomms_pg.trace.groups import Group
+
+
+def pair_of(entry: Entry) -> frozenset[int | None]:
+    """The two ranks of a message."""
+    return frozenset((entry.sender, entry.receiver))
+
+
+def judged_messages(analysis: Analysis) -> set[Entry]:
+    """Messages whose other side is known, and whether they are in a batch.
+
+    Without those from a rank to one that also receives from any rank: these are numbered when
+    they have come, so which ones would meet over NCCL is not known.
+    """
+    messages = [entry for entry in analysis.entries() if entry.op in ("send", "recv")]
+    vague = {_way(entry) for entry in messages if entry.from_any}
+    return {
+        entry
+        for entry in messages
+        if entry.number is not None and entry.batch is not None and entry.group.ranks
+        if _way(entry) not in vague
+    }
+
+
+def _way(entry: Entry) -> tuple[Group, int | None, int | None]:
+    return entry.group, entry.sender, entry.receiver
