@@ -7,6 +7,7 @@ TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package
 TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (3200); 0: each file alone
 CXX, CXXFLAGS, LDFLAGS      the compiler (g++), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
+TORCHCOMMS_PG_ANY_TORCH     1: build also for a torch minor that this source is not for, to try it
 
 The name of the extension states the torch minor that it is for, and its objects are kept in
 build/<torch>-<python>/: builds for several torch versions stand side by side in one checkout,
@@ -67,6 +68,38 @@ def find_torch() -> tuple[Path, str, bool]:
         )
     about = runpy.run_path(str(folder / "version.py"))
     return folder, str(about["__version__"]), about.get("hip") is not None
+
+
+def minor_of(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def supported() -> tuple[str, list[str]]:
+    """Returns the range of torches that this source is for, and its minors."""
+    tool = runpy.run_path(str(ROOT / "tools" / "_torch.py"))
+    limits, minors = tool["supported"]()
+    return str(limits), list(minors)
+
+
+def required_torch(builds: bool) -> str:
+    """Returns the requirement of the package: with a build the minor that it is for.
+
+    Raises:
+        SetupError: there is no torch to build for, or this source is not for it. pip, which reads
+            the requirement before it builds, has then put no other torch in its place.
+    """
+    limits, minors = supported()
+    if not builds:
+        return f"torch{limits}"
+    version = find_torch()[1]
+    minor = minor_of(version)
+    if minor not in minors and os.environ.get("TORCHCOMMS_PG_ANY_TORCH") != "1":
+        raise SetupError(
+            f"torch {version} is installed, and this source of torchcomms_pg is for torch{limits}. "
+            "Nothing was changed. Install a torch of that range, or try it with this one:\n"
+            "    TORCHCOMMS_PG_ANY_TORCH=1 pip install --no-build-isolation ."
+        )
+    return f"torch=={minor}.*"
 
 
 def package_version() -> str:
@@ -177,7 +210,7 @@ class Build:
                 f"Python.h was not found in {self.python}. Install Python's headers, for Debian's "
                 "and Ubuntu's own Python:\n    apt-get install python3-dev"
             )
-        self.minor = ".".join(self.torch_version.split(".")[:2])
+        self.minor = minor_of(self.torch_version)
         self.module = f"_C_torch{self.minor.replace('.', '')}" if name is None else name
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
         self.folder = ROOT / "build" / tag / self.module
@@ -347,17 +380,17 @@ if __name__ == "__main__":
             f"setuptools {setuptools.__version__} is too old for this pyproject.toml. Upgrade it:\n"
             "    pip install 'setuptools>=77'"
         )
-    if BUILDS & set(sys.argv):
-        try:
-            find_torch()  # before pip downloads a torch that would come too late
-        except SetupError as error:
-            raise SystemExit(f"error: {error}") from None
+    try:
+        requirement = required_torch(bool(BUILDS & set(sys.argv)))
+    except SetupError as error:
+        raise SystemExit(f"error: {error}") from None
     # setuptools packs whatever lies in its build folder: also modules deleted since.
     scratch = ROOT / "build" / "setuptools"
     if "bdist_wheel" in sys.argv:
         shutil.rmtree(scratch, ignore_errors=True)
     setup(
         options={"build": {"build_base": relative(scratch)}},
+        install_requires=[requirement],
         # The sources are found at build time; an sdist takes them through MANIFEST.in.
         ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
         cmdclass={"build_ext": BuildExtension},

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def supported() -> tuple[str, list[str]]:
     """Returns the range of torch versions in pyproject.toml, and its minors."""
     text = (ROOT / "pyproject.toml").read_text()
-    found = re.search(r'^dependencies = \["torch(>=2\.(\d+),<2\.(\d+))"\]', text, re.M)
+    found = re.search(r'^torch = "(>=2\.(\d+),<2\.(\d+))"', text, re.M)
     if found is None:
-        sys.exit('error: pyproject.toml: no line dependencies = ["torch>=2.X,<2.Y"]')
+        sys.exit('error: pyproject.toml: no line torch = ">=2.X,<2.Y"')
     return found[1], [f"2.{minor}" for minor in range(int(found[2]), int(found[3]))]
 
 

@@ -26,7 +26,9 @@ BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
 
 
 def test_version_is_that_of_the_metadata():
-    assert torchcomms_pg.__version__ == importlib.metadata.version("torchcomms_pg")
+    # After a plus sign a wheel says for which torches it is.
+    public = importlib.metadata.version("torchcomms_pg").partition("+")[0]
+    assert torchcomms_pg.__version__ == public
 
 
 def test_typing_files_are_shipped():
@@ -71,7 +73,11 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
     assert {str(file.relative_to(ROOT)) for file in files} <= names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
-    assert info + "licenses/LICENSE" in names
+    for license in (
+        "LICENSE",
+        *(f"licenses/{file.name}" for file in (ROOT / "licenses").iterdir()),
+    ):
+        assert f"{info}licenses/{license}" in names
     own = (info, *(f"{package}/" for package in packages))
     assert not [n for n in names if not n.startswith(own)]
 
