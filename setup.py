@@ -1,11 +1,11 @@
 """Builds the extension torchcomms_pg._C_torchXYZ. Everything else is in pyproject.toml.
 
-It needs g++ (C++20), ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
+It needs g++ 11 or clang 19, ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
 of torch, no libnccl. Variables that it reads:
 
 TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package is installed
 TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (3200); 0: each file alone
-CXX, CXXFLAGS, LDFLAGS      the compiler (g++), and flags to add
+CXX, CXXFLAGS, LDFLAGS      the compiler (g++; ccache may be in front), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
 TORCHCOMMS_PG_ANY_TORCH     1: build also for a torch minor that this source is not for, to try it
 
@@ -138,9 +138,48 @@ def find_tool(name: str, command: str) -> str:
     return found
 
 
+# With these everything compiles; clang 14 fails on builtins of the processor.
+OLDEST_COMPILER = {"g++": 11, "clang": 19}
+
+
+def find_compiler() -> tuple[str, str]:
+    """Returns what is to start the compiler, such as ccache ("": nothing), and the compiler.
+
+    Raises:
+        SetupError: there is no such compiler, or it is too old.
+    """
+    given = os.environ.get("CXX", "g++")
+    launcher, _, name = given.strip().rpartition(" ")
+    if launcher and (" " in launcher or Path(launcher).name not in ("ccache", "sccache", "distcc")):
+        raise SetupError(
+            f"CXX={given}: wanted a compiler, or ccache and a compiler; flags go into CXXFLAGS."
+        )
+    cxx = find_tool(name, "apt-get install g++")
+    said = [
+        subprocess.run([cxx, flag], capture_output=True, text=True, check=False).stdout
+        for flag in ("--version", "-dumpversion")
+    ]
+    kind = "clang" if "clang" in said[0] else "g++"
+    version = said[1].split(".")[0].strip()
+    if version.isdecimal() and int(version) < OLDEST_COMPILER[kind]:
+        raise SetupError(
+            f"{cxx} is {kind} {said[1].strip()}: wanted g++ {OLDEST_COMPILER['g++']} or clang "
+            f"{OLDEST_COMPILER['clang']}, or a later one. Name it by CXX, such as CXX=g++-12."
+        )
+    return find_tool(launcher, f"apt-get install {launcher}") if launcher else "", cxx
+
+
+def number(name: str, default: int, least: int) -> int:
+    """Returns the value of a variable, `default` where it is not set."""
+    value = os.environ.get(name) or str(default)
+    if not value.isdecimal() or int(value) < least:
+        raise SetupError(f"{name}={value}: wanted a whole number, {least} or more.")
+    return int(value)
+
+
 def job_count() -> int:
     if os.environ.get("MAX_JOBS"):
-        return max(1, int(os.environ["MAX_JOBS"]))
+        return number("MAX_JOBS", 1, 1)
     # Free pages alone are few where torch has just been unpacked: it fills the page cache.
     lines = Path("/proc/meminfo").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -148,7 +187,7 @@ def job_count() -> int:
 
 
 def unit_lines() -> int:
-    return int(os.environ.get("TORCHCOMMS_PG_UNIT_LINES", "3200"))
+    return number("TORCHCOMMS_PG_UNIT_LINES", 3200, 0)
 
 
 def units(files: list[Path]) -> list[list[Path]]:
@@ -202,7 +241,8 @@ class Build:
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version, self.rocm = find_torch()
         self.nccl = find_nccl_include()
-        self.cxx = find_tool(os.environ.get("CXX", "g++"), "apt-get install g++")
+        self.launcher, self.cxx = find_compiler()
+        job_count()  # before the first file is written
         self.ninja = find_tool("ninja", "pip install ninja")
         self.python = Path(sysconfig.get_path("include"))
         if not (self.python / "Python.h").is_file():
@@ -247,6 +287,8 @@ class Build:
             self.python,
         ]
         torch = common + [f"-isystem{relative(path)}" for path in includes]
+        # What torch's checks say of a file is in the extension: without this machine's folders.
+        torch.append(f"-ffile-prefix-map={relative(self.torch)}=torch")
         torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
         torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{self.minor}"']
         torch += [f'-DTORCHCOMMS_PG_VERSION="{package_version()}"']
@@ -289,8 +331,8 @@ class Build:
         for name, flags in self.flags().items():
             text = "\n".join(quoted(flag) for flag in flags)
             write_if_changed(self.folder / f"{name}.flags", text + "\n")
-        ccache = shutil.which("ccache")
-        cxx = f"{ccache} {self.cxx}" if ccache else self.cxx
+        launcher = self.launcher or shutil.which("ccache")
+        cxx = f"{launcher} {self.cxx}" if launcher else self.cxx
         link = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
         link += ["-ltorch", "-lc10", "-ldl", "-lrt", "-pthread"]
         # No rpath: torch is imported first, so its libraries are loaded by then.

@@ -185,7 +185,7 @@ def test_the_version_of_a_wheel_says_its_torches_and_is_another_when_its_content
     names = [
         combined(tmp_path / "1", "2.15").name,
         combined(tmp_path / "2", "2.15").name,
-        combined(tmp_path / "3", "2.15", extension=b"built again").name,
+        combined(tmp_path / "3", "2.15", extension=b"BUILT").name,
         combined(tmp_path / "4", "2.13", "2.15").name,
     ]
     assert names[0] == names[1] and len(set(names)) == 3

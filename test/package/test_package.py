@@ -203,6 +203,35 @@ def test_what_is_run_as_a_module_warns_of_nothing(module):
     assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
 
 
+@pytest.mark.slow
+def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
+    # -S: the standard library alone, without what is installed.
+    for arguments, code, said in (
+        (["torchcomms_pg.trace", "--help"], 0, "usage: python -m torchcomms_pg.trace"),
+        (["torchcomms_pg.trace", tmp_path], 2, str(tmp_path)),
+        (["torchcomms_pg.env", "--help"], 0, "usage: python -m torchcomms_pg.env"),
+        (["torchcomms_pg.env"], 0, "TORCHCOMM_TIMEOUT_SECONDS (default: 600)"),
+    ):
+        run = run_python("-S", "-m", *arguments, env={**BARE, "PYTHONPATH": str(ROOT)})
+        assert run.returncode == code and said in run.stdout + run.stderr, run.stderr
+    run = run_python("-S", "-c", "import torchcomms_pg", env={**BARE, "PYTHONPATH": str(ROOT)})
+    assert "No module named 'torch'" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env"])
+def test_modules_that_are_run_have_help(module):
+    run = run_python("-m", f"torchcomms_pg.{module}", "--help")
+    assert run.returncode == 0 and run.stdout.startswith("usage: "), run.stderr
+
+
+@pytest.mark.torch_version
+def test_the_extension_does_not_show_where_the_torch_of_its_build_lay():
+    content = pathlib.Path(_C.__file__).read_bytes()
+    assert b"torch/include/c10/" in content  # what torch's checks say
+    assert b"site-packages/torch/include" not in content
+
+
 # The documents
 
 
@@ -334,6 +363,47 @@ def test_nccl_header_named_by_hand_comes_first(setup_py, monkeypatch, tmp_path):
         setup_py.find_nccl_include()
     (tmp_path / "nccl.h").touch()
     assert setup_py.find_nccl_include() == tmp_path
+
+
+def compiler_that_says(folder, name, version):
+    program = folder / name
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -dumpversion ] && echo {version} || echo "{name} version {version}"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("name, version", (("clang", "14.0.6"), ("c++", "10")))
+def test_a_compiler_that_is_too_old_is_refused_with_those_that_are_not(
+    setup_py, monkeypatch, tmp_path, name, version
+):
+    monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
+    monkeypatch.setenv("CXX", compiler_that_says(tmp_path, name, version))
+    with pytest.raises(setup_py.SetupError, match=rf"{version}: wanted g\+\+ 11 or clang 19"):
+        setup_py.find_compiler()
+
+
+@pytest.mark.parametrize("name, version", (("clang", "19.1.7"), ("c++", "11")))
+def test_a_compiler_may_have_ccache_in_front(setup_py, monkeypatch, tmp_path, name, version):
+    compiler = compiler_that_says(tmp_path, name, version)
+    monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
+    monkeypatch.setenv("CXX", compiler)
+    assert setup_py.find_compiler() == ("", compiler)
+    monkeypatch.setenv("CXX", f"ccache {compiler}")
+    assert setup_py.find_compiler() == ("ccache", compiler)
+    monkeypatch.setenv("CXX", f"{compiler} -m32")
+    with pytest.raises(setup_py.SetupError, match="flags go into CXXFLAGS"):
+        setup_py.find_compiler()
+
+
+@pytest.mark.parametrize("value", ("abc", "0", "-1", "1.5"))
+def test_a_number_of_jobs_that_is_none_is_refused(setup_py, monkeypatch, value):
+    monkeypatch.setenv("MAX_JOBS", value)
+    with pytest.raises(
+        setup_py.SetupError, match=rf"MAX_JOBS={value}: wanted a whole number, 1 or"
+    ):
+        setup_py.job_count()
 
 
 # The stub

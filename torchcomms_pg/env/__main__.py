@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from torchcomms_pg.env import VARIABLES
@@ -9,6 +10,11 @@ from torchcomms_pg.env import VARIABLES
 
 def main() -> None:
     """Prints them."""
+    argparse.ArgumentParser(
+        prog="python -m torchcomms_pg.env",
+        description="Lists every environment variable that torchcomms_pg reads: its value or "
+        "default, and its meaning.",
+    ).parse_args()
     for variable in VARIABLES:
         value = os.environ.get(variable.name)
         now = f"(default: {variable.default})" if value is None else f"= {value}"
