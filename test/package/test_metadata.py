@@ -135,6 +135,21 @@ def test_a_torch_that_the_sources_are_not_for_is_refused_before_another_takes_it
     assert [name for name in names if name.startswith("torch")] == ["torchcomms_pg-0.1.0"]
 
 
+def test_type_checkers_see_an_editable_install(sources):
+    python = environment_with(sources.parent / "env", "2.15.0")
+    setup = (sources / "setup.py").read_text()
+    assert "ext_modules=[" in setup
+    # Nothing is compiled here.
+    (sources / "setup.py").write_text(re.sub("ext_modules=.*", "ext_modules=[],", setup))
+    install = ("install", "-q", "--no-index", "--no-build-isolation", "--no-deps", "-e", ".")
+    done = run(python, "-m", "pip", *install, cwd=sources)
+    assert done.returncode == 0, done.stdout
+    (file,) = (sources.parent / "env").glob("lib/python3*/site-packages/*torchcomms_pg*.pth")
+    # A folder, which they look into, and no statement, which they do not run.
+    assert file.read_text().split() == [str(sources)]
+    assert (sources / "torchcomms_pg/py.typed").is_file()
+
+
 # The wheel of several builds
 
 

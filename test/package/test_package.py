@@ -251,6 +251,35 @@ def test_each_command_of_the_documents_is_in_the_package():
             assert importlib.util.find_spec(f"{module}.__main__"), module
 
 
+@pytest.mark.slow
+def test_ranks_of_a_notebook_are_threads_of_its_process():
+    text = document("docs/where.md")
+    cell = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+    run = run_python("-c", cell + "\nprint('the kernel lives')")
+    said = re.search(r"print\(results\)  # (.*)", cell).group(1)
+    assert sorted(run.stdout.splitlines()[0]) == sorted(said), run.stderr  # ranks in any order
+    assert run.stdout.splitlines()[1] == "the kernel lives"
+
+
+def test_the_changes_of_this_version_are_listed():
+    latest = re.search(r"^## (\S+)", document("CHANGELOG.md"), re.MULTILINE).group(1)
+    assert latest == torchcomms_pg.__version__
+
+
+def test_workflows_and_hooks_call_what_there_is():
+    files = [*(ROOT / ".github/workflows").iterdir(), ROOT / ".pre-commit-config.yaml"]
+    called = set()
+    for file in files:
+        text = file.read_text()
+        called |= set(re.findall(r"(?<![\w./-])((?:tools|\.ci|test)/[\w./]*\w)", text))
+    assert {".ci/run", "tools/wheel", "tools/lint"} <= called
+    assert not [name for name in called if not (ROOT / name).is_file()]
+    # Wheels are checked with a torch that there is an environment for.
+    wheels = (ROOT / ".github/workflows/wheels.yml").read_text()
+    for minor in re.findall(r"\.venv-([\d.]+)/", wheels):
+        assert (ROOT / f"requirements/torch-{minor}.txt").is_file()
+
+
 def anchors(text):
     """What GitHub makes of the headings."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -261,7 +290,7 @@ def anchors(text):
 def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_page():
     pages = sorted((ROOT / "docs").glob("*.md"))
     broken, linked = [], set()
-    for page in [ROOT / "README.md", ROOT / "csrc" / "README.md", *pages]:
+    for page in [*ROOT.glob("*.md"), ROOT / "csrc" / "README.md", *pages]:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if "://" in link:
                 continue
@@ -308,6 +337,24 @@ def test_the_reference_has_each_hook_and_what_it_is_given():
     missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
     assert missing <= {"name", "value"}, missing  # of every enumeration
     assert re.search(r"^## Graphs of an accelerator$", text, re.MULTILINE)
+
+
+def version(text):
+    return tuple(map(int, text.split(".")))
+
+
+def test_the_page_of_all_variables_is_the_one_that_the_code_gives():
+    from torchcomms_pg import env
+    from torchcomms_pg.env.__main__ import page
+
+    assert document("docs/variables.md") == page(), (
+        "python -m torchcomms_pg.env --markdown > docs/variables.md"
+    )
+    assert page().count("\n| `") == len(env.VARIABLES) == len({v.name for v in env.VARIABLES})
+    released = version(torchcomms_pg.__version__)
+    for variable in env.VARIABLES:
+        assert "|" not in variable.default + variable.meaning
+        assert version(variable.since) <= released
 
 
 def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
