@@ -16,8 +16,8 @@ PAGE = """\
 Everything in the environment that torchcomms_pg reads, written by
 `python -m torchcomms_pg.env --markdown`; without the option that command shows the values in force.
 Variables are read when a group is created. [environment.md](environment.md) has the effect of each
-that torch's `nccl` knows, and of those that have none here. What a build reads is in the first lines
-of `setup.py`, what the tools read in those of `tools/_env`.
+that torch's `nccl` knows, and of those that have none here. What a build reads is in the first
+lines of `setup.py`, what the tools read in those of `tools/_env`.
 
 | variable | default | meaning | since |
 |---|---|---|---|
