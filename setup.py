@@ -1,12 +1,13 @@
 """Builds the extension torchcomms_pg._C_torchXYZ. Everything else is in pyproject.toml.
 
-It needs g++ (C++20), ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
+It needs g++ 11 or clang 19, ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
 of torch, no libnccl. Variables that it reads:
 
 TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package is installed
 TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (3200); 0: each file alone
-CXX, CXXFLAGS, LDFLAGS      the compiler (g++), and flags to add
+CXX, CXXFLAGS, LDFLAGS      the compiler (g++; ccache may be in front), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
+TORCHCOMMS_PG_ANY_TORCH     1: build also for a torch minor that this source is not for, to try it
 
 The name of the extension states the torch minor that it is for, and its objects are kept in
 build/<torch>-<python>/: builds for several torch versions stand side by side in one checkout,
@@ -69,6 +70,38 @@ def find_torch() -> tuple[Path, str, bool]:
     return folder, str(about["__version__"]), about.get("hip") is not None
 
 
+def minor_of(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def supported() -> tuple[str, list[str]]:
+    """Returns the range of torches that this source is for, and its minors."""
+    tool = runpy.run_path(str(ROOT / "tools" / "_torch.py"))
+    limits, minors = tool["supported"]()
+    return str(limits), list(minors)
+
+
+def required_torch(builds: bool) -> str:
+    """Returns the requirement of the package: with a build the minor that it is for.
+
+    Raises:
+        SetupError: there is no torch to build for, or this source is not for it. pip, which reads
+            the requirement before it builds, has then put no other torch in its place.
+    """
+    limits, minors = supported()
+    if not builds:
+        return f"torch{limits}"
+    version = find_torch()[1]
+    minor = minor_of(version)
+    if minor not in minors and os.environ.get("TORCHCOMMS_PG_ANY_TORCH") != "1":
+        raise SetupError(
+            f"torch {version} is installed, and this source of torchcomms_pg is for torch{limits}. "
+            "Nothing was changed. Install a torch of that range, or try it with this one:\n"
+            "    TORCHCOMMS_PG_ANY_TORCH=1 pip install --no-build-isolation ."
+        )
+    return f"torch=={minor}.*"
+
+
 def package_version() -> str:
     """Returns the version of this package, which the ranks of a group compare."""
     return str(runpy.run_path(str(ROOT / "torchcomms_pg" / "_version.py"))["__version__"])
@@ -105,9 +138,48 @@ def find_tool(name: str, command: str) -> str:
     return found
 
 
+# With these everything compiles; clang 14 fails on builtins of the processor.
+OLDEST_COMPILER = {"g++": 11, "clang": 19}
+
+
+def find_compiler() -> tuple[str, str]:
+    """Returns what is to start the compiler, such as ccache ("": nothing), and the compiler.
+
+    Raises:
+        SetupError: there is no such compiler, or it is too old.
+    """
+    given = os.environ.get("CXX", "g++")
+    launcher, _, name = given.strip().rpartition(" ")
+    if launcher and (" " in launcher or Path(launcher).name not in ("ccache", "sccache", "distcc")):
+        raise SetupError(
+            f"CXX={given}: wanted a compiler, or ccache and a compiler; flags go into CXXFLAGS."
+        )
+    cxx = find_tool(name, "apt-get install g++")
+    said = [
+        subprocess.run([cxx, flag], capture_output=True, text=True, check=False).stdout
+        for flag in ("--version", "-dumpversion")
+    ]
+    kind = "clang" if "clang" in said[0] else "g++"
+    version = said[1].split(".")[0].strip()
+    if version.isdecimal() and int(version) < OLDEST_COMPILER[kind]:
+        raise SetupError(
+            f"{cxx} is {kind} {said[1].strip()}: wanted g++ {OLDEST_COMPILER['g++']} or clang "
+            f"{OLDEST_COMPILER['clang']}, or a later one. Name it by CXX, such as CXX=g++-12."
+        )
+    return find_tool(launcher, f"apt-get install {launcher}") if launcher else "", cxx
+
+
+def number(name: str, default: int, least: int) -> int:
+    """Returns the value of a variable, `default` where it is not set."""
+    value = os.environ.get(name) or str(default)
+    if not value.isdecimal() or int(value) < least:
+        raise SetupError(f"{name}={value}: wanted a whole number, {least} or more.")
+    return int(value)
+
+
 def job_count() -> int:
     if os.environ.get("MAX_JOBS"):
-        return max(1, int(os.environ["MAX_JOBS"]))
+        return number("MAX_JOBS", 1, 1)
     # Free pages alone are few where torch has just been unpacked: it fills the page cache.
     lines = Path("/proc/meminfo").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -115,7 +187,7 @@ def job_count() -> int:
 
 
 def unit_lines() -> int:
-    return int(os.environ.get("TORCHCOMMS_PG_UNIT_LINES", "3200"))
+    return number("TORCHCOMMS_PG_UNIT_LINES", 3200, 0)
 
 
 def units(files: list[Path]) -> list[list[Path]]:
@@ -169,7 +241,8 @@ class Build:
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version, self.rocm = find_torch()
         self.nccl = find_nccl_include()
-        self.cxx = find_tool(os.environ.get("CXX", "g++"), "apt-get install g++")
+        self.launcher, self.cxx = find_compiler()
+        job_count()  # before the first file is written
         self.ninja = find_tool("ninja", "pip install ninja")
         self.python = Path(sysconfig.get_path("include"))
         if not (self.python / "Python.h").is_file():
@@ -177,7 +250,7 @@ class Build:
                 f"Python.h was not found in {self.python}. Install Python's headers, for Debian's "
                 "and Ubuntu's own Python:\n    apt-get install python3-dev"
             )
-        self.minor = ".".join(self.torch_version.split(".")[:2])
+        self.minor = minor_of(self.torch_version)
         self.module = f"_C_torch{self.minor.replace('.', '')}" if name is None else name
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
         self.folder = ROOT / "build" / tag / self.module
@@ -214,6 +287,8 @@ class Build:
             self.python,
         ]
         torch = common + [f"-isystem{relative(path)}" for path in includes]
+        # What torch's checks say of a file is in the extension: without this machine's folders.
+        torch.append(f"-ffile-prefix-map={relative(self.torch)}=torch")
         torch += ["-isystemcsrc/recorder/json_stub", "-DFMT_HEADER_ONLY=1"]
         torch += [f'-DTORCHCOMMS_PG_TORCH_VERSION="{self.minor}"']
         torch += [f'-DTORCHCOMMS_PG_VERSION="{package_version()}"']
@@ -256,8 +331,8 @@ class Build:
         for name, flags in self.flags().items():
             text = "\n".join(quoted(flag) for flag in flags)
             write_if_changed(self.folder / f"{name}.flags", text + "\n")
-        ccache = shutil.which("ccache")
-        cxx = f"{ccache} {self.cxx}" if ccache else self.cxx
+        launcher = self.launcher or shutil.which("ccache")
+        cxx = f"{launcher} {self.cxx}" if launcher else self.cxx
         link = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
         link += ["-ltorch", "-lc10", "-ldl", "-lrt", "-pthread"]
         # No rpath: torch is imported first, so its libraries are loaded by then.
@@ -347,17 +422,17 @@ if __name__ == "__main__":
             f"setuptools {setuptools.__version__} is too old for this pyproject.toml. Upgrade it:\n"
             "    pip install 'setuptools>=77'"
         )
-    if BUILDS & set(sys.argv):
-        try:
-            find_torch()  # before pip downloads a torch that would come too late
-        except SetupError as error:
-            raise SystemExit(f"error: {error}") from None
+    try:
+        requirement = required_torch(bool(BUILDS & set(sys.argv)))
+    except SetupError as error:
+        raise SystemExit(f"error: {error}") from None
     # setuptools packs whatever lies in its build folder: also modules deleted since.
     scratch = ROOT / "build" / "setuptools"
     if "bdist_wheel" in sys.argv:
         shutil.rmtree(scratch, ignore_errors=True)
     setup(
         options={"build": {"build_base": relative(scratch)}},
+        install_requires=[requirement],
         # The sources are found at build time; an sdist takes them through MANIFEST.in.
         ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
         cmdclass={"build_ext": BuildExtension},

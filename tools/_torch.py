@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def supported() -> tuple[str, list[str]]:
     """Returns the range of torch versions in pyproject.toml, and its minors."""
     text = (ROOT / "pyproject.toml").read_text()
-    found = re.search(r'^dependencies = \["torch(>=2\.(\d+),<2\.(\d+))"\]', text, re.M)
+    found = re.search(r'^torch = "(>=2\.(\d+),<2\.(\d+))"', text, re.M)
     if found is None:
-        sys.exit('error: pyproject.toml: no line dependencies = ["torch>=2.X,<2.Y"]')
+        sys.exit('error: pyproject.toml: no line torch = ">=2.X,<2.Y"')
     return found[1], [f"2.{minor}" for minor in range(int(found[2]), int(found[3]))]
 
 
@@ -33,12 +36,24 @@ def pin(minor: str) -> str:
     return version
 
 
+def of_this_python(folder: str) -> str:
+    """Returns the folder of an environment, with a name of its own where that is another Python's.
+
+    Where no Python is named by PYTHON an environment goes on with the one that it has.
+    """
+    python = Path(sysconfig.get_path("stdlib")).name  # such as python3.13, or python3.13t
+    found = [path.name for path in (ROOT / folder).glob("lib/python3*")]
+    others = os.environ.get("PYTHON") and found and python not in found
+    return f"{folder}-{python}" if others else folder
+
+
 def environment(suffix: str, version: str) -> str:
     """Returns the folder for a torch: .venv if that has this version, else one of its own."""
-    packages = (ROOT / ".venv").glob("lib/python3*/site-packages/torch-*.dist-info")
+    newest = of_this_python(".venv")
+    packages = (ROOT / newest).glob("lib/python3*/site-packages/torch-*.dist-info")
     names = (folder.name.removeprefix("torch-").removesuffix(".dist-info") for folder in packages)
     installed = {name.split("+")[0] for name in names}
-    return ".venv" if version in installed else f".venv-{suffix}"
+    return newest if version in installed else of_this_python(f".venv-{suffix}")
 
 
 def name() -> None:
@@ -46,7 +61,7 @@ def name() -> None:
     wanted = os.environ.get("TORCH", "")
     limits, minors = supported()
     if not wanted:
-        print(".venv", f"torch{limits}")
+        print(of_this_python(".venv"), f"torch{limits}")
     elif wanted in minors:
         print(environment(wanted, pin(wanted)), f"torch=={pin(wanted)}")
     elif re.fullmatch(r"2\.\d+\.\d+", wanted) and (minor := wanted.rpartition(".")[0]) in minors:
@@ -89,6 +104,26 @@ def pip(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def setting(name: str) -> str:
+    """Returns a setting of pip's `install`, by a variable or a file; empty if there is none."""
+    found = re.findall(rf"^(:env:|install|global)\.{name}='(.*)'$", pip("config", "list"), re.M)
+    by_place = dict(found)
+    places = (":env:", "install", "global")
+    return next((by_place[place] for place in places if place in by_place), "")
+
+
+def without_index() -> bool:
+    return setting("no-index").lower() in ("1", "true", "yes", "on")
+
+
+def find_links() -> str:
+    return " ".join(setting("find-links").replace("\\n", " ").split())
+
+
+def free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 2**30:.1f} GB in {folder}"
+
+
 def newest(requirement: str) -> str:
     """Returns the version of torch that pip would install, empty if none."""
     options = ("--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-")
@@ -104,7 +139,8 @@ def why(log: Path, requirement: str, tool: str) -> None:
         reason = "the disk is full"
         action = (
             "torch with its CUDA packages takes about 6 GB here, and as much in pip's folder for "
-            "temporary files (TMPDIR) while it is installed. Make room, or: "
+            f"temporary files (TMPDIR) while it is installed. Free are {free(ROOT)} here and "
+            f"{free(Path(tempfile.gettempdir()))}. Make room, name another folder by TMPDIR, or: "
             f"PIP_NO_CACHE_DIR=1 {tool}"
         )
     elif re.search(r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError", text):
@@ -123,6 +159,12 @@ def why(log: Path, requirement: str, tool: str) -> None:
                 f"It leaves no torch of the range {limits} of pyproject.toml. Without the "
                 f"constraint: PIP_CONSTRAINT=/dev/null {tool}"
             )
+    elif "No matching distribution found for torch" in text and without_index():
+        reason = (
+            f"pip finds no {requirement} in the folders that it has been told "
+            f"({find_links() or 'none'}), and is to ask no index (no-index, or PIP_NO_INDEX)"
+        )
+        action = f"Put a wheel of it there (PIP_FIND_LINKS=FOLDER), or: PIP_NO_INDEX=0 {tool}"
     elif "No matching distribution found for torch" in text:
         version = newest(f"torch{limits}")
         reason = (

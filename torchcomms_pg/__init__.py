@@ -4,30 +4,7 @@
 trains DDP and FSDP models. `new_comm` makes a communicator without process groups.
 """
 
-import torch
-
-from torchcomms_pg._compat import load_extension
-
-load_extension(torch.__version__)
-
-# These use the extension.
-from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks  # noqa: E402
-from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle  # noqa: E402
-from torchcomms_pg._version import __version__  # noqa: E402
-from torchcomms_pg.batch import BatchSendRecv  # noqa: E402
-from torchcomms_pg.comm import TorchComm  # noqa: E402
-from torchcomms_pg.creation import get_comm, new_comm  # noqa: E402
-from torchcomms_pg.errors import CommError  # noqa: E402
-from torchcomms_pg.options import CommOptions  # noqa: E402
-from torchcomms_pg.process_group import get_process_group  # noqa: E402
-from torchcomms_pg.reduce_op import RedOpType, ReduceOp  # noqa: E402
-from torchcomms_pg.registration import register  # noqa: E402
-from torchcomms_pg.window import (  # noqa: E402
-    TorchCommWinAccessType,
-    TorchCommWindow,
-    TorchCommWindowAttr,
-)
-from torchcomms_pg.work import TorchWork, WorkStatus  # noqa: E402
+from torchcomms_pg._compat import load_extension, runs_apart
 
 __all__ = [
     "Backend",
@@ -57,8 +34,32 @@ __all__ = [
     "register",
 ]
 
-_C.set_comm_error(CommError)
-_C.set_python_stack_source(python_stacks.describe)
-register()
-if env.as_gloo():
-    as_gloo.install()
+if not runs_apart():
+    import torch
+
+    load_extension(torch.__version__)
+
+    # These use the extension.
+    from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks
+    from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle
+    from torchcomms_pg._version import __version__
+    from torchcomms_pg.batch import BatchSendRecv
+    from torchcomms_pg.comm import TorchComm
+    from torchcomms_pg.creation import get_comm, new_comm
+    from torchcomms_pg.errors import CommError
+    from torchcomms_pg.options import CommOptions
+    from torchcomms_pg.process_group import get_process_group
+    from torchcomms_pg.reduce_op import RedOpType, ReduceOp
+    from torchcomms_pg.registration import register
+    from torchcomms_pg.window import (
+        TorchCommWinAccessType,
+        TorchCommWindow,
+        TorchCommWindowAttr,
+    )
+    from torchcomms_pg.work import TorchWork, WorkStatus
+
+    _C.set_comm_error(CommError)
+    _C.set_python_stack_source(python_stacks.describe)
+    register()
+    if env.as_gloo():
+        as_gloo.install()

@@ -16,6 +16,24 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 
 
+# What `python -m` runs with the standard library alone.
+APART = {"torchcomms_pg.env", "torchcomms_pg.trace"}
+
+
+def runs_apart() -> bool:
+    """Returns whether ``python -m`` is about to run a module of `APART`, and imports its package.
+
+    Dumps are often read where there is no torch, or another than that of the job.
+    """
+    if sys.argv[:1] != ["-m"]:  # so it is only while the interpreter looks for the module
+        return False
+    after = sys.orig_argv[1:]
+    named = next((index for index, word in enumerate(after) if word.startswith("-m")), None)
+    if named is None:
+        return False
+    return (after[named][2:] or after[named + 1]) in APART
+
+
 def minor_of(version: str) -> str:
     """Returns the part of a torch version that the ABI depends on.
 

@@ -39,7 +39,7 @@ class BatchSendRecv:
         self._ops.append((False, tensor, src))
 
     def issue(
-        self, async_op: bool, hints: Hints | None = None, timeout: timedelta | None = None
+        self, async_op: bool = False, hints: Hints | None = None, timeout: timedelta | None = None
     ) -> TorchWork:
         """Launches the batch and empties it.
 

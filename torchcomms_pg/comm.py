@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ from torchcomms_pg.options import (
 )
 from torchcomms_pg.window import TorchCommWindow
 from torchcomms_pg.work import TorchWork
+
+if TYPE_CHECKING:
+    from torchcomms_pg.hooks.flight_recorder import FlightRecorderHook
 
 
 class TorchComm(Operations, Handle):
@@ -64,6 +68,7 @@ class TorchComm(Operations, Handle):
         self._store = store  # of its own ranks
         self._world_size = world_size or comm.size  # of the communicator that all splits began with
         self._group = group  # over it, if there is one
+        self._recorded_by: set[FlightRecorderHook] = set()
         self._forgotten = (
             weakref.finalize(self, _warn_forgotten, comm.name, os.getpid()) if owned else None
         )
@@ -173,6 +178,10 @@ class TorchComm(Operations, Handle):
         """
         self._comm.abort("abort()")
 
+    def is_abort_supported(self) -> bool:
+        """Returns True: `abort` ends what is under way on every backend."""
+        return True
+
     def is_aborted(self) -> bool:
         """Returns whether the communicator has failed, by `abort` or otherwise."""
         return self._comm.failed
@@ -218,7 +227,8 @@ class TorchComm(Operations, Handle):
             timeout: for splitting, and of the new communicator. None: this communicator's.
 
         Returns:
-            None on ranks that passed an empty list. Options are inherited.
+            None on ranks that passed an empty list. Options are inherited, and what records this
+            communicator (`FlightRecorderHook`) records the new one, too.
 
         Raises:
             ValueError: this rank's list is not empty and lacks it, or has a rank twice or one that
@@ -245,7 +255,10 @@ class TorchComm(Operations, Handle):
         store = None
         if self._store is not None:
             store = dist.PrefixStore(f"split/{number}/{ranks[0]}", self._store)
-        return wrap(child, self._backend, options, store, self._world_size)
+        new = wrap(child, self._backend, options, store, self._world_size)
+        for hook in self._recorded_by:
+            hook.register_with_comm(new)
+        return new
 
     # Python objects
 

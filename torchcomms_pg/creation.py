@@ -29,10 +29,11 @@ def new_comm(
     backend: str,
     device: torch.device | str,
     name: str | CommOptions | None = None,
-    *,
-    store: dist.Store | None = None,
-    timeout: timedelta | None = None,
     abort_process_on_timeout_or_error: bool | None = None,
+    timeout: timedelta | None = None,
+    is_high_priority_stream: bool | None = None,
+    store: dist.Store | None = None,
+    *,
     hints: Hints | None = None,
     rank: int | None = None,
     size: int | None = None,
@@ -48,11 +49,13 @@ def new_comm(
         name: tells communicators apart, in the store, in messages and, from NCCL 2.27.3 on, for
             NCCL. Communicators of one name on one store are told apart by the order of their
             creation. A `CommOptions` in this place is `options`.
-        store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
-            and other launchers set them.
-        timeout: limit of an operation's time, and of the wait for the other ranks here.
         abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
             abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
+        timeout: limit of an operation's time, and of the wait for the other ranks here.
+        is_high_priority_stream: on an accelerator, whether asynchronous operations run in a stream
+            of high priority; the same as the hint ``torchcomm::nccl::high_priority_stream``.
+        store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
+            and other launchers set them.
         hints: see docs/api.md.
         rank: of this process or thread. None: the launcher's environment says.
         size: number of ranks; goes with `rank`.
@@ -90,6 +93,8 @@ def new_comm(
         chosen.store if store is None else store,
         dict(chosen.hints if hints is None else hints),
     ).resolved()
+    if is_high_priority_stream is not None:
+        chosen.hints[HIGH_PRIORITY[1]] = str(bool(is_high_priority_stream)).lower()
     check_hints("new_comm", chosen.hints, COMMUNICATOR_HINTS)
     config = config_of("new_comm", chosen.hints)
     named = bool(name) and config.comm_name is None

@@ -48,7 +48,7 @@ class Operations:
         self,
         tensor: torch.Tensor,
         dst: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -67,7 +67,7 @@ class Operations:
         self,
         tensor: torch.Tensor,
         src: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -99,7 +99,7 @@ class Operations:
         self,
         tensor: torch.Tensor,
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -114,7 +114,7 @@ class Operations:
         self,
         tensor: torch.Tensor,
         op: Op,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
         *,
@@ -141,7 +141,7 @@ class Operations:
         tensor: torch.Tensor,
         root: int,
         op: Op,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -157,7 +157,7 @@ class Operations:
         self,
         tensor_list: Sequence[torch.Tensor],
         tensor: torch.Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -173,7 +173,7 @@ class Operations:
         self,
         tensor_list: Sequence[torch.Tensor],
         tensor: torch.Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -188,7 +188,7 @@ class Operations:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -204,7 +204,7 @@ class Operations:
         output: torch.Tensor,
         input_list: Sequence[torch.Tensor],
         op: Op,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -223,7 +223,7 @@ class Operations:
         output: torch.Tensor,
         input_list: Sequence[torch.Tensor],
         op: Op,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -241,7 +241,7 @@ class Operations:
         output: torch.Tensor,
         input: torch.Tensor,
         op: Op,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -261,7 +261,7 @@ class Operations:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -282,7 +282,7 @@ class Operations:
         input: torch.Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -309,7 +309,7 @@ class Operations:
         self,
         output_tensor_list: Sequence[torch.Tensor],
         input_tensor_list: Sequence[torch.Tensor],
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -326,7 +326,7 @@ class Operations:
 
     def barrier(
         self,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -341,7 +341,7 @@ class Operations:
         output_tensor: torch.Tensor,
         input_tensor_list: Sequence[torch.Tensor],
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -360,7 +360,7 @@ class Operations:
         output_tensor_list: Sequence[torch.Tensor],
         input_tensor: torch.Tensor,
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -379,7 +379,7 @@ class Operations:
         output: torch.Tensor | None,
         input: torch.Tensor,
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:

@@ -29,7 +29,7 @@ class TorchCommWindowAttr:
         access_type: the way in which this rank reaches the peer's memory.
     """
 
-    access_type: TorchCommWinAccessType
+    access_type: TorchCommWinAccessType = TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED
 
 
 class TorchCommWindow(Handle):
@@ -96,7 +96,7 @@ class TorchCommWindow(Handle):
         tensor: torch.Tensor,
         dst_rank: int,
         offset: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -121,7 +121,7 @@ class TorchCommWindow(Handle):
     def signal(
         self,
         dst_rank: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
@@ -132,7 +132,7 @@ class TorchCommWindow(Handle):
     def wait_signal(
         self,
         peer_rank: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:

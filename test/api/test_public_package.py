@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import json
 import os
 import pickle
 import warnings
@@ -262,3 +263,61 @@ def test_a_wrong_split_is_told_to_all_that_it_concerns(world, backend):
     comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, False)  # as before
     assert_same(tensor, torch.full((1,), 3.0))
     comm.finalize()
+
+
+# ---------------------------------------------------------------- what its newest release has
+
+
+def test_new_comm_takes_its_arguments_in_the_places_that_they_have_there():
+    limit, store = datetime.timedelta(seconds=7), dist.HashStore()
+    comm = torchcomms().new_comm(
+        "shm", torch.device("cpu"), "placed", False, limit, True, store, rank=0, size=1
+    )
+    options = comm.get_options()
+    assert (options.abort_process_on_timeout_or_error, options.timeout) == (False, limit)
+    assert options.hints == {"torchcomm::nccl::high_priority_stream": "true"}
+    assert comm.get_name() == "placed" and comm.is_abort_supported()
+    comm.finalize()
+
+
+def test_operations_are_synchronous_where_nothing_else_is_said():
+    comm, tensor, ops = alone(), torch.ones(3), torchcomms().ReduceOp
+    assert comm.all_reduce(tensor, ops.SUM).is_completed()
+    assert comm.broadcast(tensor, 0).is_completed()
+    assert comm.barrier().is_completed()
+    window = comm.new_window(torch.zeros(3))
+    window.put(tensor, 0, 0)
+    window.signal(0)
+    window.wait_signal(0)
+    assert_same(window.get_tensor(), tensor)
+    assert window.get_attr(0) == torchcomms().TorchCommWindowAttr()
+    comm.finalize()
+
+
+def recorded(hook):
+    return [entry["profiling_name"] for entry in json.loads(hook.dump_json()).get("entries", [])]
+
+
+def test_a_recorder_follows_the_communicators_that_are_split_from_its_own():
+    from torchcomms_pg.hooks import FlightRecorderHook, process_recorder
+
+    parent, tensor, ops = alone("recorded"), torch.ones(3), torchcomms().ReduceOp
+    hook, apart = FlightRecorderHook(), FlightRecorderHook(isolated=True)
+    apart.register_with_comm(parent)
+    before = process_recorder().size() if process_recorder() else 0
+    parent.all_reduce(tensor, ops.SUM)
+    assert (process_recorder().size() if process_recorder() else 0) == before
+    hook.register_with_comm(parent)
+    child = parent.split([0], "child")
+    grandchild = child.split([0], "grandchild")
+    grandchild.broadcast(tensor, 0)
+    for each in (hook, apart):
+        assert recorded(each)[-1].endswith(":broadcast"), recorded(each)
+    assert process_recorder().size() > before
+    hook.unregister()
+    sizes = hook.size(), apart.size()
+    parent.split([0], "another").finalize()
+    child.barrier()
+    assert hook.size() == sizes[0] and apart.size() > sizes[1]
+    for comm in (grandchild, child, parent):
+        comm.finalize()

@@ -26,7 +26,9 @@ BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
 
 
 def test_version_is_that_of_the_metadata():
-    assert torchcomms_pg.__version__ == importlib.metadata.version("torchcomms_pg")
+    # After a plus sign a wheel says for which torches it is.
+    public = importlib.metadata.version("torchcomms_pg").partition("+")[0]
+    assert torchcomms_pg.__version__ == public
 
 
 def test_typing_files_are_shipped():
@@ -71,7 +73,11 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
     assert {str(file.relative_to(ROOT)) for file in files} <= names
     info = f"torchcomms_pg-{torchcomms_pg.__version__}.dist-info/"
-    assert info + "licenses/LICENSE" in names
+    for license in (
+        "LICENSE",
+        *(f"licenses/{file.name}" for file in (ROOT / "licenses").iterdir()),
+    ):
+        assert f"{info}licenses/{license}" in names
     own = (info, *(f"{package}/" for package in packages))
     assert not [n for n in names if not n.startswith(own)]
 
@@ -197,6 +203,35 @@ def test_what_is_run_as_a_module_warns_of_nothing(module):
     assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
 
 
+@pytest.mark.slow
+def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
+    # -S: the standard library alone, without what is installed.
+    for arguments, code, said in (
+        (["torchcomms_pg.trace", "--help"], 0, "usage: python -m torchcomms_pg.trace"),
+        (["torchcomms_pg.trace", tmp_path], 2, str(tmp_path)),
+        (["torchcomms_pg.env", "--help"], 0, "usage: python -m torchcomms_pg.env"),
+        (["torchcomms_pg.env"], 0, "TORCHCOMM_TIMEOUT_SECONDS (default: 600)"),
+    ):
+        run = run_python("-S", "-m", *arguments, env={**BARE, "PYTHONPATH": str(ROOT)})
+        assert run.returncode == code and said in run.stdout + run.stderr, run.stderr
+    run = run_python("-S", "-c", "import torchcomms_pg", env={**BARE, "PYTHONPATH": str(ROOT)})
+    assert "No module named 'torch'" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env"])
+def test_modules_that_are_run_have_help(module):
+    run = run_python("-m", f"torchcomms_pg.{module}", "--help")
+    assert run.returncode == 0 and run.stdout.startswith("usage: "), run.stderr
+
+
+@pytest.mark.torch_version
+def test_the_extension_does_not_show_where_the_torch_of_its_build_lay():
+    content = pathlib.Path(_C.__file__).read_bytes()
+    assert b"torch/include/c10/" in content  # what torch's checks say
+    assert b"site-packages/torch/include" not in content
+
+
 # The documents
 
 
@@ -216,6 +251,35 @@ def test_each_command_of_the_documents_is_in_the_package():
             assert importlib.util.find_spec(f"{module}.__main__"), module
 
 
+@pytest.mark.slow
+def test_ranks_of_a_notebook_are_threads_of_its_process():
+    text = document("docs/where.md")
+    cell = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+    run = run_python("-c", cell + "\nprint('the kernel lives')")
+    said = re.search(r"print\(results\)  # (.*)", cell).group(1)
+    assert sorted(run.stdout.splitlines()[0]) == sorted(said), run.stderr  # ranks in any order
+    assert run.stdout.splitlines()[1] == "the kernel lives"
+
+
+def test_the_changes_of_this_version_are_listed():
+    latest = re.search(r"^## (\S+)", document("CHANGELOG.md"), re.MULTILINE).group(1)
+    assert latest == torchcomms_pg.__version__
+
+
+def test_workflows_and_hooks_call_what_there_is():
+    files = [*(ROOT / ".github/workflows").iterdir(), ROOT / ".pre-commit-config.yaml"]
+    called = set()
+    for file in files:
+        text = file.read_text()
+        called |= set(re.findall(r"(?<![\w./-])((?:tools|\.ci|test)/[\w./]*\w)", text))
+    assert {".ci/run", "tools/wheel", "tools/lint"} <= called
+    assert not [name for name in called if not (ROOT / name).is_file()]
+    # Wheels are checked with a torch that there is an environment for.
+    wheels = (ROOT / ".github/workflows/wheels.yml").read_text()
+    for minor in re.findall(r"\.venv-([\d.]+)/", wheels):
+        assert (ROOT / f"requirements/torch-{minor}.txt").is_file()
+
+
 def anchors(text):
     """What GitHub makes of the headings."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -226,7 +290,7 @@ def anchors(text):
 def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_page():
     pages = sorted((ROOT / "docs").glob("*.md"))
     broken, linked = [], set()
-    for page in [ROOT / "README.md", ROOT / "csrc" / "README.md", *pages]:
+    for page in [*ROOT.glob("*.md"), ROOT / "csrc" / "README.md", *pages]:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if "://" in link:
                 continue
@@ -273,6 +337,24 @@ def test_the_reference_has_each_hook_and_what_it_is_given():
     missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
     assert missing <= {"name", "value"}, missing  # of every enumeration
     assert re.search(r"^## Graphs of an accelerator$", text, re.MULTILINE)
+
+
+def version(text):
+    return tuple(map(int, text.split(".")))
+
+
+def test_the_page_of_all_variables_is_the_one_that_the_code_gives():
+    from torchcomms_pg import env
+    from torchcomms_pg.env.__main__ import page
+
+    assert document("docs/variables.md") == page(), (
+        "python -m torchcomms_pg.env --markdown > docs/variables.md"
+    )
+    assert page().count("\n| `") == len(env.VARIABLES) == len({v.name for v in env.VARIABLES})
+    released = version(torchcomms_pg.__version__)
+    for variable in env.VARIABLES:
+        assert "|" not in variable.default + variable.meaning
+        assert version(variable.since) <= released
 
 
 def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
@@ -328,6 +410,47 @@ def test_nccl_header_named_by_hand_comes_first(setup_py, monkeypatch, tmp_path):
         setup_py.find_nccl_include()
     (tmp_path / "nccl.h").touch()
     assert setup_py.find_nccl_include() == tmp_path
+
+
+def compiler_that_says(folder, name, version):
+    program = folder / name
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -dumpversion ] && echo {version} || echo "{name} version {version}"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("name, version", (("clang", "14.0.6"), ("c++", "10")))
+def test_a_compiler_that_is_too_old_is_refused_with_those_that_are_not(
+    setup_py, monkeypatch, tmp_path, name, version
+):
+    monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
+    monkeypatch.setenv("CXX", compiler_that_says(tmp_path, name, version))
+    with pytest.raises(setup_py.SetupError, match=rf"{version}: wanted g\+\+ 11 or clang 19"):
+        setup_py.find_compiler()
+
+
+@pytest.mark.parametrize("name, version", (("clang", "19.1.7"), ("c++", "11")))
+def test_a_compiler_may_have_ccache_in_front(setup_py, monkeypatch, tmp_path, name, version):
+    compiler = compiler_that_says(tmp_path, name, version)
+    monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
+    monkeypatch.setenv("CXX", compiler)
+    assert setup_py.find_compiler() == ("", compiler)
+    monkeypatch.setenv("CXX", f"ccache {compiler}")
+    assert setup_py.find_compiler() == ("ccache", compiler)
+    monkeypatch.setenv("CXX", f"{compiler} -m32")
+    with pytest.raises(setup_py.SetupError, match="flags go into CXXFLAGS"):
+        setup_py.find_compiler()
+
+
+@pytest.mark.parametrize("value", ("abc", "0", "-1", "1.5"))
+def test_a_number_of_jobs_that_is_none_is_refused(setup_py, monkeypatch, value):
+    monkeypatch.setenv("MAX_JOBS", value)
+    with pytest.raises(
+        setup_py.SetupError, match=rf"MAX_JOBS={value}: wanted a whole number, 1 or"
+    ):
+        setup_py.job_count()
 
 
 # The stub

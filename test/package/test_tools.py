@@ -5,6 +5,7 @@ The package index is a folder of empty wheels named torch, so nothing is downloa
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,97 @@ def test_an_index_without_torch_and_one_that_cannot_be_reached_are_told_apart(ch
     assert "then again: tools/try" in done.stderr
 
 
+def test_a_python_that_is_asked_for_has_an_environment_of_its_own(checkout):
+    for folder in (".venv", ".venv-2.13"):
+        (checkout / folder / "lib/python3.99/site-packages").mkdir(parents=True)
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def name(**variables):
+        env = {key: value for key, value in os.environ.items() if key not in ("TORCH", "PYTHON")}
+        done = run_python(checkout / "tools/_torch.py", "name", env=env, **variables)
+        return done.stdout.split()[0]
+
+    assert name() == ".venv"  # goes on with the Python that it has
+    assert name(PYTHON=sys.executable) == f".venv-{python}"
+    assert name(PYTHON=sys.executable, TORCH="2.13") == f".venv-2.13-{python}"
+    assert name(PYTHON=sys.executable, TORCH="2.14") == ".venv-2.14"  # there is none yet
+    packages = checkout / f".venv-{python}/lib/{python}/site-packages"
+    (packages / "torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    assert name(PYTHON=sys.executable, TORCH="2.13") == f".venv-{python}"
+
+
+def test_a_torch_that_no_index_is_asked_for_is_no_matter_of_the_python(checkout):
+    make_environment(checkout, ".venv-2.13.1")
+    done = run(checkout, TORCH="2.13.1")
+    assert done.returncode == 1
+    assert (
+        f"pip finds no torch==2.13.1 in the folders that it has been told ({checkout}/index)"
+        in (done.stderr)
+    )
+    assert "PIP_NO_INDEX=0 tools/try" in done.stderr and "for Python" not in done.stderr
+
+
+def test_logs_are_no_hidden_files(checkout):
+    make_environment(checkout, ".venv")
+    last_line(run(checkout))
+    logs = [log.name for log in (checkout / "build/logs").iterdir()]
+    assert logs and all(name.startswith("venv-") for name in logs)
+
+
+def test_a_python_without_headers_is_told_before_anything_is_downloaded(checkout, tmp_path):
+    python = tmp_path / "python-without-headers"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *Python.h*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    (checkout / "tools/try").write_text(
+        'source "$(dirname "${BASH_SOURCE[0]}")/_env"\nsetup none\n'
+    )
+    done = run(checkout, PYTHON=str(python))
+    assert done.returncode == 1
+    assert "has no headers (Python.h)" in done.stderr and "python3-dev" in done.stderr
+    assert not list(checkout.glob(".venv*"))
+
+
+TOOLS = [file.name for file in (ROOT / "tools").iterdir() if not file.name.startswith("_")]
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_each_tool_has_help_before_anything_is_installed(checkout, tool):
+    env = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [checkout / "tools" / tool, "--help"], env=env, capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"  tools/{tool}" in done.stdout and "#" not in done.stdout
+    assert not list(checkout.glob(".venv*"))
+
+
+def test_the_sources_have_what_their_tools_need(tmp_path):
+    copy = tmp_path / "copy"
+    folders = (".venv*", ".git", "build", "wheels", "*.so", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*folders))
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "sources")
+    (sources,) = (tmp_path / "sources").iterdir()
+    made = {"PKG-INFO", "setup.cfg", "torchcomms_pg.egg-info"}
+    missing = {
+        str(file.relative_to(copy))
+        for file in copy.rglob("*")
+        if file.is_file() and not (sources / file.relative_to(copy)).exists()
+    }
+    assert missing - {".gitignore"} == set(), missing
+    assert {entry.name for entry in sources.iterdir()} - made <= {e.name for e in copy.iterdir()}
+
+
 def why(checkout, log):
     (checkout / "log").write_text(log)
     command = [checkout / "tools/_torch.py", "why", checkout / "log", "torch==2.15.0", "tools/demo"]
@@ -152,6 +244,7 @@ def test_a_full_disk_is_told_as_one(checkout):
     said = why(checkout, "ERROR: Could not install packages: [Errno 28] No space left on device\n")
     assert said.startswith("error: torch==2.15.0 could not be installed: the disk is full.\n")
     assert "TMPDIR" in said and "tools/demo" in said
+    assert re.search(rf"Free are \d+\.\d GB in {checkout} here and \d+\.\d GB in /", said)
 
 
 def test_a_disk_that_filled_while_an_environment_was_made_is_told(checkout, tmp_path):
@@ -170,7 +263,8 @@ def test_a_disk_that_filled_while_an_environment_was_made_is_told(checkout, tmp_
     assert done.stderr.endswith(
         "error: 'virtual environment' failed (exit code 1): the disk of "
         f"{checkout} is full.\n"
-        "Make room (an environment with CUDA takes 6 GB), then again: tools/try\n"
+        "Make room (an environment with CUDA takes 6 GB, and TMPDIR as much meanwhile),\n"
+        "then again: tools/try\n"
     )
 
 

@@ -20,11 +20,13 @@ class Variable:
         name: of the variable.
         default: what holds where it is not set, in words.
         meaning: one line.
+        since: the first version of torchcomms_pg that reads it.
     """
 
     name: str
     default: str
     meaning: str
+    since: str = "0.1.0"
 
 
 VARIABLES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
@@ -84,32 +85,45 @@ class FlightRecorderHook(FlightRecorder):
 
     Args:
         max_entries: how many operations it remembers; 0: it records nothing.
+        isolated: whether operations go into its own ring alone, and not also into that of the
+            process.
 
     Raises:
         ValueError: `max_entries` is negative.
     """
 
-    def __init__(self, max_entries: int = 2048) -> None:
+    def __init__(self, max_entries: int = 2048, isolated: bool = False) -> None:
         if max_entries < 0:
             raise ValueError(f"FlightRecorderHook: max_entries is {max_entries}, wanted 0 or more")
         super().__init__(_C.Recorder(max_entries, env.recorder_cpp_stacks()))
+        self._isolated = isolated
         self._comms: list[tuple[_C.Communicator, _C.Recorder]] = []
+        self._parents: weakref.WeakSet[TorchComm] = weakref.WeakSet()
 
     def register_with_comm(self, comm: TorchComm) -> None:
         """Records the operations of `comm` from the next one on. Has an effect once.
 
-        They also go into the ring of the process, which the debug server shows and which is
-        written to a file when a communicator fails.
+        So it does with the communicators that are split from it afterwards. Unless this is
+        isolated, operations also go into the ring of the process, which the debug server shows and
+        which is written to a file when a communicator fails.
         """
-        configure()
         native = comm._native("register_with_comm")
-        for recorder in (self._recorder, _C.process_recorder()):
+        recorders: list[_C.Recorder | None] = [self._recorder]
+        if not self._isolated:
+            configure()
+            recorders.append(_C.process_recorder())
+        for recorder in recorders:
             # That of a process group is in the ring of the process before and after this.
             if recorder is not None and native.record(recorder):
                 self._comms.append((native, recorder))
+        comm._recorded_by.add(self)
+        self._parents.add(comm)
 
     def unregister(self) -> None:
         """Stops recording, on all communicators; the entries stay. Idempotent."""
+        for parent in self._parents:
+            parent._recorded_by.discard(self)
+        self._parents.clear()
         while self._comms:
             comm, recorder = self._comms.pop()
             comm.stop_recording(recorder)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+
 from torchcomms_pg import _C, nccl
 
 
 def main() -> None:
     """Prints path, version and what the library lacks."""
+    argparse.ArgumentParser(
+        prog="python -m torchcomms_pg.nccl",
+        description="Tells which libnccl is used for GPUs, how it was found, its version, and "
+        "which functions it lacks.",
+    ).parse_args()
     library = nccl.load()
     print(f"NCCL {nccl.version_text(library.version)} at {library.path}, {library.origin}")
     print(f"built with the header of {nccl.version_text(_C.nccl_header_version)}")
