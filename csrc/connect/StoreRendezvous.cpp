@@ -187,10 +187,12 @@ std::string StoreRendezvous::exchange(
 
 void StoreRendezvous::forget() {
   try {
-    store_.deleteKey(prefix_ + rankKey(info_.rank));
-    // Rank 0 has written the answer, and need not read it.
-    if (info_.rank != 0 && store_.add(prefix_ + kRead, 1) == info_.size - 1) {
-      for (const auto* const key : {kAnswer, kDecided, kRead}) {
+    if (info_.rank == 0) {
+      return;  // the others may be reading what it has said, and its answer
+    }
+    store_.deleteKey(prefix_ + rankKey(info_.rank));  // rank 0 has read it
+    if (store_.add(prefix_ + kRead, 1) == info_.size - 1) {
+      for (const auto& key : std::vector<std::string>{rankKey(0), kAnswer, kDecided, kRead}) {
         store_.deleteKey(prefix_ + key);
       }
     }

@@ -93,7 +93,8 @@ class StoreRendezvous {
       const std::string& mine,
       const std::function<std::string(const std::vector<std::string>&)>& judge);
 
-  // Deletes what this rank has said; the last one to have read the answer deletes that, too.
+  // Deletes what this rank has said, unless it is rank 0. The last one to have read the answer
+  // deletes that, and the rest of the round.
   void forget();
 
   // Returns the answer to the round: `answer`, unless another rank was first.
