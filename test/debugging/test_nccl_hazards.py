@@ -10,14 +10,15 @@ import pytest
 from harness import scene_dumps, scenes, strict_order
 from harness.comms import torchcomms
 from harness.hazard_programs import PROGRAMS
-from torchcomms_pg.trace import load, nccl_hazards
+from torchcomms_pg.trace import dumps, hazards, load, nccl_hazards
 from torchcomms_pg.trace.dumps import Dumps, parse
+from torchcomms_pg.trace.hazards import replay
 
 COUNT = int(os.environ.get("SCENES", 3000))
 CIRCLES = {"order", "messages", "first message", "threads"}
 
 
-def hazards(contents):
+def judged(contents):
     return nccl_hazards(Dumps(parse(content, rank) for rank, content in contents.items()))
 
 
@@ -73,7 +74,7 @@ def complaint(outcome, form, seed):
     """What is wrong with what is said of a program; empty if nothing is."""
     contents = scene_dumps.write(outcome, form, seed)
     blocked = strict_order.blocked(outcome)
-    report = hazards(contents)
+    report = judged(contents)
     found = circles(report)
     if found and not blocked:
         return f"a false alarm: {report}"
@@ -106,6 +107,60 @@ def test_what_blocks_under_the_rule_of_nccl_is_found_and_nothing_else(form):
         assert not (said := complaint(outcome, form, seed)), f"program {seed}: {said}"
         blocked += bool(strict_order.blocked(outcome))
     assert 0.2 < blocked / len(seeds) < 0.8
+
+
+def no_messages(patch):
+    patch.setattr(replay, "judged_messages", lambda analysis: set())
+
+
+def members_of_a_batch_apart(patch):
+    add = dumps._add_details
+
+    def mutant(entry, detail):
+        add(entry, {**detail, "batch": detail["batch"] and entry.record + 1})
+
+    patch.setattr(dumps, "_add_details", mutant)
+
+
+def no_circles(patch):
+    patch.setattr(replay.Replay, "_circle", lambda self: None)
+
+
+def the_last_call_is_awaited(patch):
+    circle = replay.Replay._circle
+
+    def mutant(self):
+        found = circle(self)
+        if found is not None:
+            found.later = [self.calls[call.rank][-1] for call in found.later]
+        return found
+
+    patch.setattr(replay.Replay, "_circle", mutant)
+
+
+def batches_are_not_compared(patch):
+    patch.setattr(hazards, "messages", lambda analysis: [])
+
+
+def all_come_to_a_first_batch(patch):
+    patch.setattr(hazards, "first_batches", lambda analysis: [])
+
+
+BROKEN = [
+    no_messages,
+    members_of_a_batch_apart,
+    no_circles,
+    the_last_call_is_awaited,
+    batches_are_not_compared,
+    all_come_to_a_first_batch,
+]
+
+
+@pytest.mark.parametrize("rule", BROKEN, ids=lambda rule: rule.__name__)
+def test_a_rule_that_is_broken_is_found(monkeypatch, rule):
+    rule(monkeypatch)
+    outcomes = (scenes.Outcome(strict_order.make(seed)) for seed in range(COUNT))
+    assert any(complaint(outcome, "ours", seed) for seed, outcome in enumerate(outcomes))
 
 
 # ---------------------------------------------------------------- programs

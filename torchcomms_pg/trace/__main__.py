@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="say instead what of the run would hang, be refused or give other data over NCCL",
     )
     options = parser.parse_args(arguments)
+    if options.nccl and (options.html or options.perfetto):
+        parser.error("--nccl prints a report, and writes no page: leave out --html and --perfetto")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # letters that the locale lacks
     try:

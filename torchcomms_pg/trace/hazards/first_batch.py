@@ -28,9 +28,8 @@ def first_batches(analysis: Analysis) -> list[Hazard]:
         ):
             continue
         name = analysis.group_name(group)
-        lines = [
-            f"{rank_names(absent)} never come to the first call of {name}, a batch of messages"
-        ]
+        who = f"{rank_names(absent)} never {'comes' if len(absent) == 1 else 'come'}"
+        lines = [f"{who} to the first call of {name}, a batch of messages"]
         lines += [f"  rank {entry.rank}: {named(analysis, [entry])}" for entry in batches]
         lines += [
             f"  {LAZY}, and torchcomms: it makes the group's communicator, and waits for all ranks",

@@ -23,12 +23,12 @@ def refused(analysis: Analysis) -> list[Hazard]:
             lines = [f"  {named(analysis, [entry])}", f"  rule: {rule}"]
             found[key] = Hazard("refused", [], [what, *lines], [entry], 0)
         hazard = found[key]
-        hazard.times += entry.rank not in hazard.ranks or entry.rank == hazard.ranks[0]
         if entry.rank not in hazard.ranks:
             hazard.ranks.append(entry.rank)
+        hazard.times += entry.rank == hazard.ranks[0]
     for hazard in found.values():
         who = rank_names(sorted(hazard.ranks))
-        hazard.lines[0] = f"torch's nccl refuses {hazard.lines[0]}, as {who} calls it"
+        hazard.lines[0] = f"torch's nccl refuses {hazard.lines[0]}: {who}"
     return list(found.values())
 
 
