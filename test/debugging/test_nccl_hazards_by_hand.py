@@ -9,6 +9,7 @@ from harness import scene_dumps, scenes, strict_order
 from torchcomms_pg.trace import load, nccl_hazards
 from torchcomms_pg.trace.__main__ import main
 from torchcomms_pg.trace.dumps import Dumps, parse
+from torchcomms_pg.trace.hazards import replay
 
 CPU = {"device": "cpu"}
 
@@ -58,10 +59,28 @@ def test_the_shortest_circle_is_told_first_and_each_set_of_lines_once():
     assert lines[4] == "          then all_reduce (8 x Float) #1 of group 0  at train.py:6 in step"
 
 
+def test_hazards_of_the_same_lines_are_told_once_for_all_ranks(monkeypatch):
+    """Such as those of each of the parts of the world that do the same."""
+    ranks = recorders(6, a=[0, 1], b=[2, 3], c=[4, 5])
+    for rank in ranks:
+        for _ in range(5):
+            groups = ["0", "abc"[rank.rank // 2]]
+            for group in groups if rank.rank % 2 else groups[::-1]:
+                rank.call("all_reduce", group, line=5)
+    report = hazards(ranks)
+    assert [(each.ranks, each.times) for each in report.found] == [([0, 1], 15)]
+    assert "14 more times at these lines, also on ranks 2, 3, 4, 5" in str(report)
+    monkeypatch.setattr(replay, "_MOST_CIRCLES", 3)
+    monkeypatch.setattr(replay, "_MOST_OF_ALL_RANKS", 0)
+    report = hazards(ranks)
+    assert report.found[0].times == 3
+    assert any("orders of later operations" in line for line in report.not_covered)
+
+
 def test_of_two_circles_at_once_the_one_of_fewer_ranks_comes_first():
     ranks = recorders(5, a=[0, 1], b=[1, 2], c=[0, 2], d=[3, 4], e=[3, 4])
     for rank, (first, second) in zip(ranks, ("ac", "ba", "cb", "de", "ed")):
-        rank.call("all_reduce", first).call("all_reduce", second)
+        rank.call("all_reduce", first, line=rank.rank).call("all_reduce", second, line=rank.rank)
     assert [hazard.ranks for hazard in hazards(ranks).found] == [[3, 4], [0, 1, 2]]
 
 

@@ -29,8 +29,9 @@ def nccl_hazards(dumps: Dumps) -> Hazards:
     """
     analysis = Analysis(dumps)
     lines = crossed_lines(analysis)
+    circles, all_of_them = orders(analysis)
     found = [
-        *orders(analysis),
+        *circles,
         *messages(analysis),
         *first_batches(analysis),
         *disagreements(analysis),
@@ -38,4 +39,5 @@ def nccl_hazards(dumps: Dumps) -> Hazards:
         *refused(analysis),
     ]
     doubts = [hazard for hazard in lines if hazard.kind != "threads"]
-    return Hazards(found, doubts + two_devices(analysis), not_covered(analysis))
+    left = [] if all_of_them else ["orders of later operations: there are too many hazards before"]
+    return Hazards(found, doubts + two_devices(analysis), left + not_covered(analysis))

@@ -6,6 +6,7 @@ from collections import Counter
 
 from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Dump, printable
+from torchcomms_pg.trace.hazards.hazard import some_ranks
 from torchcomms_pg.trace.hazards.routes import judged_messages
 
 _ONE_SIDED = ("put", "signal", "wait_signal")
@@ -21,8 +22,7 @@ def not_covered(analysis: Analysis) -> list[str]:
         rank for dump in dumps.values() for _, ranks in dump.groups.values() for rank in ranks
     }
     if missing := sorted(members - dumps.keys() - dumps.left_out.keys()):
-        some = rank_names(missing[:8]) + (", ..." if len(missing) > 8 else "")
-        lines.append(f"{some}: no dump")
+        lines.append(f"{some_ranks(missing)}: no dump")
     for rank, dump in sorted(dumps.items()):
         lines += [f"{rank_names([rank])}: {line}" for line in _of_dump(dump)]
     if open_ := sum(map(analysis.holds, entries)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchcomms_pg.trace.analysis import Analysis
+from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
 
 GUIDE = "NCCL's user guide"
@@ -20,7 +20,7 @@ class Hazard:
     ``kind`` is ``order``, ``messages``, ``first message``, ``tags``, ``sizes``, ``batch``,
     ``first batch``, ``refused``, ``mismatch``, ``threads``, ``lines`` or ``device``. ``entries``
     are the operations that show it first, of the global ``ranks``; ``times`` counts how often the
-    run had it.
+    run had it, also on the ranks ``others``.
     """
 
     kind: str
@@ -28,10 +28,15 @@ class Hazard:
     lines: list[str]
     entries: list[Entry] = field(default_factory=list)
     times: int = 1
+    others: set[int] = field(default_factory=set)
 
     def __str__(self) -> str:
-        more = [f"  {self.times - 1} more times at these lines"] if self.times > 1 else []
-        return "\n".join(self.lines + more)
+        lines = list(self.lines)
+        if self.times > 1:
+            lines.append(f"  {self.times - 1} more times at these lines")
+            if self.others:
+                lines[-1] += f", also on {some_ranks(self.others)}"
+        return "\n".join(lines)
 
 
 @dataclass
@@ -64,22 +69,30 @@ class Collector:
     """Keeps one hazard for each set of lines of Python, and counts the others."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[object, ...], Hazard] = {}
+        self._found: dict[tuple[str, frozenset[str]], Hazard] = {}
 
-    def add(self, hazard: Hazard, key: Iterable[object] = ()) -> None:
-        """Adds a hazard, or counts it: ``key`` tells those of the same lines apart."""
-        places = tuple(sorted({(entry.rank, str(entry.where)) for entry in hazard.entries}))
-        known = self.found.setdefault((hazard.kind, places, *key), hazard)
+    def add(self, hazard: Hazard) -> None:
+        """Adds a hazard, or counts it."""
+        places = frozenset(map(_place, hazard.entries))
+        known = self._found.setdefault((hazard.kind, places), hazard)
         if known is not hazard:
             known.times += 1
-
-    def __len__(self) -> int:
-        return len(self.found)
+            known.others.update(set(hazard.ranks) - set(known.ranks))
 
     @property
     def hazards(self) -> list[Hazard]:
         """Those that were added, the first first."""
-        return list(self.found.values())
+        return list(self._found.values())
+
+
+def _place(entry: Entry) -> str:
+    return str(entry.where or f"{entry.what} of group {entry.group.name}")
+
+
+def some_ranks(ranks: Iterable[int]) -> str:
+    """The first of many ranks, in their order."""
+    ordered = sorted(ranks)
+    return rank_names(ordered[:8]) + (", ..." if len(ordered) > 8 else "")
 
 
 def named(analysis: Analysis, entries: Sequence[Entry]) -> str:

@@ -11,12 +11,15 @@ _ORDER = f'{GUIDE}, "Using multiple NCCL communicators concurrently": one order 
 _MERGE = f'{GUIDE}, "Point-to-point communication": merge calls that need to progress concurrently'
 
 
-def orders(analysis: Analysis) -> list[Hazard]:
-    """The circles of ranks that would wait for each other, each set of lines once."""
-    found = Collector()
-    for circle in Replay(programs(analysis)).run():
-        found.add(_hazard(analysis, circle), map(id, _groups(circle)))
-    return found.hazards
+def orders(analysis: Analysis) -> tuple[list[Hazard], bool]:
+    """The circles of ranks that would wait for each other, each set of lines once.
+
+    True: these are all; false: there are too many of them.
+    """
+    found, replay = Collector(), Replay(programs(analysis))
+    for circle in replay.run():
+        found.add(_hazard(analysis, circle))
+    return found.hazards, replay.ended
 
 
 def _hazard(analysis: Analysis, circle: Circle) -> Hazard:

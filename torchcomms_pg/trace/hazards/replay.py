@@ -18,8 +18,8 @@ from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.hazards.routes import judged_messages, pair_of
 
-# Of a run whose orders differ in each of many steps, so many circles are looked for.
-_MOST_CIRCLES = 2000
+# A run may have one in each of many steps. Finding one takes a time that grows with the ranks.
+_MOST_CIRCLES, _MOST_OF_ALL_RANKS = 50, 40_000
 
 
 @dataclass(eq=False, slots=True)
@@ -86,17 +86,19 @@ class Replay:
     def __init__(self, calls: dict[int, list[Call]]) -> None:
         self.calls = calls
         self.place = dict.fromkeys(calls, 0)
-        self._waiting: dict[Call, list[int]] = defaultdict(list)
+        self.ended = False
+        self._waiting: dict[Call, set[int]] = defaultdict(set)
         self._moving = deque(calls)
 
     def run(self) -> list[Circle]:
-        """The circles that it stops at, until it has ended, or has seen enough of them."""
+        """The circles that it stops at, until it has `ended`, or has seen enough of them."""
         found: list[Circle] = []
-        while len(found) < _MOST_CIRCLES:
+        while len(found) < max(_MOST_CIRCLES, _MOST_OF_ALL_RANKS // max(1, len(self.calls))):
             while self._moving:
                 self._move(self._moving.popleft())
             circle = self._circle()
             if circle is None:
+                self.ended = True
                 break
             found.append(circle)
             for call in circle.now:
@@ -115,7 +117,7 @@ class Replay:
                 self._moving.extend(self._waiting.pop(call, ()))
             missing = next(awaited(call), None)
             if missing is not None:
-                self._waiting[missing].append(rank)
+                self._waiting[missing].add(rank)
                 return
             self.place[rank] += 1
 
