@@ -22,6 +22,39 @@ pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 HERE = os.path.abspath(__file__)
 
 
+@on_ranks(2)
+def test_what_the_schema_has_no_place_for_stands_beside_it():
+    """The same in both forms of a dump, by the number of the entry."""
+    comm, rank, op = make("details"), dist.get_rank(), torchcomms().ReduceOp
+    hook, t = recorder(comm), torch.ones(3)
+    comm.all_reduce(t, op.MAX, False)
+    comm.broadcast(t, 1, False)
+    comm.barrier(False)
+    dist.barrier()
+    for _ in range(2):
+        batch = comm.batch_op_create()
+        batch.send(t, 1 - rank)
+        batch.recv(torch.ones(3), 1 - rank)
+        batch.issue(False)
+    if rank == 0:
+        comm.send(t, 1, False)
+    else:
+        comm.recv(t, 0, False)
+    found = json.loads(hook.dump_json())
+    numbered = [{"record_id": i} for i in range(8)]
+    cpu = {"device": "cpu"}
+    message = {**cpu, "tag": 0, "from_any": 0}
+    assert found["details"] == [
+        {**numbered[0], **cpu, "reduce_op": "MAX"},
+        {**numbered[1], **cpu, "root": 1},
+        numbered[2],
+        *({**numbered[i], **message, "batch": 1 if i < 5 else 3} for i in range(3, 7)),
+        {**numbered[7], **message, "batch": 0},
+    ]
+    with open(hook.dump_file(), "rb") as file:
+        assert pickle.load(file)["details"] == found["details"]
+
+
 @on_ranks(2, 3)
 def test_every_operation_has_its_entry(world):
     comm, rank, op = make("entries"), dist.get_rank(), torchcomms().ReduceOp

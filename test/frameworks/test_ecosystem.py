@@ -8,8 +8,10 @@ tells users the same.
 
 import datetime
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -17,9 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import ROOT, TESTS
+from harness.comms import torchcomms
 from harness.programs import end_tree
 from harness.ranks import Ranks
 from torchcomms_pg import as_gloo
+from torchcomms_pg.trace import load, nccl_hazards
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 CPU = torch.device("cpu")
@@ -39,7 +43,10 @@ by_name = pytest.mark.parametrize("name", ["torchcomms", "gloo"])
 
 
 def launch(package, body, *args, world=2, **env):
-    """Runs `body` on ranks with the environment that torchrun gives; what they return."""
+    """Runs `body` on ranks with the environment that torchrun gives; what they return.
+
+    What they do has no hazard for NCCL.
+    """
     pytest.importorskip(package)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = dict(
@@ -50,10 +57,21 @@ def launch(package, body, *args, world=2, **env):
         GROUP_RANK="0",
         TORCHELASTIC_RUN_ID="test",
         TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCH_FR_BUFFER_SIZE="100000",
         **env,
     )
-    with Ranks(world, init=False, env=environment) as ranks:
-        return ranks.run(body, *args, timeout=150)
+    with tempfile.TemporaryDirectory() as folder:
+        environment["TORCHCOMM_FR_DUMP_TEMP_FILE"] = f"{folder}/rank_"
+        with Ranks(world, init=False, env=environment) as ranks:
+            results = ranks.run(body, *args, timeout=150)
+            ranks.run(dump)
+        report = nccl_hazards(load(pathlib.Path(folder)))
+    assert not report.found, str(report)
+    return results
+
+
+def dump():
+    torchcomms().hooks.process_recorder().dump_file()
 
 
 def is_ours(group=None):

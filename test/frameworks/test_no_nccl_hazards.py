@@ -56,7 +56,17 @@ def run_case(name, store):
     torchcomms().hooks.process_recorder().dump_file()
 
 
-@pytest.mark.parametrize("name", CASES)
+# The others take as long together.
+FIRST = (
+    *("DDP", "FSDP1", "FSDP2", "HSDP", "tensor parallel", "context parallel"),
+    *("pipeline, Schedule1F1B, 3 ranks", "pipeline, interleaved zero bubble"),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
 def test_what_frameworks_do_has_no_hazard(name, tmp_path):
     world = CASES[name][0]
     prefix = str(tmp_path / "rank_")
