@@ -219,7 +219,7 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env"])
+@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env", "run"])
 def test_modules_that_are_run_have_help(module):
     run = run_python("-m", f"torchcomms_pg.{module}", "--help")
     assert run.returncode == 0 and run.stdout.startswith("usage: "), run.stderr
