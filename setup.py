@@ -433,6 +433,13 @@ if __name__ == "__main__":
     setup(
         options={"build": {"build_base": relative(scratch)}},
         install_requires=[requirement],
+        # For whoever has a wheel alone.
+        data_files=[
+            (
+                f"share/doc/{PACKAGE}",
+                [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").iterdir())],
+            )
+        ],
         # The sources are found at build time; an sdist takes them through MANIFEST.in.
         ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
         cmdclass={"build_ext": BuildExtension},

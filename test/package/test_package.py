@@ -78,7 +78,9 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
         *(f"licenses/{file.name}" for file in (ROOT / "licenses").iterdir()),
     ):
         assert f"{info}licenses/{license}" in names
-    own = (info, *(f"{package}/" for package in packages))
+    pages = f"torchcomms_pg-{torchcomms_pg.__version__}.data/data/share/doc/torchcomms_pg/"
+    assert {pages + page.name for page in (ROOT / "docs").iterdir()} <= names
+    own = (info, pages, *(f"{package}/" for package in packages))
     assert not [n for n in names if not n.startswith(own)]
 
 
