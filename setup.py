@@ -20,6 +20,7 @@ import fcntl
 import filecmp
 import importlib.util
 import itertools
+import json
 import os
 import runpy
 import shlex
@@ -365,6 +366,20 @@ class Build:
         lines.append(f"build {relative(self.library)}: link {' '.join(objects)}")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 
+    def write_database(self) -> None:
+        """Writes compile_commands.json, for editors and clang-tidy: each file by itself."""
+        flags = self.flags()
+        commands = [
+            {
+                "directory": str(ROOT),
+                "file": relative(file),
+                "arguments": [self.cxx, *flags[kind], "-c", relative(file)],
+            }
+            for _, kind, files in self.units()
+            for file in files
+        ]
+        write_if_changed(ROOT / "compile_commands.json", json.dumps(commands, indent=1) + "\n")
+
     def run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / "lock"):
@@ -411,6 +426,8 @@ class BuildExtension(build_ext):
     def run(self) -> None:
         build = Build()
         build.run()
+        if self.inplace:
+            build.write_database()
         # In place also for an editable install.
         folder = ROOT if self.inplace else Path(self.build_lib)
         build.copy_to(folder / PACKAGE / build.library.name)

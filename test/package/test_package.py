@@ -7,6 +7,7 @@ import ast
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
@@ -263,6 +264,13 @@ def test_ranks_of_a_notebook_are_threads_of_its_process():
     assert run.stdout.splitlines()[1] == "the kernel lives"
 
 
+def test_the_pythons_of_the_metadata_are_those_that_the_readme_says_are_tested():
+    text = document("pyproject.toml")
+    claimed = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
+    tested = re.search(r"^- Tested on .* with Python (.*?)\. ", document("README.md"), re.MULTILINE)
+    assert claimed == re.findall(r"3\.\d+", tested[1])
+
+
 def test_the_changes_of_this_version_are_listed():
     latest = re.search(r"^## (\S+)", document("CHANGELOG.md"), re.MULTILINE).group(1)
     assert latest == torchcomms_pg.__version__
@@ -453,6 +461,24 @@ def test_a_number_of_jobs_that_is_none_is_refused(setup_py, monkeypatch, value):
         setup_py.SetupError, match=rf"MAX_JOBS={value}: wanted a whole number, 1 or"
     ):
         setup_py.job_count()
+
+
+def test_the_database_of_commands_has_each_file_with_a_command_that_compiles_it(
+    setup_py, monkeypatch
+):
+    written = {}
+    monkeypatch.setattr(setup_py, "write_if_changed", written.__setitem__)
+    setup_py.Build().write_database()
+    commands = json.loads(written[ROOT / "compile_commands.json"])
+    files = {command["file"]: command for command in commands}
+    assert sorted(files) == sorted(str(f.relative_to(ROOT)) for f in (ROOT / "csrc").rglob("*.cpp"))
+    command = files["csrc/host/Process.cpp"]
+    subprocess.run(
+        [*command["arguments"], "-fsyntax-only"],
+        cwd=command["directory"],
+        check=True,
+        timeout=PROGRAM_LIMIT,
+    )
 
 
 # The stub
