@@ -143,8 +143,8 @@ def find_tool(name: str, command: str) -> str:
 OLDEST_COMPILER = {"g++": 11, "clang": 19}
 
 
-def find_compiler() -> tuple[str, str]:
-    """Returns what is to start the compiler, such as ccache ("": nothing), and the compiler.
+def find_compiler() -> tuple[str, str, bool]:
+    """Returns what is to start the compiler ("": nothing), the compiler, and whether it is clang.
 
     Raises:
         SetupError: there is no such compiler, or it is too old.
@@ -167,7 +167,8 @@ def find_compiler() -> tuple[str, str]:
             f"{cxx} is {kind} {said[1].strip()}: wanted g++ {OLDEST_COMPILER['g++']} or clang "
             f"{OLDEST_COMPILER['clang']}, or a later one. Name it by CXX, such as CXX=g++-12."
         )
-    return find_tool(launcher, f"apt-get install {launcher}") if launcher else "", cxx
+    starter = find_tool(launcher, f"apt-get install {launcher}") if launcher else ""
+    return starter, cxx, kind == "clang"
 
 
 def number(name: str, default: int, least: int) -> int:
@@ -242,7 +243,7 @@ class Build:
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version, self.rocm = find_torch()
         self.nccl = find_nccl_include()
-        self.launcher, self.cxx = find_compiler()
+        self.launcher, self.cxx, self.clang = find_compiler()
         job_count()  # before the first file is written
         self.ninja = find_tool("ninja", "pip install ninja")
         self.python = Path(sysconfig.get_path("include"))
@@ -271,11 +272,12 @@ class Build:
             "-fPIC",
             "-fvisibility=hidden",
             "-fvisibility-inlines-hidden",
-            "-fmax-errors=20",
+            *([] if self.clang else ["-fmax-errors=20"]),
             "-pthread",
             "-Wall",
             "-Wextra",
-            "-Wno-subobject-linkage",  # it takes a unit's sources for headers
+            # Some pragmas are hints for g++, which takes a unit's sources for headers.
+            "-Wno-unknown-pragmas" if self.clang else "-Wno-subobject-linkage",
             "-I.",
             "-Icsrc",
             "-isystemcsrc/nccl/cuda_stub",

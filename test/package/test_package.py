@@ -446,9 +446,10 @@ def test_a_compiler_may_have_ccache_in_front(setup_py, monkeypatch, tmp_path, na
     compiler = compiler_that_says(tmp_path, name, version)
     monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
     monkeypatch.setenv("CXX", compiler)
-    assert setup_py.find_compiler() == ("", compiler)
+    clang = name == "clang"
+    assert setup_py.find_compiler() == ("", compiler, clang)
     monkeypatch.setenv("CXX", f"ccache {compiler}")
-    assert setup_py.find_compiler() == ("ccache", compiler)
+    assert setup_py.find_compiler() == ("ccache", compiler, clang)
     monkeypatch.setenv("CXX", f"{compiler} -m32")
     with pytest.raises(setup_py.SetupError, match="flags go into CXXFLAGS"):
         setup_py.find_compiler()
