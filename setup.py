@@ -20,6 +20,7 @@ import fcntl
 import filecmp
 import importlib.util
 import itertools
+import json
 import os
 import runpy
 import shlex
@@ -142,8 +143,8 @@ def find_tool(name: str, command: str) -> str:
 OLDEST_COMPILER = {"g++": 11, "clang": 19}
 
 
-def find_compiler() -> tuple[str, str]:
-    """Returns what is to start the compiler, such as ccache ("": nothing), and the compiler.
+def find_compiler() -> tuple[str, str, bool]:
+    """Returns what is to start the compiler ("": nothing), the compiler, and whether it is clang.
 
     Raises:
         SetupError: there is no such compiler, or it is too old.
@@ -166,7 +167,8 @@ def find_compiler() -> tuple[str, str]:
             f"{cxx} is {kind} {said[1].strip()}: wanted g++ {OLDEST_COMPILER['g++']} or clang "
             f"{OLDEST_COMPILER['clang']}, or a later one. Name it by CXX, such as CXX=g++-12."
         )
-    return find_tool(launcher, f"apt-get install {launcher}") if launcher else "", cxx
+    starter = find_tool(launcher, f"apt-get install {launcher}") if launcher else ""
+    return starter, cxx, kind == "clang"
 
 
 def number(name: str, default: int, least: int) -> int:
@@ -241,7 +243,7 @@ class Build:
     def __init__(self, name: str | None = None, sources: Iterable[Path] | None = None) -> None:
         self.torch, self.torch_version, self.rocm = find_torch()
         self.nccl = find_nccl_include()
-        self.launcher, self.cxx = find_compiler()
+        self.launcher, self.cxx, self.clang = find_compiler()
         job_count()  # before the first file is written
         self.ninja = find_tool("ninja", "pip install ninja")
         self.python = Path(sysconfig.get_path("include"))
@@ -270,11 +272,12 @@ class Build:
             "-fPIC",
             "-fvisibility=hidden",
             "-fvisibility-inlines-hidden",
-            "-fmax-errors=20",
+            *([] if self.clang else ["-fmax-errors=20"]),
             "-pthread",
             "-Wall",
             "-Wextra",
-            "-Wno-subobject-linkage",  # it takes a unit's sources for headers
+            # Some pragmas are hints for g++, which takes a unit's sources for headers.
+            "-Wno-unknown-pragmas" if self.clang else "-Wno-subobject-linkage",
             "-I.",
             "-Icsrc",
             "-isystemcsrc/nccl/cuda_stub",
@@ -365,6 +368,20 @@ class Build:
         lines.append(f"build {relative(self.library)}: link {' '.join(objects)}")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 
+    def write_database(self) -> None:
+        """Writes compile_commands.json, for editors and clang-tidy: each file by itself."""
+        flags = self.flags()
+        commands = [
+            {
+                "directory": str(ROOT),
+                "file": relative(file),
+                "arguments": [self.cxx, *flags[kind], "-c", relative(file)],
+            }
+            for _, kind, files in self.units()
+            for file in files
+        ]
+        write_if_changed(ROOT / "compile_commands.json", json.dumps(commands, indent=1) + "\n")
+
     def run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / "lock"):
@@ -411,6 +428,8 @@ class BuildExtension(build_ext):
     def run(self) -> None:
         build = Build()
         build.run()
+        if self.inplace:
+            build.write_database()
         # In place also for an editable install.
         folder = ROOT if self.inplace else Path(self.build_lib)
         build.copy_to(folder / PACKAGE / build.library.name)
@@ -433,6 +452,13 @@ if __name__ == "__main__":
     setup(
         options={"build": {"build_base": relative(scratch)}},
         install_requires=[requirement],
+        # For whoever has a wheel alone.
+        data_files=[
+            (
+                f"share/doc/{PACKAGE}",
+                [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").iterdir())],
+            )
+        ],
         # The sources are found at build time; an sdist takes them through MANIFEST.in.
         ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
         cmdclass={"build_ext": BuildExtension},

@@ -165,7 +165,8 @@ def combine(folder: Path, release: bool) -> None:
     (info / "sboms").mkdir()
     headers = [json.loads(file.read_text()) for file in sorted(folder.glob("*/headers.json"))]
     (info / "sboms/torchcomms_pg.cdx.json").write_text(bill_of_materials(version, headers))
-    info.rename(unpacked / f"torchcomms_pg-{version}.dist-info")
+    for place in (info, info.with_suffix(".data")):
+        place.rename(unpacked / f"torchcomms_pg-{version}{place.suffix}")
 
 
 def main() -> None:

@@ -34,6 +34,12 @@ __all__ = [
     "register",
 ]
 
+
+def __dir__() -> list[str]:
+    """Returns what the Tab key shows: public names, without the modules that have them."""
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__"]
+
+
 if not runs_apart():
     import torch
 

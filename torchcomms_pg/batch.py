@@ -21,6 +21,15 @@ class BatchSendRecv:
 
     Nothing is checked or sent before `issue`. Issued together, messages of one batch do not wait
     for each other, so that all ranks may list them in any order.
+
+    Example:
+        >>> theirs = torch.empty(1, dtype=torch.int64)
+        >>> batch = comm.batch_op_create()
+        >>> batch.send(torch.tensor([rank]), 1 - rank)
+        >>> batch.recv(theirs, 1 - rank)
+        >>> work = batch.issue()
+        >>> theirs.item() == 1 - rank
+        True
     """
 
     def __init__(self, comm: Operations) -> None:

@@ -48,6 +48,13 @@ class TorchComm(Operations, Handle):
     and every later call raises it again. Inside ``with comm.group():`` operations are collected.
 
     Thread-safe, as long as all ranks issue their collectives in one order.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> work = comm.all_reduce(tensor, ReduceOp.SUM, async_op=True)
+        >>> work.wait()
+        >>> tensor.tolist()
+        [2.0, 2.0]
     """
 
     def __init__(

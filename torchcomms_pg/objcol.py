@@ -100,7 +100,14 @@ def gather_object(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Same as `all_gather_object`, into `object_gather_list` on `root` only."""
+    """Gives one rank the ranks' objects.
+
+    Args:
+        obj: what `torch.save` can save.
+        root: the rank that gets them, from 0.
+        object_gather_list: on `root` as long as there are ranks; its entries are replaced.
+        timeout, weights_only: as of `all_gather_object`.
+    """
     _check_alone("gather_object", comm)
     rank, size = comm.get_rank(), comm.get_size()
     comm._check_rank("gather_object", "root", root)
@@ -133,7 +140,10 @@ def broadcast_object_list(
 ) -> None:
     """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`.
 
-    See `all_gather_object`.
+    Args:
+        object_list: on `root` what `torch.save` can save.
+        root: the rank that has them, from 0.
+        timeout, weights_only: as of `all_gather_object`.
     """
     _check_alone("broadcast_object_list", comm)
     comm._check_rank("broadcast_object_list", "root", root)
@@ -161,7 +171,11 @@ def scatter_object_list(
 ) -> None:
     """Sets ``scatter_object_output_list[0]`` to this rank's entry of the root's input list.
 
-    See `all_gather_object`.
+    Args:
+        root: the rank that has the objects, from 0.
+        scatter_object_output_list: one entry or more, of which the first is replaced.
+        scatter_object_input_list: on `root` an object for each rank.
+        timeout, weights_only: as of `all_gather_object`.
     """
     _check_alone("scatter_object_list", comm)
     rank, size = comm.get_rank(), comm.get_size()
@@ -208,7 +222,10 @@ def recv_object_list(
 ) -> None:
     """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`.
 
-    See `all_gather_object`.
+    Args:
+        object_list: its length says how many objects move.
+        src: the rank that sends, from 0.
+        timeout, weights_only: as of `all_gather_object`.
     """
     _check_alone("recv_object_list", comm)
     _check_nonempty("recv_object_list", "object_list", object_list)

@@ -52,10 +52,23 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends `tensor` to rank `dst`, whose receive has as many elements of the same dtype.
+        """Sends a tensor to one rank, whose `recv` takes it.
+
+        Args:
+            tensor: as many elements, of the same dtype, as the receive has.
+            dst: the rank that receives, from 0; may be this one.
 
         Hint ``torchcomm::shm::tag`` gives the message a tag, which the receive has to name too;
         messages of one pair and tag arrive in order.
+
+        Example:
+            >>> tensor = torch.arange(3) + rank
+            >>> if rank == 0:
+            ...     work = comm.send(tensor, 1)
+            ... elif rank == 1:
+            ...     work = comm.recv(tensor, 0)
+            >>> tensor.tolist()
+            [0, 1, 2]
         """
         if is_dynamo_compiling():
             args = (tensor, dst)
@@ -71,7 +84,12 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Receives into `tensor` what rank `src` sends. Hints: see `send`."""
+        """Receives a tensor that one rank sends. Hints and an example: see `send`.
+
+        Args:
+            tensor: is overwritten; as many elements, of the same dtype, as were sent.
+            src: the rank that sends, from 0.
+        """
         if is_dynamo_compiling():
             args = (tensor, src)
             return compile_ops.trace(self, "recv", args, async_op, hints, timeout)
@@ -103,7 +121,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `tensor`, of equal size on all ranks, to that of rank `root`."""
+        """Sets a tensor on all ranks to that of one of them.
+
+        Args:
+            tensor: of equal size on all ranks; read on `root`, overwritten elsewhere.
+            root: the rank that has the content, from 0.
+
+        Example:
+            >>> tensor = torch.full((2,), rank)
+            >>> work = comm.broadcast(tensor, 1)
+            >>> tensor.tolist()
+            [1, 1]
+        """
         if is_dynamo_compiling():
             args = (tensor, root)
             return compile_ops.trace(self, "broadcast", args, async_op, hints, timeout)
@@ -120,10 +149,18 @@ class Operations:
         *,
         output: torch.Tensor | None = None,
     ) -> TorchWork:
-        """Reduces `tensor`, of equal size on all ranks, to all ranks.
+        """Reduces the ranks' tensors to one, which all ranks get, with the same bits.
 
-        The result has the same bits on every rank. It replaces `tensor`, or goes to `output`, of
-        the same dtype and number of elements, and leaves `tensor` as it is.
+        Args:
+            tensor: of equal size on all ranks; overwritten, unless there is an `output`.
+            op: how, such as ``ReduceOp.SUM``; which dtypes it takes: `ReduceOp`.
+            output: gets the result in place of `tensor`; of the same dtype and number of elements.
+
+        Example:
+            >>> tensor = torch.tensor([1.0, rank])
+            >>> work = comm.all_reduce(tensor, ReduceOp.SUM)
+            >>> tensor.tolist()
+            [2.0, 1.0]
         """
         if is_dynamo_compiling():
             if output is not None:
@@ -145,7 +182,19 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Same as `all_reduce`, on `root` only; elsewhere `tensor` is unchanged."""
+        """Reduces the ranks' tensors to one, which one rank gets.
+
+        Args:
+            tensor: of equal size on all ranks; overwritten on `root`, elsewhere unchanged.
+            root: the rank that gets the result, from 0.
+            op: how; see `all_reduce`.
+
+        Example:
+            >>> tensor = torch.ones(2)
+            >>> work = comm.reduce(tensor, 0, ReduceOp.SUM)
+            >>> tensor.tolist() == ([2.0, 2.0] if rank == 0 else [1.0, 1.0])
+            True
+        """
         if is_dynamo_compiling():
             args = (tensor, root, op)
             return compile_ops.trace(self, "reduce", args, async_op, hints, timeout)
@@ -161,7 +210,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets ``tensor_list[r]`` to the `tensor` of rank r; all have equal size."""
+        """Gives every rank the tensors of all ranks.
+
+        Args:
+            tensor_list: one tensor for each rank; entry r gets the `tensor` of rank r.
+            tensor: of equal size on all ranks.
+
+        Example:
+            >>> tensors = [torch.empty(2, dtype=torch.int64) for _ in range(2)]
+            >>> work = comm.all_gather(tensors, torch.full((2,), rank))
+            >>> [tensor.tolist() for tensor in tensors]
+            [[0, 0], [1, 1]]
+        """
         if is_dynamo_compiling():
             args = (tensor_list, tensor)
             return compile_ops.trace(self, "all_gather", args, async_op, hints, timeout)
@@ -177,7 +237,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Same as `all_gather`; sizes may differ by rank, and every rank knows them all."""
+        """Does what `all_gather` does with tensors whose sizes differ by rank.
+
+        Args:
+            tensor_list: entry r has the size of rank r's `tensor`, which every rank has to know.
+            tensor: of this rank.
+
+        Example:
+            >>> tensors = [torch.empty(size, dtype=torch.int64) for size in (1, 2)]
+            >>> work = comm.all_gather_v(tensors, torch.full((rank + 1,), rank))
+            >>> [tensor.tolist() for tensor in tensors]
+            [[0], [1, 1]]
+        """
         if is_dynamo_compiling():
             args = (tensor_list, tensor)
             return compile_ops.trace(self, "all_gather_v", args, async_op, hints, timeout)
@@ -192,7 +263,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `output`, of size x input.numel() elements, to the ranks' inputs in rank order."""
+        """Does what `all_gather` does into one tensor.
+
+        Args:
+            output: contiguous, of size x input.numel() elements; gets the inputs in rank order.
+            input: of equal size on all ranks.
+
+        Example:
+            >>> output = torch.empty(2, 2, dtype=torch.int64)
+            >>> work = comm.all_gather_single(output, torch.full((2,), rank))
+            >>> output.tolist()
+            [[0, 0], [1, 1]]
+        """
         if is_dynamo_compiling():
             args = (output, input)
             return compile_ops.trace(self, "all_gather_single", args, async_op, hints, timeout)
@@ -208,7 +290,20 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `output` to the reduction of all ranks' ``input_list[rank]``; of equal sizes."""
+        """Reduces the ranks' lists entry by entry; rank r gets entry r.
+
+        Args:
+            output: gets the reduction of all ranks' ``input_list[rank]``.
+            input_list: one tensor for each rank, all of equal size.
+            op: how; see `all_reduce`.
+
+        Example:
+            >>> output = torch.empty(1)
+            >>> inputs = [torch.tensor([1.0]), torch.tensor([2.0])]
+            >>> work = comm.reduce_scatter(output, inputs, ReduceOp.SUM)
+            >>> output.tolist() == [2.0 * (rank + 1)]
+            True
+        """
         if is_dynamo_compiling():
             args = (output, input_list, op)
             return compile_ops.trace(self, "reduce_scatter", args, async_op, hints, timeout)
@@ -227,7 +322,19 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Same as `reduce_scatter`; the entries of `input_list` may differ in size."""
+        """Does what `reduce_scatter` does with entries of different sizes.
+
+        Args:
+            output: of the size of entry `rank`; gets its reduction.
+            input_list: one tensor for each rank; entry r has the same size on all ranks.
+            op: how; see `all_reduce`.
+
+        Example:
+            >>> output = torch.empty(rank + 1)
+            >>> work = comm.reduce_scatter_v(output, [torch.ones(1), torch.ones(2)], ReduceOp.SUM)
+            >>> output.tolist() == [2.0] * (rank + 1)
+            True
+        """
         if is_dynamo_compiling():
             args = (output, input_list, op)
             return compile_ops.trace(self, "reduce_scatter_v", args, async_op, hints, timeout)
@@ -245,9 +352,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `output` to the reduction of this rank's part of all ranks' inputs.
+        """Does what `reduce_scatter` does from one tensor.
 
-        `input` has size x output.numel() elements, the ranks' parts one after another.
+        Args:
+            output: gets the reduction of this rank's part.
+            input: contiguous, of size x output.numel() elements: the parts of the ranks in turn.
+            op: how; see `all_reduce`.
+
+        Example:
+            >>> output = torch.empty(1)
+            >>> work = comm.reduce_scatter_single(output, torch.tensor([1.0, 2.0]), ReduceOp.SUM)
+            >>> output.tolist() == [2.0 * (rank + 1)]
+            True
         """
         if is_dynamo_compiling():
             args = (output, input, op)
@@ -265,9 +381,17 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends part r of `input` to rank r; `output` takes the parts for this one in rank order.
+        """Sends part r of a tensor to rank r, and gets part `rank` of each rank's.
 
-        The first dimension is divisible by the number of ranks.
+        Args:
+            output: as many elements as `input`; gets the parts in the order of their ranks.
+            input: its first dimension is divided into as many parts as there are ranks.
+
+        Example:
+            >>> output = torch.empty(2, dtype=torch.int64)
+            >>> work = comm.all_to_all_single(output, torch.tensor([10, 11]) + 100 * rank)
+            >>> output.tolist() == [10 + rank, 110 + rank]
+            True
         """
         if is_dynamo_compiling():
             args = (output, input)
@@ -286,9 +410,23 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Same as `all_to_all_single`, with parts of different sizes.
+        """Does what `all_to_all_single` does with parts of different sizes.
 
-        Split sizes count rows of the first dimension, one for each rank; they add up to all rows.
+        Args:
+            output: gets the parts in the order of their ranks.
+            input: the parts for the ranks, one after another.
+            output_split_sizes: for each rank, how many rows of the first dimension of `output` are
+                its part; they add up to all rows.
+            input_split_sizes: the same for `input`.
+
+        Raises:
+            ValueError: a list has another length than there are ranks.
+
+        Example:
+            >>> output, mine = torch.empty(2 * (rank + 1)), torch.ones(3)
+            >>> work = comm.all_to_all_v_single(output, mine, [rank + 1, rank + 1], [1, 2])
+            >>> output.tolist() == [1.0] * (2 * (rank + 1))
+            True
         """
         for argument, splits in (("output", output_split_sizes), ("input", input_split_sizes)):
             if len(splits) != self._size:
@@ -313,9 +451,18 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends entry r of the input list to rank r; entry r of the outputs takes that of rank r.
+        """Sends entry r of a list to rank r, and gets entry `rank` of each rank's.
 
-        Entries may differ in size; sender and receiver agree.
+        Args:
+            output_tensor_list: one tensor for each rank; entry r gets what rank r sends.
+            input_tensor_list: one tensor for each rank. Entries may differ in size; sender and
+                receiver agree.
+
+        Example:
+            >>> outputs = [torch.empty(1, dtype=torch.int64) for _ in range(2)]
+            >>> work = comm.all_to_all(outputs, [torch.tensor([rank]) for _ in range(2)])
+            >>> [tensor.tolist() for tensor in outputs]
+            [[0], [1]]
         """
         if is_dynamo_compiling():
             args = (output_tensor_list, input_tensor_list)
@@ -330,7 +477,12 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Ends when all ranks have come to it."""
+        """Ends when all ranks have come to it.
+
+        Example:
+            >>> comm.barrier().is_completed()
+            True
+        """
         if is_dynamo_compiling():
             args = ()
             return compile_ops.trace(self, "barrier", args, async_op, hints, timeout)
@@ -345,7 +497,20 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets `output_tensor` to this rank's entry of the root's list; others' are ignored."""
+        """Gives each rank one tensor of a list that one rank has.
+
+        Args:
+            output_tensor: gets this rank's entry.
+            input_tensor_list: on `root` one tensor for each rank, of the size of `output_tensor`;
+                elsewhere ignored.
+            root: the rank that has the list, from 0.
+
+        Example:
+            >>> output = torch.empty(1, dtype=torch.int64)
+            >>> work = comm.scatter(output, [torch.tensor([5]), torch.tensor([6])], 0)
+            >>> output.tolist() == [5 + rank]
+            True
+        """
         if root != self._rank:
             input_tensor_list = ()
         if is_dynamo_compiling():
@@ -364,7 +529,20 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets the entries of the root's list to the ranks' inputs; others' are ignored."""
+        """Gives one rank the tensors of all ranks.
+
+        Args:
+            output_tensor_list: on `root` one tensor for each rank; entry r gets the input of rank
+                r. Elsewhere ignored.
+            input_tensor: of equal size on all ranks.
+            root: the rank that gets them, from 0.
+
+        Example:
+            >>> outputs = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+            >>> work = comm.gather(outputs, torch.tensor([rank + 1]), 0)
+            >>> [tensor.item() for tensor in outputs] == ([1, 2] if rank == 0 else [0, 0])
+            True
+        """
         if root != self._rank:
             output_tensor_list = ()
         if is_dynamo_compiling():
@@ -383,9 +561,19 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Same as `gather`, into one contiguous tensor of size x input.numel() elements.
+        """Does what `gather` does into one tensor.
 
-        `output` is used on the root only; others may pass None.
+        Args:
+            output: on `root` contiguous, of size x input.numel() elements; gets the inputs in rank
+                order. Elsewhere ignored, and may be None.
+            input: of equal size on all ranks.
+            root: the rank that gets them, from 0.
+
+        Example:
+            >>> output = torch.zeros(2, dtype=torch.int64)
+            >>> work = comm.gather_single(output, torch.tensor([rank + 1]), 0)
+            >>> output.tolist() == ([1, 2] if rank == 0 else [0, 0])
+            True
         """
         if is_dynamo_compiling():
             args = (output, input, root)

@@ -40,6 +40,12 @@ class ReduceOp:
 
     Raises:
         TypeError, ValueError: `type` is none, or `factor` is not what it needs.
+
+    Example:
+        >>> tensor = torch.ones(1)
+        >>> work = comm.all_reduce(tensor, ReduceOp.PREMUL_SUM(0.5))
+        >>> tensor.item()
+        1.0
     """
 
     SUM: ClassVar[ReduceOp]

@@ -49,6 +49,18 @@ class TorchCommWindow(Handle):
     part in ``with comm.group():``.
 
     Thread-safe.
+
+    Example:
+        >>> buffer = torch.zeros(3)
+        >>> window = comm.new_window(buffer)  # on all ranks
+        >>> if rank == 0:
+        ...     work = window.put(torch.arange(2.0) + 5, 1, 1)  # to rank 1, from its element 1
+        ...     work = window.signal(1)
+        ... elif rank == 1:
+        ...     work = window.wait_signal(0)
+        >>> buffer.tolist() == ([0.0, 5.0, 6.0] if rank == 1 else [0.0, 0.0, 0.0])
+        True
+        >>> window.tensor_deregister()  # on all ranks
     """
 
     def __init__(self, window: _C.Window, name: str) -> None:
@@ -157,7 +169,7 @@ class TorchCommWindow(Handle):
         return self._window.map_remote_tensor(rank)
 
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
-        """Returns the attributes of the window towards a peer: all ranks share their memory."""
+        """Returns the attributes of the window towards rank `peer_rank`: they share memory."""
         self._window.check_rank("get_attr", "peer_rank", peer_rank)
         return TorchCommWindowAttr(TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED)
 

@@ -40,6 +40,7 @@ def main(wheel):
         where = "import torchcomms_pg as t; print(t.__file__, t._C.__file__)"
         found = subprocess.check_output([python, "-c", where], env=env, cwd=folder, text=True)
         assert all(name.startswith(str(packages)) for name in found.split()), found
+        assert (folder / "env/share/doc/torchcomms_pg/README.md").is_file()
         subprocess.run([python, smoke], env=env, check=True, cwd=folder, timeout=120)
 
 

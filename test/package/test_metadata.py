@@ -36,7 +36,7 @@ def sources(tmp_path):
     folder.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, folder)
-    for name in (*OURS, "tools", "licenses"):
+    for name in (*OURS, "tools", "licenses", "docs"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so")
         )
@@ -174,6 +174,7 @@ def part(folder, minor, extension=b"built", public="0.1.0"):
             "\nVersion: of the text\n",
         )
         file.writestr(f"{info}/RECORD", "")
+        file.writestr(f"torchcomms_pg-{public}.data/data/share/doc/torchcomms_pg/api.md", "")
     (place / "headers.json").write_text(json.dumps({"fmt": "12.2.1", "torch": f"{minor}.0"}))
 
 
@@ -209,6 +210,8 @@ def test_the_version_of_a_wheel_says_its_torches_and_is_another_when_its_content
         assert re.fullmatch(rf"0\.1\.0\+{torches}\.h[0-9a-f]{{8}}", version)
         assert str(Version(version)) == version  # pip normalises nothing of it
     metadata = (tmp_path / "4/unpacked" / names[3] / "METADATA").read_text()
+    data = names[3].replace(".dist-info", ".data")
+    assert (tmp_path / "4/unpacked" / data / "data/share/doc/torchcomms_pg/api.md").is_file()
     assert f"\nVersion: {versions[3]}\n" in metadata and "\nVersion: of the text\n" in metadata
 
 

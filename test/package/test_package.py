@@ -7,6 +7,7 @@ import ast
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
@@ -78,7 +79,9 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
         *(f"licenses/{file.name}" for file in (ROOT / "licenses").iterdir()),
     ):
         assert f"{info}licenses/{license}" in names
-    own = (info, *(f"{package}/" for package in packages))
+    pages = f"torchcomms_pg-{torchcomms_pg.__version__}.data/data/share/doc/torchcomms_pg/"
+    assert {pages + page.name for page in (ROOT / "docs").iterdir()} <= names
+    own = (info, pages, *(f"{package}/" for package in packages))
     assert not [n for n in names if not n.startswith(own)]
 
 
@@ -219,7 +222,7 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env"])
+@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env", "run"])
 def test_modules_that_are_run_have_help(module):
     run = run_python("-m", f"torchcomms_pg.{module}", "--help")
     assert run.returncode == 0 and run.stdout.startswith("usage: "), run.stderr
@@ -259,6 +262,13 @@ def test_ranks_of_a_notebook_are_threads_of_its_process():
     said = re.search(r"print\(results\)  # (.*)", cell).group(1)
     assert sorted(run.stdout.splitlines()[0]) == sorted(said), run.stderr  # ranks in any order
     assert run.stdout.splitlines()[1] == "the kernel lives"
+
+
+def test_the_pythons_of_the_metadata_are_those_that_the_readme_says_are_tested():
+    text = document("pyproject.toml")
+    claimed = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
+    tested = re.search(r"^- Tested on .* with Python (.*?)\. ", document("README.md"), re.MULTILINE)
+    assert claimed == re.findall(r"3\.\d+", tested[1])
 
 
 def test_the_changes_of_this_version_are_listed():
@@ -436,9 +446,10 @@ def test_a_compiler_may_have_ccache_in_front(setup_py, monkeypatch, tmp_path, na
     compiler = compiler_that_says(tmp_path, name, version)
     monkeypatch.setattr(setup_py, "find_tool", lambda name, command: name)
     monkeypatch.setenv("CXX", compiler)
-    assert setup_py.find_compiler() == ("", compiler)
+    clang = name == "clang"
+    assert setup_py.find_compiler() == ("", compiler, clang)
     monkeypatch.setenv("CXX", f"ccache {compiler}")
-    assert setup_py.find_compiler() == ("ccache", compiler)
+    assert setup_py.find_compiler() == ("ccache", compiler, clang)
     monkeypatch.setenv("CXX", f"{compiler} -m32")
     with pytest.raises(setup_py.SetupError, match="flags go into CXXFLAGS"):
         setup_py.find_compiler()
@@ -451,6 +462,24 @@ def test_a_number_of_jobs_that_is_none_is_refused(setup_py, monkeypatch, value):
         setup_py.SetupError, match=rf"MAX_JOBS={value}: wanted a whole number, 1 or"
     ):
         setup_py.job_count()
+
+
+def test_the_database_of_commands_has_each_file_with_a_command_that_compiles_it(
+    setup_py, monkeypatch
+):
+    written = {}
+    monkeypatch.setattr(setup_py, "write_if_changed", written.__setitem__)
+    setup_py.Build().write_database()
+    commands = json.loads(written[ROOT / "compile_commands.json"])
+    files = {command["file"]: command for command in commands}
+    assert sorted(files) == sorted(str(f.relative_to(ROOT)) for f in (ROOT / "csrc").rglob("*.cpp"))
+    command = files["csrc/host/Process.cpp"]
+    subprocess.run(
+        [*command["arguments"], "-fsyntax-only"],
+        cwd=command["directory"],
+        check=True,
+        timeout=PROGRAM_LIMIT,
+    )
 
 
 # The stub

@@ -202,14 +202,18 @@ _FALSE = {"0", "false", "no", "off", "n", "f"}
 
 
 def read(name: str) -> str | None:
-    """Returns the value of a variable of `VARIABLES`; None where it is unset or empty."""
+    """Returns the value of the variable `name` of `VARIABLES`; None where it is unset or empty.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
     if name not in _KNOWN:
         raise KeyError(f"{name} is not among torchcomms_pg.env.VARIABLES")
     return os.environ.get(name) or None
 
 
 def read_int(name: str) -> int | None:
-    """Same as `read`, for a whole number of 0 or more.
+    """Same as `read`, where the variable `name` is a whole number of 0 or more.
 
     Raises:
         ValueError: it is something else.
@@ -255,7 +259,7 @@ def _seconds(name: str, default: float, least: timedelta) -> timedelta:
 
 
 def read_bool(*names: str, default: bool) -> bool:
-    """Returns the value of the first of the variables that is set.
+    """Returns the value of the first of the variables `names` that is set, else `default`.
 
     Raises:
         ValueError: it is neither true nor false.

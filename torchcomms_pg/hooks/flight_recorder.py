@@ -90,6 +90,15 @@ class FlightRecorderHook(FlightRecorder):
 
     Raises:
         ValueError: `max_entries` is negative.
+
+    Example:
+        >>> from torchcomms_pg.hooks import FlightRecorderHook
+        >>> recorder = FlightRecorderHook(max_entries=10)
+        >>> recorder.register_with_comm(comm)
+        >>> work = comm.barrier()
+        >>> len(recorder)
+        1
+        >>> recorder.unregister()
     """
 
     def __init__(self, max_entries: int = 2048, isolated: bool = False) -> None:

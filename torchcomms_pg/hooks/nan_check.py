@@ -19,6 +19,15 @@ class NanCheckHook:
 
     A rank that is refused does not take part in the operation: its peers wait for it until their
     timeout, or until this rank's process ends.
+
+    Example:
+        >>> from torchcomms_pg.hooks import NanCheckHook
+        >>> check = NanCheckHook()
+        >>> check.register_with_comm(comm)
+        >>> comm.all_reduce(torch.tensor([float("nan")]), ReduceOp.SUM)
+        Traceback (most recent call last):
+        RuntimeError: ...
+        >>> check.unregister()
     """
 
     def __init__(self) -> None:

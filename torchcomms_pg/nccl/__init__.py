@@ -37,7 +37,7 @@ def version() -> tuple[int, int, int]:
 
 
 def version_text(code: int) -> str:
-    """Returns e.g. ``"2.30.7"`` of NCCL's number 23007."""
+    """Returns e.g. ``"2.30.7"`` of NCCL's number `code`, e.g. 23007."""
     return ".".join(map(str, _parts(code)))
 
 
