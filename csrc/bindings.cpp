@@ -95,6 +95,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindCreation(module);
   bindNccl(module);
   bindPythonStackDump(module);
+  bindWatch(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

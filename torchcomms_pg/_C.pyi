@@ -4,7 +4,7 @@ from typing import Any, ClassVar, overload
 
 import torch
 from torch._C._distributed_c10d import Backend as _C10dBackend
-from torch._C._distributed_c10d import ErrorType, Store
+from torch._C._distributed_c10d import ErrorType, ProcessGroup, Store
 from torch._C._distributed_c10d import ReduceOp as _ReduceOp
 from torch._C._distributed_c10d import Work as _Work
 
@@ -14,6 +14,8 @@ from torchcomms_pg.work import TorchWork
 torch_version: str
 # NCCL_VERSION_CODE of the header it was compiled with.
 nccl_header_version: int
+# Whether c10d calls hooks for the operations of every group.
+groups_have_hooks: bool
 # The attributes of NcclConfig, by their own names and by those of NCCL's fields.
 nccl_config_names: dict[str, str]
 
@@ -24,6 +26,21 @@ def set_python_stack_source(
     describe: Callable[[list[tuple[str, int, str]]], tuple[str, str]],
 ) -> None:
     """Names the function that tells the places of this process's Python threads, and of a stack."""
+
+def set_waiting_functions(functions: Sequence[Callable[..., object]]) -> None:
+    """Names functions that wait for the end of what they issue asynchronously."""
+
+class Watch:
+    """The watch over one process group, as long as that lives."""
+
+    def set_timeout(self, timeout: timedelta) -> None: ...
+    def close(self) -> None:
+        """Forgets the group, which is destroyed. Idempotent."""
+
+def watch(
+    *, group: ProcessGroup, ranks: Sequence[int], devices: Sequence[str], timeout: timedelta
+) -> Watch:
+    """Watches the group's operations on these types of devices; `ranks`: the global ones."""
 
 def compile_began(trigger: str) -> None:
     """Says that this process compiles from now on; calls may nest."""

@@ -32,6 +32,7 @@ __all__ = [
     "new_comm",
     "objcol",
     "register",
+    "watch",
 ]
 
 
@@ -57,6 +58,7 @@ if not runs_apart():
     from torchcomms_pg.process_group import get_process_group
     from torchcomms_pg.reduce_op import RedOpType, ReduceOp
     from torchcomms_pg.registration import register
+    from torchcomms_pg.watching import watch, watch_as_told
     from torchcomms_pg.window import (
         TorchCommWinAccessType,
         TorchCommWindow,
@@ -69,3 +71,4 @@ if not runs_apart():
     register()
     if env.as_gloo():
         as_gloo.install()
+    watch_as_told()

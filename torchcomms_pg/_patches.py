@@ -36,16 +36,19 @@ def replace(
     replacement: Callable[..., Any],
     kind: Callable[[Any], Any] = lambda function: function,
 ) -> None:
-    """Puts `replacement`, which gets what it replaces as its first argument, in its place."""
-    original = getattr(owners[0], name)
-    if getattr(original, "replaced_by", None) == __name__:
-        return
+    """Puts `replacement`, which gets what it replaces as its first argument, in its place, once."""
+    original = known = getattr(owners[0], name)
+    while known is not None:
+        if getattr(known, "replacement", None) is replacement.__code__:
+            return
+        known = getattr(known, "__wrapped__", None)
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
     patched.replaced_by = __name__  # type: ignore[attr-defined]
+    patched.replacement = replacement.__code__  # type: ignore[attr-defined]
     for owner in owners:
         setattr(owner, name, kind(patched))
 

@@ -2,7 +2,8 @@
 
 The same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, where it is easier to say: PROGRAM may
 also be ``-m MODULE``, and under torchrun it is ``torchrun -m torchcomms_pg.run PROGRAM ARGS``.
-With ``--check-nccl`` it says at the end what of the program would go wrong over NCCL.
+With ``--check-nccl`` it says at the end what of the program would go wrong over NCCL. With
+``--watch`` it is the same as ``TORCHCOMMS_PG_WATCH=1`` instead, and leaves the groups as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 
 from torchcomms_pg import check_nccl, env
 
-USAGE = "python -m torchcomms_pg.run [--check-nccl] PROGRAM [ARGS], or -m MODULE [ARGS]"
+USAGE = "python -m torchcomms_pg.run [--check-nccl | --watch] PROGRAM [ARGS], or -m MODULE [ARGS]"
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
             "torchcomms_pg.run: torchcomms_pg is imported from a folder, and in the program torch "
             "finds only what is installed; see docs/install.md"
         )
-    env.set_as_gloo()
+    (env.set_watch if options.watch else env.set_as_gloo)()
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # of the interpreter; without this module
     command = [sys.executable, *flags, *program]
     if options.check_nccl:
@@ -47,7 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchcomms_pg.run", usage=USAGE, description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--watch",
+        action="store_true",
+        help="say which rank holds up the others, over any backend. See docs/watch.md",
+    )
+    what.add_argument(
         "--check-nccl",
         action="store_true",
         help="record every operation, and print at the end what would hang, be refused or give "

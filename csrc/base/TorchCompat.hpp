@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -56,6 +57,42 @@ struct CompletionHookArgs {
 using CompletionHook = std::function<void(const CompletionHookArgs&)>;
 
 #if !TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+enum class HookOpName : uint8_t {
+  SEND,
+  RECV,
+  BROADCAST,
+  ALLREDUCE,
+  REDUCE,
+  ALLGATHER,
+  REDUCE_SCATTER,
+  ALLTOALL,
+  BARRIER,
+  SCATTER,
+  GATHER,
+  SPLIT,
+  NEW_WINDOW,
+  UNKNOWN,
+};
+
+struct PreHookArgs {
+  HookOpName name = HookOpName::UNKNOWN;
+  bool async_op = false;
+  std::vector<at::Tensor> input_tensors;
+  std::vector<at::Tensor> output_tensors;
+  int64_t root = -1;
+  int64_t op_id = 0;
+};
+
+struct PostHookArgs {
+  HookOpName name = HookOpName::UNKNOWN;
+  bool async_op = false;
+  c10::intrusive_ptr<::c10d::Work> work;
+  int64_t op_id = 0;
+};
+
+using PreHook = std::function<void(const PreHookArgs&)>;
+using PostHook = std::function<void(const PostHookArgs&)>;
+
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 using Splits = std::vector<int64_t>;
@@ -195,6 +232,58 @@ class Backend : public ::c10d::Backend {
 
 }  // namespace latest
 #endif
+
+// True if c10d calls hooks for the operations of every group.
+inline constexpr bool kGroupsHaveHooks = TORCHCOMMS_PG_TORCH_AT_LEAST(14);
+
+// Has c10d call the hooks from the group's next operation on, under an id that no other hook has;
+// without kGroupsHaveHooks: never.
+inline void registerHooks(
+    c10d::ProcessGroup& group, int64_t id, latest::PreHook pre, latest::PostHook post) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
+  group.registerPreHook(id, std::move(pre));
+  group.registerPostHook(id, std::move(post));
+#endif
+}
+
+// Returns the operation whose variants share this name in torch 2.14.
+inline latest::HookOpName familyOf(latest::HookOpName name) {
+  using Name = latest::HookOpName;
+  switch (name) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+    case Name::ALLREDUCE_COALESCED: return Name::ALLREDUCE;
+    case Name::ALLGATHER_BASE:
+    case Name::ALLGATHER_COALESCED:
+    case Name::ALLGATHER_INTO_TENSOR_COALESCED: return Name::ALLGATHER;
+    case Name::REDUCE_SCATTER_BASE:
+    case Name::REDUCE_SCATTER_TENSOR_COALESCED: return Name::REDUCE_SCATTER;
+    case Name::ALLTOALL_BASE: return Name::ALLTOALL;
+#endif
+    default: return name;
+  }
+}
+
+// Has the backend tell when works have completed, by their keys. False: it never does, as up to
+// torch 2.14.
+inline bool registerCompletionHook(
+    c10d::Backend& backend, int64_t id, latest::CompletionHook hook) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+  if (backend.supportsCompletionHooks()) {
+    backend.registerCompletionHook(id, std::move(hook));
+    return true;
+  }
+#endif
+  return false;
+}
+
+// Returns what registerCompletionHook() knows the work by; 0: nothing.
+inline uint64_t completionKey(const c10d::Work& work) {
+#if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
+  return work.getCompletionKey();
+#else
+  return 0;
+#endif
+}
 
 // True if torch's analyser of flight recorders knows the names "split" and "new_window".
 inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);

@@ -54,8 +54,9 @@ void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
 void bindPythonStackDump(py::module_& module);
-void usePythonStacks();
+void usePythonStacks(py::module_& module);
 void bindCreation(py::module_& module);
+void bindWatch(py::module_& module);
 void bindNccl(py::module_& module);
 // Extends the class Backend: call it after that is bound.
 void bindMemory(py::module_& module);

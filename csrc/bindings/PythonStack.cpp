@@ -1,4 +1,7 @@
 // Python's stacks, for the flight recorder.
+#include <pybind11/stl.h>
+
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -72,9 +75,9 @@ void letGoOfDropped() {
   spare = std::move(stacks);
 }
 
-// Adds the thread's frames, as owned references.
-void addFrames(Calls& calls) {
-  auto* frame = PyThreadState_GetFrame(PyThreadState_Get());
+// Adds the frames of a thread, as owned references. Needs the GIL.
+void addFrames(Calls& calls, PyThreadState* thread) {
+  auto* frame = PyThreadState_GetFrame(thread);
   while (frame != nullptr && calls.size() < kMaxFrames) {
     calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
     auto* const caller = PyFrame_GetBack(frame);
@@ -94,6 +97,17 @@ std::string text(PyObject* string) {
   return {utf8, static_cast<size_t>(size)};
 }
 
+// The code of functions that wait for the end of what they issue, see StackSource::waits(). Owned,
+// and set once.
+std::vector<PyCodeObject*>& waiting() {
+  static auto& codes = leaked<std::vector<PyCodeObject*>>();
+  return codes;
+}
+
+const Calls& callsOf(const Stack& stack) {
+  return std::static_pointer_cast<const Captured>(stack)->calls;
+}
+
 class PythonStacks final : public StackSource {
  public:
   Stack capture() override {
@@ -107,7 +121,7 @@ class PythonStacks final : public StackSource {
     py::gil_scoped_acquire gil;
     letGoOfDropped();
     auto calls = std::exchange(spare, {});  // a new frame may set off the garbage collector
-    addFrames(calls);
+    addFrames(calls, PyThreadState_Get());
     auto stack = latest;
     if (stack != nullptr && stack->calls == calls) {
       letGoOf(calls);
@@ -129,7 +143,7 @@ class PythonStacks final : public StackSource {
       if (stacks[i] == nullptr) {
         continue;
       }
-      for (const auto& call : std::static_pointer_cast<const Captured>(stacks[i])->calls) {
+      for (const auto& call : callsOf(stacks[i])) {
         described[i].push_back(
             {text(call.code->co_name),
              text(call.code->co_filename),
@@ -138,12 +152,57 @@ class PythonStacks final : public StackSource {
     }
     return described;
   }
+
+  bool waits(const Stack& stack) override {
+    const auto& codes = waiting();
+    return stack != nullptr && !callsOf(stack).empty() &&
+           std::ranges::find(codes, callsOf(stack).front().code) != codes.end();
+  }
+
+  bool within(const Stack& inner, const Stack& outer) override {
+    if (inner == nullptr || outer == nullptr || callsOf(inner).size() == kMaxFrames) {
+      return true;  // it cannot be told
+    }
+    const auto& all = callsOf(inner);
+    const auto& part = callsOf(outer);
+    return all.size() > part.size() && std::equal(part.rbegin(), part.rend(), all.rbegin());
+  }
+
+  bool stands(uint64_t thread, const Stack& stack) override {
+    if (stack == nullptr || Py_IsInitialized() == 0) {
+      return true;  // it cannot be told
+    }
+    py::gil_scoped_acquire gil;
+    auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+    while (state != nullptr && state->thread_id != thread) {
+      state = PyThreadState_Next(state);
+    }
+    if (state == nullptr) {
+      return false;
+    }
+    Calls calls;
+    addFrames(calls, state);
+    const bool same = calls == callsOf(stack);
+    letGoOf(calls);
+    return same;
+  }
 };
 
 }  // namespace
 
-void usePythonStacks() {
+void usePythonStacks(py::module_& module) {
   StackSource::set(&leaked<PythonStacks>());
+  module.def(
+      "set_waiting_functions",
+      [](const std::vector<py::function>& functions) {
+        if (waiting().empty()) {
+          for (const auto& function : functions) {
+            py::object code = function.attr("__code__");
+            waiting().push_back(reinterpret_cast<PyCodeObject*>(code.release().ptr()));
+          }
+        }
+      },
+      py::arg("functions"));
 }
 
 }  // namespace torchcomms_pg

@@ -24,7 +24,7 @@ FlightRecorder::What entries(bool completed, bool collectives, bool stacks) {
 }  // namespace
 
 void bindRecorder(py::module_& module) {
-  usePythonStacks();
+  usePythonStacks(module);
   py::class_<FlightRecorder, std::shared_ptr<FlightRecorder>>(module, "Recorder")
       .def(py::init<size_t, bool>(), py::arg("max_entries"), py::arg("cpp_stacks"))
       .def_property_readonly("enabled", &FlightRecorder::enabled)

@@ -59,6 +59,14 @@ std::vector<int64_t> Communicator::globalRanks() const {
   return ranks;
 }
 
+uint64_t Communicator::key() const {
+  return diagnosis_->key();
+}
+
+bool Communicator::meetsRootAlone() const {
+  return device().is_cpu() && group_.hosts.empty();
+}
+
 int Communicator::libraryVersion() const {
   int version = 0;
   api().getVersion(&version);

@@ -14,6 +14,7 @@
 #include "comm/CommHandle.hpp"
 #include "comm/Executor.hpp"
 #include "comm/FailureState.hpp"
+#include "comm/GroupActivity.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/InFlightOps.hpp"
@@ -39,7 +40,8 @@ class DiagnosisClient;
 //
 // State is kept by the parts, each with the lock that guards it. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
-                           public Monitor::Watched {
+                           public Monitor::Watched,
+                           public GroupActivity {
  public:
   // The place of the tensors. `highPriority`: that of an accelerator's streams.
   struct Place {
@@ -66,10 +68,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   ~Communicator() override;
 
   // Identity.
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  const Group& group() const { return group_; }
-  std::vector<int64_t> globalRanks() const;  // by rank; unknown: the rank itself
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const Group& group() const override { return group_; }
+  std::vector<int64_t> globalRanks() const override;
+  uint64_t key() const override;
   const at::Device& device() const { return place_.device; }
   // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
   int libraryVersion() const;
@@ -127,7 +130,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
-  const IssueCounts& issued() const { return issued_; }
+  const IssueCounts& issued() const override { return issued_; }
 
   // Gives every operation, also a synchronous one, a Work that knows its duration from now on.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
@@ -163,7 +166,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // In the handler of a signal, in the middle of a call in the communicator, it fails that call,
   // and frees the resources when that has been left.
   void close();
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   // The parts.
   CommHandle& library() { return library_; }
@@ -171,6 +174,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const NcclApi& api() const { return library_.api(); }
   Executor& executor() const { return *executor_; }
   InFlightOps& inFlight() { return inFlight_; }
+  const InFlightOps& inFlight() const override { return inFlight_; }
+  bool queues() const override { return executor_->queues(); }
+  bool meetsRootAlone() const override;
+  bool comparesSizes() const override { return true; }
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }

@@ -8,12 +8,9 @@
 #include <vector>
 
 #include "base/OutstandingTask.hpp"
-#include "base/PerProcess.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Peer.hpp"
-#include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
-#include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -29,73 +26,6 @@ constexpr int kIdleTicks = 2;
 // Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
-// The communicators of this process that take part in diagnoses.
-class Registry {
- public:
-  static Registry& get() {
-    static PerProcess<Registry> registry;
-    return registry.get();
-  }
-
-  void add(std::weak_ptr<Communicator> comm) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(comms_, [](const auto& known) { return known.expired(); });
-    comms_.push_back(std::move(comm));
-  }
-
-  std::vector<std::shared_ptr<Communicator>> alive() {
-    std::vector<std::shared_ptr<Communicator>> alive;
-    std::lock_guard lock(mutex_);
-    for (const auto& known : comms_) {
-      if (auto comm = known.lock()) {
-        alive.push_back(std::move(comm));
-      }
-    }
-    return alive;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Communicator>> comms_;
-};
-
-Silent describeSilent(const Peer& peer) {
-  const auto pid = std::to_string(peer.pid);
-  if (!peer.sameHost(Peer::self())) {
-    return {
-        "did not answer (pid " + pid + " on " + peer.host +
-        "): it is dead or stopped, or the network is down"};
-  }
-  const char state = host::processState(peer.pid);
-  if (state == 'T' || state == 't') {
-    return {
-        "its process is stopped (pid " + pid +
-            "): by SIGSTOP, or by a debugger; SIGCONT has it go on",
-        true};
-  }
-  if (!host::processAlive(peer.pid, 0)) {
-    return {"its process is dead (pid " + pid + ")", true};
-  }
-  return {
-      "did not answer, though its process is there (pid " + pid + ", state " +
-      (state == '\0' ? std::string("unknown") : std::string(1, state)) +
-      "): see py-spy dump --pid " + pid + ", or gdb"};
-}
-
-// Returns what tells a group from every other, and is the same on its ranks.
-uint64_t keyOf(const Communicator& comm) {
-  const auto ranks = comm.globalRanks();
-  // A group of c10d may have a communicator for each type of device.
-  const auto text =
-      comm.group().name + '\0' + c10::DeviceTypeName(comm.device().type()) +
-      std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
-  return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
-}
-
-bool isAwaited(const InFlight& entry) {
-  return entry.work == nullptr || !entry.op->async || entry.work->awaited();
-}
-
 }  // namespace
 
 void DiagnosisClient::open(
@@ -107,7 +37,8 @@ void DiagnosisClient::open(
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = std::move(peers);
-  key_ = keyOf(comm_);
+  // A group of c10d may have a communicator for each type of device.
+  key_ = keyOf(comm_, c10::DeviceTypeName(comm_.device().type()));
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
   options.size = comm_.size();
@@ -132,7 +63,7 @@ void DiagnosisClient::open(
   };
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&diagnosis_, HangDiagnosis::open(std::move(board), std::move(options)));
-  Registry::get().add(comm_.weak_from_this());
+  enlist(comm_.shared_from_this());
 }
 
 void DiagnosisClient::openLike(
@@ -244,11 +175,7 @@ void DiagnosisClient::checkDeadline(
     overdue_ = overdue;
   }
   auto asked = request(*overdue_, now);
-  asked.ended = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
-    return std::ranges::none_of(ops, [&](const auto& entry) {
-      return entry.op->seq == overdue_->seq && entry.op->kind == overdue_->kind;
-    });
-  });
+  asked.ended = !comm_.inFlight().has(*overdue_);
   const auto verdict = diagnosis->ask(asked);
   if (!verdict) {
     return;  // a later round of the monitor finds it
@@ -378,10 +305,11 @@ std::optional<Milliseconds> DiagnosisClient::judge(
 
 void DiagnosisClient::askForDumps() {
   std::shared_ptr<Communicator> largest;
-  for (const auto& comm : Registry::get().alive()) {
-    if (comm->size() > (largest ? largest : comm_.shared_from_this())->size() &&
+  for (const auto& group : enlisted()) {
+    auto comm = std::dynamic_pointer_cast<Communicator>(group);
+    if (comm && comm->size() > (largest ? largest : comm_.shared_from_this())->size() &&
         !comm->failureState().get() && !comm->closed()) {
-      largest = comm;
+      largest = std::move(comm);
     }
   }
   if (!largest) {
@@ -438,24 +366,10 @@ DiagnosisRequest DiagnosisClient::request(const Operation& op, Clock::time_point
 
 DiagnosisRequest DiagnosisClient::request(
     const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline) {
-  DiagnosisRequest request;
-  const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
-  request.compileLeftMs = (Compiling::limit() - late).count();
-  request.rank = comm_.rank();
-  request.group = comm_.group().name;
-  request.globalRanks = comm_.group().globalRanks;
-  request.hosts = comm_.group().hosts;
-  request.size = comm_.size();
-  request.op = describe(op);
-  request.signature = signature(op);
-  request.seq = op.collective ? op.seq : 0;
-  bool collectives = true;  // and nothing else is in flight
-  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
-    collectives = std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
-    request.wait = describeWait(comm_, ops, op, key_, /*here=*/true);
+  auto request = requestAbout(comm_, op, now, timeout, deadline);
+  const bool collectives = comm_.inFlight().inspect([](const auto& ops, const Operation&) {
+    return std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
   });
-  request.timeoutMs = timeout.count();
-  request.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
   const auto& library = comm_.library();
   const bool certain = library.absenceIsCertain();
   if (certain || library.failed()) {
@@ -464,127 +378,15 @@ DiagnosisRequest DiagnosisClient::request(
     request.absentIsAll = certain && comm_.api().absentRanks != nullptr && !library.failed() &&
                           collectives && request.seq > 0 && !request.absent.empty();
   }
-  request.queued = comm_.executor().queues();
   return request;
 }
 
-Wait DiagnosisClient::describeWait(
-    const Communicator& comm,
-    const InFlightOps::List& ops,
-    const Operation& op,
-    uint64_t key,
-    bool here) {
-  Wait wait;
-  wait.text = describe(op) + (here ? "" : " of group '" + comm.group().name + "'");
-  // The ranks that a shrunk communicator leaves out are not needed.
-  wait.group = op.kind == OpKind::shrink ? 0 : key;
-  wait.members = comm.globalRanks();
-  const auto await = [&](OpKind kind, int peer, uint64_t number) {
-    using Kind = AwaitedMessage::Kind;
-    if (waitsForPeer(kind)) {
-      wait.messages.push_back(
-          {kind == OpKind::send   ? Kind::send
-           : kind == OpKind::recv ? Kind::receive
-                                  : Kind::signal,
-           peer < 0 ? AwaitedMessage::kAnyRank : wait.members[peer],
-           number});
-    }
-  };
-  await(op.kind, op.peer, op.number);
-  if (op.messages) {
-    for (const auto& message : *op.messages) {
-      await(message.kind, message.peer, message.number);
-    }
-  }
-  // Shared memory alone has every rank exchange its part with the root and nobody else.
-  const bool withRoot = comm.device().is_cpu() && comm.group().hosts.empty();
-  const auto need = [&](const Operation& collective) {
-    const bool one = withRoot && hasRoot(collective.kind) && collective.peer != comm.rank();
-    const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
-    auto& all = wait.collectives;
-    if (onlyGives(collective.kind, collective.peer == comm.rank()) && !all.empty()) {
-      return;  // it may wait for those before it alone
-    }
-    if (!all.empty() && all.back().rank == needed.rank) {
-      all.back() = needed;  // whoever has come to this has come to the one before
-    } else {
-      all.push_back(needed);
-    }
-  };
-  for (const auto& entry : ops) {
-    if (op.collective && entry.op->collective && entry.op->seq < op.seq) {
-      need(*entry.op);
-    }
-  }
-  if (op.collective) {
-    need(op);
-  }
-  return wait;
-}
-
-void DiagnosisClient::tellGroups(RankStatus& answer) const {
-  auto alive = Registry::get().alive();
-  // Ranks may be threads of one process: the groups of the others say nothing of this one.
-  const auto numberOf = [](const Communicator& comm) { return comm.globalRanks()[comm.rank()]; };
-  const bool threads = std::ranges::any_of(alive, [&](const auto& comm) {
-    return comm->diagnosis().key_ == key_ && comm->rank() != comm_.rank();
-  });
-  std::erase_if(
-      alive, [&](const auto& comm) { return threads && numberOf(*comm) != numberOf(comm_); });
-  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
-  for (const auto& comm : alive) {
-    ++groups[comm->diagnosis().key_];
-  }
-  for (const auto& comm : alive) {
-    const bool here = comm.get() == &comm_;
-    const auto key = comm->diagnosis().key_;
-    const bool known = here || (groups[key] == 1 && key != key_);
-    const bool queues = comm->executor().queues();
-    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
-    // seems to have arrived, and is not blamed.
-    comm->inFlight().inspect([&](const auto& ops, const Operation&) {
-      for (const auto& entry : ops) {
-        const bool awaited = isAwaited(entry) && !queues;
-        if (awaited || (queues && &entry == &ops.front()) ||
-            (entry.work != nullptr && entry.work->hasFuture())) {
-          answer.waits.push_back(describeWait(*comm, ops, *entry.op, known ? key : 0, here));
-          answer.waits.back().indirect = !awaited;
-        }
-      }
-    });
-    if (known && !comm->closed()) {
-      answer.counts.push_back(comm->issued().all(key, comm->globalRanks()));
-    }
-  }
-}
-
 HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
-  HangDiagnosis::Snapshot snapshot;
-  auto& answer = snapshot.answer;
-  answer.rank = comm_.rank();
-  answer.relaxedMs = relaxed().count();
-  const auto compiling = Compiling::state(now);
-  answer.compilingMs = compiling.since ? compiling.since->count() : -1;
-  answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;
+  auto snapshot = snapshotOf(comm_, now);
+  snapshot.answer.relaxedMs = relaxed().count();
   if (const auto known = comm_.failureState().get()) {
-    answer.failure = known->message;
+    snapshot.answer.failure = known->message;
   }
-  tellGroups(answer);
-  comm_.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
-    if (!ops.empty()) {
-      const auto& oldest = *ops.front().op;
-      answer.current = describe(oldest);
-      answer.signature = signature(oldest);
-      answer.currentSeq = answer.signature.empty() ? 0 : oldest.seq;
-      answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
-      if (oldest.recording) {
-        snapshot.stack = oldest.recording->stack();
-      }
-    }
-    if (lastCompleted.seq != 0) {
-      answer.completed = describe(lastCompleted);
-    }
-  });
   return snapshot;
 }
 

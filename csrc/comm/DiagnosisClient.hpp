@@ -34,6 +34,7 @@ class DiagnosisClient {
   void openShrunk(DiagnosisClient& parent, const std::vector<int>& gone);
   // Stops making requests and giving this rank's status. Does not block.
   void close();
+  uint64_t key() const { return key_; }
 
   // Does what is due. Called on the monitor's thread, at each of its rounds.
   void check(Clock::time_point now) noexcept;
@@ -86,16 +87,6 @@ class DiagnosisClient {
   // Prints why `op` waits on after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
-  // Returns what `op` of `comm`, which has `ops` in flight, needs; `here`: of the group asked
-  // about.
-  static Wait describeWait(
-      const Communicator& comm,
-      const InFlightOps::List& ops,
-      const Operation& op,
-      uint64_t key,
-      bool here);
-  // Fills in what threads of this process wait in, and what it has issued, in all groups.
-  void tellGroups(RankStatus& answer) const;
   void apart(std::function<void()> body);
   std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
 

@@ -8,7 +8,24 @@ namespace torchcomms_pg {
 InFlightOps::Entry InFlightOps::add(
     const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
   std::lock_guard lock(mutex_);
-  return ops_.insert(ops_.end(), InFlight{&op, std::move(work), std::move(flight), {}});
+  return ops_.insert(
+      ops_.end(), InFlight{&op, std::move(work), std::move(flight), {}, false, nullptr});
+}
+
+InFlightOps::Entry InFlightOps::add(const Operation& op, std::shared_ptr<void> keeper) {
+  InFlight entry{&op, nullptr, nullptr, {}, false, nullptr};
+  entry.keeper = std::move(keeper);
+  std::lock_guard lock(mutex_);
+  return ops_.insert(ops_.end(), std::move(entry));
+}
+
+void InFlightOps::leave(const Operation& op) {
+  std::lock_guard lock(mutex_);
+  const auto entry = std::find_if(
+      ops_.rbegin(), ops_.rend(), [&](const InFlight& each) { return each.op == &op; });
+  if (entry != ops_.rend()) {
+    entry->left = true;
+  }
 }
 
 void InFlightOps::end(Entry entry, bool completed) {
@@ -44,6 +61,25 @@ void InFlightOps::remove(Entry entry) {
     }
   }
   none_.notify_all();
+}
+
+void InFlightOps::finish(Entry entry, bool completed) {
+  List gone;  // freed after the lock is released
+  std::lock_guard lock(mutex_);
+  if (completed) {
+    lastCompleted_.noteFrom(*entry->op);
+  }
+  gone.splice(gone.begin(), ops_, entry);
+  if (ops_.empty()) {
+    none_.notify_all();
+  }
+}
+
+bool InFlightOps::has(const Operation& op) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(ops_, [&](const InFlight& entry) {
+    return entry.op->seq == op.seq && entry.op->kind == op.kind;
+  });
 }
 
 bool InFlightOps::empty() const {

@@ -20,6 +20,8 @@ struct InFlight {
   WorkPtr work;                    // keeps `op`; null: a calling thread or `flight` does
   std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
   std::thread::id teller;          // thread that tells of its end; none: it has not ended
+  bool left = false;               // its call has returned, and nobody can tell who waits for it
+  std::shared_ptr<void> keeper;    // keeps `op`, where none of the above does
 };
 
 // The list of operations in flight, and the last completed one. An operation that has ended is no
@@ -31,7 +33,11 @@ class InFlightOps {
   using Entry = List::iterator;
 
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
+  Entry add(const Operation& op, std::shared_ptr<void> keeper);
 
+  // Notes that the call of an operation, which may have ended, has returned, and that nobody can
+  // tell who waits for it.
+  void leave(const Operation& op);
   // Notes that an operation has ended, and that the calling thread is about to tell of it.
   // `completed`: it becomes the last completed one.
   void end(Entry entry, bool completed);
@@ -39,7 +45,11 @@ class InFlightOps {
   void tellHere(Entry entry);
   // Removes an operation, when everybody has been told of its end, or where nobody is.
   void remove(Entry entry);
+  // Does the same as end() and remove(), where nobody is told.
+  void finish(Entry entry, bool completed);
 
+  // Returns whether the operation, of which `op` is a copy, has not ended.
+  bool has(const Operation& op) const;
   // Returns whether all operations have ended.
   bool empty() const;
   // Returns whether all operations but one have ended.

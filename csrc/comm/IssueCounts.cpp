@@ -29,20 +29,38 @@ void IssueCounts::number(PreparedOp& call) {
   op.messages = std::move(numbered);
 }
 
-uint64_t IssueCounts::next(OpKind kind, int peer) {
-  if (peer < 0) {
-    return receivedFromAny_.fetch_add(1, std::memory_order_relaxed) + 1;
+void IssueCounts::number(Operation& op) {
+  op.collective = !isPointToPoint(op.kind);
+  op.seq = (op.collective ? collectives_ : messages_).fetch_add(1, std::memory_order_relaxed) + 1;
+  if (!op.collective) {
+    op.number = next(op.kind, op.peer);
   }
-  const auto of = [&]() -> Count* {
-    switch (kind) {
-      case OpKind::send: return &withPeer(kSent, peer);
-      case OpKind::recv: return &withPeer(kReceived, peer);
-      case OpKind::signal: return &withPeer(kSignalled, peer);
-      case OpKind::waitSignal: return &withPeer(kAwaited, peer);
-      default: return nullptr;  // a put, for which nobody waits
-    }
-  }();
-  return of == nullptr ? 0 : of->fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+void IssueCounts::takeBack(const Operation& op) {
+  (op.collective ? collectives_ : messages_).fetch_sub(1, std::memory_order_relaxed);
+  if (auto* const count = op.collective ? nullptr : countOf(op.kind, op.peer)) {
+    count->fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+// Returns null for a put, for which nobody waits, and for a collective.
+IssueCounts::Count* IssueCounts::countOf(OpKind kind, int peer) {
+  if (peer < 0) {
+    return &receivedFromAny_;
+  }
+  switch (kind) {
+    case OpKind::send: return &withPeer(kSent, peer);
+    case OpKind::recv: return &withPeer(kReceived, peer);
+    case OpKind::signal: return &withPeer(kSignalled, peer);
+    case OpKind::waitSignal: return &withPeer(kAwaited, peer);
+    default: return nullptr;
+  }
+}
+
+uint64_t IssueCounts::next(OpKind kind, int peer) {
+  auto* const count = countOf(kind, peer);
+  return count == nullptr ? 0 : count->fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 GroupCounts IssueCounts::all(uint64_t group, const std::vector<int64_t>& globalRanks) const {

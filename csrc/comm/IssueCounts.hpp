@@ -21,6 +21,10 @@ class IssueCounts {
   // Sets the place of the operation in the group's order, and of its messages among those of a
   // peer.
   void number(PreparedOp& call);
+  // Does the same for an operation that is no batch.
+  void number(Operation& op);
+  // Forgets an operation that was numbered last, and has been refused.
+  void takeBack(const Operation& op);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }
   // Returns the counts, with peers by their numbers in the job.
@@ -30,6 +34,7 @@ class IssueCounts {
   using Count = std::atomic<uint64_t>;
   enum Kind { kSent, kReceived, kSignalled, kAwaited, kKinds };
 
+  Count* countOf(OpKind kind, int peer);
   uint64_t next(OpKind kind, int peer);
   Count& withPeer(Kind kind, int peer) const { return withPeers_[peer * kKinds + kind]; }
 

@@ -30,6 +30,8 @@ struct DiagnosisRequest {
   bool absentIsAll = false;  // true: the library misses no other rank at this operation
   bool queued = false;  // ranks that have arrived need not have started: a device's queue is long
   bool ended = false;   // the operation has ended since the diagnosis began
+  bool mayHaveEnded =
+      false;  // if all ranks have come: nobody is told of its end but who waits for it
   std::string disagreement;   // the library's text about ranks that call different operations
   int64_t compileLeftMs = 0;  // time that it may still wait for ranks that compile
 };

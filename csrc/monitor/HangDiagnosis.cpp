@@ -105,9 +105,12 @@ void HangDiagnosis::put(const DiagnosisRequest& request) {
 
 std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
   std::lock_guard lock(mutex_);
+  if (verdict_ && options_.goesOn && !isSameOperation(verdictOn_, request.wait)) {
+    verdict_.reset();  // came too late for the operation that it is about
+  }
   if (verdict_) {
     auto verdict = *verdict_;
-    if (verdict.extensionMs > 0) {
+    if (verdict.extensionMs > 0 || options_.goesOn) {
       verdict_.reset();  // the next verdict may differ
     }
     return verdict;
@@ -128,6 +131,19 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
 std::optional<Verdict> HangDiagnosis::final() const {
   std::lock_guard lock(mutex_);
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
+}
+
+std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::standing() const {
+  std::lock_guard lock(mutex_);
+  return standing_ ? std::optional(standing_->since) : std::nullopt;
+}
+
+void HangDiagnosis::end(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  if (standing_ && standing_->led && !standing_->end) {
+    standing_->end = text;
+    wake();
+  }
 }
 
 void HangDiagnosis::notice() {
@@ -196,9 +212,11 @@ void HangDiagnosis::askForDumps() {
 void HangDiagnosis::run() {
   std::unique_lock lock(mutex_);
   while (!closed_ && broken_.empty()) {
-    const auto something = [&] { return asked_ || noticed_ || dumpsWanted_ || closed_; };
+    const auto something = [&] {
+      return asked_ || noticed_ || dumpsWanted_ || closed_ || (standing_ && standing_->end);
+    };
     if (phase_ == Phase::idle && !something()) {
-      if (!options_.poll) {
+      if (!options_.poll && !standing_) {
         break;
       }
       changed_.wait_until(lock, nextTurn(), something);
@@ -258,6 +276,7 @@ void HangDiagnosis::look(Clock::time_point now) {
     noticed = std::exchange(noticed_, false);
     wanted = dumpsWanted_;
   }
+  endStanding();
   bool news = options_.poll && options_.poll(/*thorough=*/noticed || asked);
   news = lookForDumps(wanted) || news;
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
@@ -277,6 +296,28 @@ void HangDiagnosis::look(Clock::time_point now) {
   round_.begun = now;
   phase_ = Phase::answering;
   wantsStatus_.store(true, std::memory_order_release);
+}
+
+// Ends the verdict that stands, if the rank that has led to it says so.
+void HangDiagnosis::endStanding() {
+  std::optional<Standing> standing;
+  {
+    std::lock_guard lock(mutex_);
+    standing = standing_;
+  }
+  if (!standing) {
+    return;
+  }
+  if (standing->end) {
+    board_->set(standing->key, *standing->end);
+  } else if (!standing->led) {
+    standing->end = board_->get(standing->key);
+  }
+  if (standing->end) {
+    print(options_.number, *standing->end);
+    std::lock_guard lock(mutex_);
+    standing_.reset();
+  }
 }
 
 // Asks for dumps if `wanted`; otherwise returns whether another rank has asked, and dumps.
@@ -388,18 +429,35 @@ void HangDiagnosis::part(Clock::time_point now) {
   }
 }
 
+// Returns whether the verdict of the round has been ended; false where the board does not tell.
+bool HangDiagnosis::isOver(const std::string& overKey) {
+  try {
+    return board_->get(overKey).has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void HangDiagnosis::finish(const std::optional<Verdict>& verdict) {
   const bool final = verdict && verdict->extensionMs == 0;
-  if (final) {
+  // One that this rank has missed, for example while it was stopped, may be over by now.
+  const auto overKey = key("over");
+  const bool over = final && options_.goesOn && !round_.leads && isOver(overKey);
+  if (final && !over) {
     print(options_.number, verdict->text);
   }
   std::lock_guard lock(mutex_);
-  if (final || (verdict && asked_)) {
+  if ((final && !options_.goesOn) || (verdict && asked_)) {
     verdict_ = verdict;
+    verdictOn_ = asked_ ? asked_->wait : Wait();
+  }
+  if (final && options_.goesOn && !over) {
+    standing_ = Standing{overKey, round_.leads, Clock::now(), std::nullopt};
   }
   asked_.reset();
   snapshot_.reset();
-  noticed_ = false;
+  noticed_ = verdict && options_.goesOn;  // the others may be in the next one
+
   wantsStatus_.store(false, std::memory_order_release);
   rounds_ += verdict ? 1 : 0;
   round_ = Round();

@@ -64,6 +64,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     int turn = 0;
     int turns = 1;
     std::function<void()> dump;  // answers another rank's request; must not block, nor throw
+    // The group goes on after a verdict, which may be over later; and others may follow.
+    bool goesOn = false;
   };
 
   static std::shared_ptr<HangDiagnosis> open(std::unique_ptr<SharedBoard> board, Options options);
@@ -81,6 +83,11 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // Returns the verdict of a diagnosis that has ended with the group's failure; none: there was
   // none.
   std::optional<Verdict> final() const;
+  // Of a group that goes on: returns the time of the verdict that stands; none: none does.
+  std::optional<Clock::time_point> standing() const;
+  // Has all ranks print `text` in place of the verdict that stands, if this rank has led to it: it
+  // is over.
+  void end(const std::string& text);
   // Returns whether the others have to be told, by ringing; true once.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 
@@ -108,6 +115,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   void lead(Clock::time_point now);
   void follow(Clock::time_point now);
   void part(Clock::time_point now);
+  void endStanding();
+  bool isOver(const std::string& overKey);
   void finish(const std::optional<Verdict>& verdict);
   std::string key(const std::string& name) const;
 
@@ -128,7 +137,16 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   Clock::time_point askedAt_;
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
+  Wait verdictOn_;      // what this rank had asked about
   std::string broken_;  // reason why the board is of no use
+  // A verdict of a group that goes on.
+  struct Standing {
+    std::string key;  // of the board, where the text is that ends it
+    bool led = false;
+    Clock::time_point since;
+    std::optional<std::string> end;
+  };
+  std::optional<Standing> standing_;
 
   // State of the diagnosis's thread.
   struct Round {

@@ -95,6 +95,9 @@ class Report {
       return {0, ""};  // no sign that these ranks will come
     }
     if (late_.empty() && blame_.missing.empty()) {
+      if (request_.mayHaveEnded) {
+        return {std::max<int64_t>(request_.timeoutMs, 1000), "all ranks have arrived at it"};
+      }
       for (const auto& [rank, answer] : answers_) {
         if (const auto [more, reason] = grant(answer); more > 0) {
           return {more, named({rank}) + " " + reason};
@@ -188,7 +191,10 @@ class Report {
       asked = direct;
     } else if (!blame_.missing.empty()) {
       text += named(blame_.missing) + (blame_.missing.size() == 1 ? " has" : " have") + " not " +
-              arrived + what + ", and " + (blame_.missing.size() == 1 ? "waits" : "wait") +
+              arrived + what + ", and " +
+              (mayGoOn()                    ? "may wait"
+               : blame_.missing.size() == 1 ? "waits"
+                                            : "wait") +
               " elsewhere";
       asked = true;
     } else {
@@ -200,6 +206,14 @@ class Report {
       text += "; " + what + ", waits for " + named(blame_.missing);
     }
     return text;
+  }
+
+  // Returns whether of a missing rank it is not known that one of its threads waits.
+  bool mayGoOn() const {
+    return std::ranges::any_of(blame_.missing, [&](int rank) {
+      const auto answer = answers_.find(rank);
+      return answer != answers_.end() && std::ranges::all_of(answer->second.waits, &Wait::indirect);
+    });
   }
 
   std::string summary() const {
@@ -222,7 +236,8 @@ class Report {
       text += (text.empty() ? "" : ", ") + named(circleRanks(), true) + " wait for each other";
     }
     if (text.empty() && !blame_.missing.empty()) {
-      text = named(blame_.missing, true) + " did not arrive, but waits elsewhere";
+      text = named(blame_.missing, true) + " did not arrive, but " +
+             (mayGoOn() ? "may wait elsewhere" : "waits elsewhere");
     }
     return text.empty() && !request_.queued
                ? "all ranks have arrived, and the operation has not finished"

@@ -124,6 +124,19 @@ bool hasData(OpKind kind) {
          kind == OpKind::put;
 }
 
+// Returns whether all ranks pass as many elements: they have no list whose parts may differ, and it
+// is not the root alone that gives or gets all of them.
+bool sameSizes(OpKind kind) {
+  switch (kind) {
+    case OpKind::allReduce:
+    case OpKind::broadcast:
+    case OpKind::reduce:
+    case OpKind::allGatherSingle:
+    case OpKind::reduceScatterSingle: return true;
+    default: return false;
+  }
+}
+
 }  // namespace
 
 const OpTraits& traits(OpKind kind) {
@@ -182,7 +195,7 @@ std::string describe(const Operation& op) {
   return out.str();
 }
 
-std::string signature(const Operation& op) {
+std::string signature(const Operation& op, bool sizes) {
   if (isPointToPoint(op.kind) || op.kind == OpKind::coalesced || isManagement(op.kind)) {
     return "";
   }
@@ -191,6 +204,9 @@ std::string signature(const Operation& op) {
     text += std::string(" ") + c10::toString(op.dtype);
     text += op.reduceOp == nullptr ? "" : std::string(" ") + op.reduceOp;
     text += op.peer < 0 ? "" : " root " + std::to_string(op.peer);
+  }
+  if (sizes && sameSizes(op.kind)) {
+    text += " of " + std::to_string(op.numelIn);
   }
   return text;
 }

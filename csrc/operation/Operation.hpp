@@ -171,9 +171,9 @@ const char* profilingTitle(const Operation& op, const Group& group);
 // Int)".
 std::string describe(const Operation& op);
 
-// Returns what the ranks of a collective have to agree on, which is all but the sizes; empty: it is
-// none, or a batch.
-std::string signature(const Operation& op);
+// Returns what the ranks of a collective have to agree on; empty: it is none, or a batch. `sizes`:
+// with the number of elements, where it has to be the same on all ranks.
+std::string signature(const Operation& op, bool sizes = false);
 
 // Writes a duration, e.g. "2 s" or "0.5 s".
 std::string inSeconds(Milliseconds duration);

@@ -27,6 +27,13 @@ class StackSource {
   // Describes stacks, the innermost frame of each first.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
+  // Returns whether the function that has called for `stack` waits for the end of what it issues.
+  virtual bool waits(const Stack& stack) = 0;
+  // Returns whether the thread was still in the call of `outer` when it came to `inner`.
+  virtual bool within(const Stack& inner, const Stack& outer) = 0;
+  // Returns whether the thread, by its pthread_t, is where `stack` was captured. Takes the GIL.
+  virtual bool stands(uint64_t thread, const Stack& stack) = 0;
+
   // Sets the source, once, when the module is loaded; it is never freed. Null: there is none.
   static void set(StackSource* source) { source_ = source; }
   static StackSource* get() { return source_; }

@@ -93,8 +93,8 @@ void issue(RankStatus& status, uint64_t collectives) {
 class Group {
  public:
   // Makes the group. `heard`: number of ranks that hear each other ring, and look in turns; 0: all
-  // hear it, and none looks.
-  explicit Group(int size, int heard = 0)
+  // hear it, and none looks. `goesOn`: it goes on after a verdict.
+  explicit Group(int size, int heard = 0, bool goesOn = false)
       : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
@@ -112,6 +112,7 @@ class Group {
         options.turns = heard;
       }
       options.dump = [&count = dumps[rank]] { ++count; };
+      options.goesOn = goesOn;
       options.describeSilent = [](int silent) {
         return Silent{"is silent (pid " + std::to_string(silent) + ")"};
       };
@@ -200,6 +201,77 @@ TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
     // A rank that the failure reaches later gets the same.
     CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
   }
+}
+
+TEST(aGroupThatGoesOnIsToldWhenAVerdictIsOverAndGetsTheNext) {
+  Group group(3, 0, /*goesOn=*/true);
+  for (int rank : {0, 2}) issue(group.answers[rank], 3);
+  issue(group.answers[1], 2);
+  const auto stand = [&](bool wanted) {
+    const auto until = Clock::now() + milliseconds(20'000);
+    for (const auto& rank : group.ranks) {
+      while (rank->standing().has_value() != wanted) {
+        if (Clock::now() > until) return false;
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+    }
+    return true;
+  };
+  CHECK(stand(false));
+  CHECK_EQUAL(ranksOf(group.ask(0, questionOn(3))), "1 ");
+  CHECK(stand(true));
+  group.ranks[2]->end("it has not led");
+  std::this_thread::yield();
+  CHECK(group.ranks[0]->standing().has_value());
+  const int printed = memfd_create("stderr", 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(printed, STDERR_FILENO);
+  group.ranks[0]->end("it is over");
+  CHECK(stand(false));
+  CHECK(awaitPrinted(std::chrono::seconds(20)));
+  dup2(before, STDERR_FILENO);
+  char text[512] = {};
+  CHECK(pread(printed, text, sizeof text - 1, 0) > 0);
+  close(before);
+  close(printed);
+  for (const auto* rank : {"[rank 0]", "[rank 1]", "[rank 2]"}) {
+    CHECK_CONTAINS(std::string(text), rank + std::string(" torchcomms_pg: it is over"));
+  }
+  issue(group.answers[1], 4);
+  issue(group.answers[2], 3);
+  auto next = questionOn(3, 1);
+  next.op = "broadcast #4 (8 x Float, root 0)";
+  next.seq = 4;
+  next.wait = waitIn(next.op, 4, ranksTo(3));
+  const auto verdict = group.ask(1, next);
+  CHECK_EQUAL(ranksOf(verdict), "0 2 ");
+  CHECK_CONTAINS(verdict.text, "have not arrived at broadcast #4");
+  CHECK(stand(true));
+}
+
+TEST(anOperationWhoseEndNobodyHearsIsNoHangOnceAllHaveCome) {
+  auto request = questionOn(2);
+  request.mayHaveEnded = true;
+  std::map<int, RankStatus> answers;
+  for (int rank : {0, 1}) {
+    answers[rank].rank = rank;
+    issue(answers[rank], 3);
+  }
+  CHECK(judge(request, answers, {}).extensionMs == 1000);
+  issue(answers[1], 2);
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "1 ");
+}
+
+TEST(aMissingRankThatMayGoOnIsNotSaidToWait) {
+  std::map<int, RankStatus> answers;
+  for (int rank : {0, 1}) {
+    answers[rank].rank = rank;
+    issue(answers[rank], rank == 0 ? 3 : 2);
+  }
+  answers[1].waits = {waitIn("all_reduce #2 (8 x Float)", 2, ranksTo(2))};
+  CHECK_CONTAINS(judge(questionOn(2), answers, {}).text, "and waits elsewhere");
+  answers[1].waits.front().indirect = true;
+  CHECK_CONTAINS(judge(questionOn(2), answers, {}).text, "and may wait elsewhere");
 }
 
 TEST(whoseFailureNobodyAskedAboutIsNotKeptWaiting) {

@@ -19,12 +19,13 @@ ROOMS = {
     "recorder": "base device monitor",
     "operation": "base nccl",
     "comm": "base device gloo host monitor nccl operation recorder shm",
+    "watch": "base comm device host monitor operation recorder",
     "collectives": "base comm nccl operation",
     "connect": "base comm device gloo host monitor nccl operation shm",
     "window": "base comm device nccl operation",
     "backend": "base collectives comm connect device operation recorder window",
     "bindings": "base backend collectives comm connect device gloo host monitor nccl operation "
-    "recorder shm window",
+    "recorder shm watch window",
 }
 
 

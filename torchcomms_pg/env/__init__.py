@@ -36,9 +36,19 @@ VARIABLES = (
         "whether groups of the name gloo run over torchcomms; read by import torch",
     ),
     Variable(
+        "TORCHCOMMS_PG_WATCH",
+        "false",
+        "whether groups of other backends are watched, see watch.md; read by import torch",
+    ),
+    Variable(
+        "TORCHCOMMS_PG_WATCH_TIMEOUT",
+        "60",
+        "after how many seconds of an operation the ranks of a watched group say who holds it up",
+    ),
+    Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
-        "torch's; with 0 the variable above is read by import torchcomms_pg alone",
+        "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
     ),
     Variable("TORCHCOMM_TIMEOUT_SECONDS", "600", "how long an operation of new_comm may take"),
     Variable(
@@ -358,6 +368,29 @@ def set_dump_at_exit(prefix: str) -> None:
     os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = prefix
     if all(read(name) is None for name in _RECORDER_SIZES):
         os.environ[_RECORDER_SIZES[0]] = "100000"
+
+
+def watch() -> bool:
+    """Returns whether groups of other backends are watched.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_WATCH is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_WATCH", default=False)
+
+
+def set_watch() -> None:
+    """Makes programs that this process becomes, or starts, watch their groups."""
+    os.environ["TORCHCOMMS_PG_WATCH"] = "1"
+
+
+def watch_timeout() -> timedelta:
+    """Returns how long an operation of a watched group may take.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_WATCH_TIMEOUT is not a positive number.
+    """
+    return _seconds("TORCHCOMMS_PG_WATCH_TIMEOUT", 60, timedelta(milliseconds=1))
 
 
 def exclude_nvls() -> None:

@@ -1,0 +1,64 @@
+// The watch over groups of other backends, for torchcomms_pg/watch.py.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings/Bindings.hpp"
+#include "watch/Watch.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// A watch as Python knows it: it lives as long as its group.
+struct WatchHandle {
+  std::weak_ptr<Watch> watch;
+};
+
+}  // namespace
+
+void bindWatch(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  module.attr("groups_have_hooks") = kGroupsHaveHooks;
+  py::class_<WatchHandle>(module, "Watch")
+      .def(
+          "set_timeout",
+          [](const WatchHandle& self, Milliseconds timeout) {
+            if (const auto watch = self.watch.lock()) {
+              watch->setTimeout(timeout);
+            }
+          },
+          py::arg("timeout"),
+          NoGil())
+      .def(
+          "close",
+          [](const WatchHandle& self) {
+            if (const auto watch = self.watch.lock()) {
+              watch->close();
+            }
+          },
+          NoGil());
+  module.def(
+      "watch",
+      [](c10d::ProcessGroup& group,
+         const std::vector<int64_t>& ranks,
+         const std::vector<std::string>& devices,
+         Milliseconds timeout) {
+        std::vector<c10::DeviceType> types;
+        for (const auto& device : devices) {
+          types.push_back(c10::Device(device).type());
+        }
+        return WatchHandle{Watch::begin(group, ranks, types, timeout)};
+      },
+      py::kw_only(),
+      py::arg("group"),
+      py::arg("ranks"),
+      py::arg("devices"),
+      py::arg("timeout"),
+      NoGil());
+}
+
+}  // namespace torchcomms_pg

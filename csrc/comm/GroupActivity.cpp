@@ -1,0 +1,232 @@
+#include "comm/GroupActivity.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/PerProcess.hpp"
+#include "comm/RecordedOp.hpp"
+#include "host/Process.hpp"
+#include "monitor/Compiling.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+struct Enlisted {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<GroupActivity>> groups;
+};
+Enlisted& ofProcess() {
+  static PerProcess<Enlisted> all;
+  return all.get();
+}
+
+// Returns whether a thread waits for the end of the operation now.
+bool isAwaited(const InFlight& entry) {
+  return !entry.left && (entry.work == nullptr || !entry.op->async || entry.work->awaited());
+}
+
+// Returns whether a thread may wait for its end, though nobody can tell.
+bool mayBeAwaited(const InFlight& entry) {
+  return entry.left || (entry.work != nullptr && entry.work->hasFuture());
+}
+
+// Returns what `op` of `group`, which has `ops` in flight, needs; `here`: of the group asked about.
+Wait describeWait(
+    const GroupActivity& group,
+    const InFlightOps::List& ops,
+    const Operation& op,
+    uint64_t key,
+    bool here) {
+  Wait wait;
+  wait.text = describe(op) + (here ? "" : " of group '" + group.group().name + "'");
+  // The ranks that a shrunk communicator leaves out are not needed.
+  wait.group = op.kind == OpKind::shrink ? 0 : key;
+  wait.members = group.globalRanks();
+  const auto await = [&](OpKind kind, int peer, uint64_t number) {
+    using Kind = AwaitedMessage::Kind;
+    if (waitsForPeer(kind)) {
+      wait.messages.push_back(
+          {kind == OpKind::send   ? Kind::send
+           : kind == OpKind::recv ? Kind::receive
+                                  : Kind::signal,
+           peer < 0 ? AwaitedMessage::kAnyRank : wait.members[peer],
+           number});
+    }
+  };
+  await(op.kind, op.peer, op.number);
+  if (op.messages) {
+    for (const auto& message : *op.messages) {
+      await(message.kind, message.peer, message.number);
+    }
+  }
+  const auto need = [&](const Operation& collective) {
+    const bool one =
+        group.meetsRootAlone() && hasRoot(collective.kind) && collective.peer != group.rank();
+    const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
+    auto& all = wait.collectives;
+    if (onlyGives(collective.kind, collective.peer == group.rank()) && !all.empty()) {
+      return;  // it may wait for those before it alone
+    }
+    if (!all.empty() && all.back().rank == needed.rank) {
+      all.back() = needed;  // whoever has come to this has come to the one before
+    } else {
+      all.push_back(needed);
+    }
+  };
+  for (const auto& entry : ops) {
+    if (op.collective && entry.op->collective && entry.op->seq < op.seq) {
+      need(*entry.op);
+    }
+  }
+  if (op.collective) {
+    need(op);
+  }
+  return wait;
+}
+
+// Fills in what threads of this process wait in, and what it has issued, in all groups.
+void tellGroups(const GroupActivity& asked, RankStatus& answer) {
+  auto alive = enlisted();
+  // Ranks may be threads of one process: the groups of the others say nothing of this one.
+  const auto numberOf = [](const GroupActivity& group) {
+    return group.globalRanks()[group.rank()];
+  };
+  const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
+    return group->key() == asked.key() && group->rank() != asked.rank();
+  });
+  std::erase_if(
+      alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
+  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
+  for (const auto& group : alive) {
+    ++groups[group->key()];
+  }
+  for (const auto& group : alive) {
+    const bool here = group.get() == &asked;
+    const auto key = group->key();
+    const bool known = here || (groups[key] == 1 && key != asked.key());
+    const bool queues = group->queues();
+    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
+    // seems to have arrived, and is not blamed.
+    group->inFlight().inspect([&](const auto& ops, const Operation&) {
+      for (const auto& entry : ops) {
+        const bool awaited = isAwaited(entry) && !queues;
+        if (awaited || (queues && &entry == &ops.front()) || mayBeAwaited(entry)) {
+          answer.waits.push_back(describeWait(*group, ops, *entry.op, known ? key : 0, here));
+          answer.waits.back().indirect = !awaited;
+        }
+      }
+    });
+    if (known && !group->closed()) {
+      answer.counts.push_back(group->issued().all(key, group->globalRanks()));
+    }
+  }
+}
+
+}  // namespace
+
+void enlist(const std::shared_ptr<GroupActivity>& group) {
+  auto& all = ofProcess();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.groups, [](const auto& known) { return known.expired(); });
+  all.groups.push_back(group);
+}
+
+std::vector<std::shared_ptr<GroupActivity>> enlisted() {
+  std::vector<std::shared_ptr<GroupActivity>> alive;
+  auto& all = ofProcess();
+  std::lock_guard lock(all.mutex);
+  for (const auto& known : all.groups) {
+    if (auto group = known.lock()) {
+      alive.push_back(std::move(group));
+    }
+  }
+  return alive;
+}
+
+uint64_t keyOf(const GroupActivity& group, const std::string& part) {
+  const auto ranks = group.globalRanks();
+  const auto text =
+      group.group().name + '\0' + part +
+      std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
+  return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
+}
+
+Silent describeSilent(const Peer& peer) {
+  const auto pid = std::to_string(peer.pid);
+  if (!peer.sameHost(Peer::self())) {
+    return {
+        "did not answer (pid " + pid + " on " + peer.host +
+        "): it is dead or stopped, or the network is down"};
+  }
+  const char state = host::processState(peer.pid);
+  if (state == 'T' || state == 't') {
+    return {
+        "its process is stopped (pid " + pid +
+            "): by SIGSTOP, or by a debugger; SIGCONT has it go on",
+        true};
+  }
+  if (!host::processAlive(peer.pid, 0)) {
+    return {"its process is dead (pid " + pid + ")", true};
+  }
+  return {
+      "did not answer, though its process is there (pid " + pid + ", state " +
+      (state == '\0' ? std::string("unknown") : std::string(1, state)) +
+      "): see py-spy dump --pid " + pid + ", or gdb"};
+}
+
+DiagnosisRequest requestAbout(
+    const GroupActivity& group,
+    const Operation& op,
+    Clock::time_point now,
+    Milliseconds timeout,
+    Clock::time_point deadline) {
+  DiagnosisRequest request;
+  const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
+  request.compileLeftMs = (Compiling::limit() - late).count();
+  request.rank = group.rank();
+  request.group = group.group().name;
+  request.globalRanks = group.group().globalRanks;
+  request.hosts = group.group().hosts;
+  request.size = group.size();
+  request.op = describe(op);
+  request.signature = signature(op, !group.comparesSizes());
+  request.seq = op.collective ? op.seq : 0;
+  group.inFlight().inspect([&](const auto& ops, const Operation&) {
+    request.wait = describeWait(group, ops, op, group.key(), /*here=*/true);
+  });
+  request.timeoutMs = timeout.count();
+  request.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
+  request.queued = group.queues();
+  return request;
+}
+
+HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point now) {
+  HangDiagnosis::Snapshot snapshot;
+  auto& answer = snapshot.answer;
+  answer.rank = group.rank();
+  const auto compiling = Compiling::state(now);
+  answer.compilingMs = compiling.since ? compiling.since->count() : -1;
+  answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;
+  tellGroups(group, answer);
+  group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
+    if (!ops.empty()) {
+      const auto& oldest = *ops.front().op;
+      answer.current = describe(oldest);
+      answer.signature = signature(oldest, !group.comparesSizes());
+      answer.currentSeq = answer.signature.empty() ? 0 : oldest.seq;
+      answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
+      if (oldest.recording) {
+        snapshot.stack = oldest.recording->stack();
+      }
+    }
+    if (lastCompleted.seq != 0) {
+      answer.completed = describe(lastCompleted);
+    }
+  });
+  return snapshot;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,270 @@
+#include "watch/Watch.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Id of the hooks, which users choose for theirs.
+constexpr int64_t kHookId = 0x7463'6f6d'6d73'7067;
+
+// An operation that a thread has begun to issue.
+struct Call {
+  const Watch* watch;
+  int64_t id;                   // c10d's, by which the post hook knows it
+  std::weak_ptr<WatchedOp> op;  // gone once its group is closed
+  c10::Device device;
+};
+// What is known of a thread.
+struct Thread {
+  // Operations that it has begun to issue; the innermost is the last. One whose call raises has no
+  // post hook, and stays until the thread's next.
+  std::vector<Call> calls;
+  // The operation whose end it has been waiting for since its call returned, if it does so.
+  std::weak_ptr<WatchedOp> waiting;
+
+  // Ends what it has been waiting for: it goes on.
+  void pass(Clock::time_point now) {
+    if (auto op = waiting.lock()) {
+      auto& group = op->group();
+      group.pass(std::move(op), now);
+    }
+    waiting.reset();
+  }
+
+  // Forgets earlier calls that have raised, since it is now in another, of `watch`.
+  void forgetRaised(const Watch* watch, const Stack& stack) {
+    while (!calls.empty()) {
+      const auto& last = calls.back();
+      if (const auto op = last.op.lock()) {
+        const auto& before = op->stack();
+        const bool known = before != nullptr && stack != nullptr && StackSource::get() != nullptr;
+        if (known ? StackSource::get()->within(stack, before) : last.watch != watch) {
+          return;
+        }
+        op->group().discard(*op);
+      }
+      calls.pop_back();
+    }
+  }
+};
+Thread& thisThreads() {
+  static thread_local Thread thread;
+  return thread;
+}
+
+std::optional<OpKind> kindOf(const latest::PreHookArgs& args, int size) {
+  using Name = latest::HookOpName;
+  // A tensor for all ranks, in place of a list of one for each.
+  const auto one = [size](const auto& whole, const auto& part) {
+    return whole.size() == 1 && part.size() == 1 &&
+           whole.front().numel() == part.front().numel() * size;
+  };
+  switch (familyOf(args.name)) {
+    case Name::SEND: return OpKind::send;
+    case Name::RECV: return OpKind::recv;
+    case Name::BROADCAST: return OpKind::broadcast;
+    case Name::ALLREDUCE: return OpKind::allReduce;
+    case Name::REDUCE: return OpKind::reduce;
+    case Name::ALLGATHER:
+      return one(args.output_tensors, args.input_tensors) ? OpKind::allGatherSingle
+                                                          : OpKind::allGather;
+    case Name::REDUCE_SCATTER:
+      return one(args.input_tensors, args.output_tensors) ? OpKind::reduceScatterSingle
+                                                          : OpKind::reduceScatter;
+    case Name::ALLTOALL:
+      return args.input_tensors.size() == 1 && args.output_tensors.size() == 1
+                 ? OpKind::allToAllSingle
+                 : OpKind::allToAll;
+    case Name::BARRIER: return OpKind::barrier;
+    case Name::SCATTER: return OpKind::scatter;
+    case Name::GATHER: return OpKind::gather;
+    case Name::SPLIT: return OpKind::split;
+    case Name::NEW_WINDOW: return OpKind::newWindow;
+    default: return std::nullopt;
+  }
+}
+
+const at::Tensor* firstTensor(const latest::PreHookArgs& args) {
+  const auto& tensors = args.input_tensors.empty() ? args.output_tensors : args.input_tensors;
+  return tensors.empty() ? nullptr : &tensors.front();
+}
+
+// Returns the part that counts the operation; null: there is none for its type of device.
+auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
+  const auto* const tensor = firstTensor(args);
+  const auto found = std::ranges::find_if(parts, [&](const auto& part) {
+    return tensor == nullptr || part.group->type() == tensor->device().type();
+  });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+// Returns the device of the operation: the current one where it has no tensor.
+c10::Device deviceOf(const latest::PreHookArgs& args, c10::DeviceType type) {
+  if (type == c10::DeviceType::CPU) {
+    return type;
+  }
+  const auto* const tensor = firstTensor(args);
+  return tensor != nullptr ? tensor->device() : c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+// Returns the type of device whose backend c10d chooses for a barrier, where it has the choice.
+c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
+  switch (group.getBackendType()) {
+    case c10d::ProcessGroup::NCCL: return c10::DeviceType::CUDA;
+    case c10d::ProcessGroup::XCCL: return c10::DeviceType::XPU;
+    default: return c10::DeviceType::CPU;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Watch> Watch::begin(
+    c10d::ProcessGroup& group,
+    const std::vector<int64_t>& ranks,
+    const std::vector<c10::DeviceType>& types,
+    Milliseconds timeout) {
+  auto parts = std::make_shared<Parts>();
+  const auto store = group.getStore();
+  const auto barriers = typeOfBarriers(group);
+  for (const auto type : types) {
+    const auto backend = group.getBackend(type);
+    Group told;
+    told.name = group.getGroupName();
+    told.description = group.getGroupDesc();
+    told.backend = backend->getBackendName();
+    told.globalRanks = ranks;
+    Part part;
+    part.fake = told.backend == "fake";
+    part.group = Monitor::watch<WatchedGroup>(
+        std::move(told), group.getRank(), group.getSize(), type, timeout);
+    if (!part.fake && store) {
+      part.group->open(
+          c10::make_intrusive<c10d::PrefixStore>(
+              std::string("torchcomms_pg/") + c10::DeviceTypeName(type, /*lower_case=*/true),
+              store));
+    }
+    if (type != c10::DeviceType::CPU) {
+      part.told = registerCompletionHook(
+          *backend,
+          kHookId,
+          [weak = std::weak_ptr(part.group)](const latest::CompletionHookArgs& args) {
+            if (const auto watched = weak.lock()) {
+              watched->completed(args);
+            }
+          });
+    }
+    parts->insert(type == barriers ? parts->begin() : parts->end(), std::move(part));
+  }
+  auto watch = std::make_shared<Watch>();
+  watch->parts_ = std::move(parts);
+  // The group keeps the watch by its hooks.
+  registerHooks(
+      group,
+      kHookId,
+      [watch](const latest::PreHookArgs& args) { watch->before(args); },
+      [watch](const latest::PostHookArgs& args) { watch->after(args); });
+  return watch;
+}
+
+void Watch::setTimeout(Milliseconds timeout) {
+  if (const auto parts = std::atomic_load(&parts_)) {
+    for (const auto& part : *parts) {
+      part.group->setTimeout(timeout);
+    }
+  }
+}
+
+void Watch::close() {
+  // A program may keep a group that it has destroyed, and so this.
+  if (const auto parts = std::atomic_exchange(&parts_, {})) {
+    for (const auto& part : *parts) {
+      part.group->close();
+    }
+  }
+}
+
+void Watch::before(const latest::PreHookArgs& args) try {
+  auto& thread = thisThreads();
+  const auto now = Clock::now();
+  thread.pass(now);
+  const auto parts = std::atomic_load(&parts_);
+  const auto* const part = parts ? partOf(args, *parts) : nullptr;
+  const auto kind = part == nullptr ? std::nullopt : kindOf(args, part->group->size());
+  if (!kind || !part->group->ofThisProcess()) {
+    return;
+  }
+  auto& group = *part->group;
+  const auto device = deviceOf(args, group.type());
+  if (group.queues() && isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device))) {
+    return;  // goes into a graph, of whose replays nobody here hears
+  }
+  auto* const source = StackSource::get();
+  auto stack = source == nullptr ? nullptr : source->capture();
+  thread.forgetRaised(this, stack);
+
+  Operation op;
+  op.kind = *kind;
+  op.issued = now;
+  op.peer = static_cast<int>(args.root);
+  // A call that waits for a message by itself is not told from one that does not.
+  op.async = args.async_op && !(source != nullptr && source->waits(stack));
+  for (const auto& tensor : args.input_tensors) {
+    op.numelIn += tensor.numel();
+  }
+  for (const auto& tensor : args.output_tensors) {
+    op.numelOut += tensor.numel();
+  }
+  if (const auto* const tensor = firstTensor(args)) {
+    op.dtype = tensor->scalar_type();
+  }
+  if (args.output_tensors.empty()) {
+    op.numelOut = op.numelIn;  // in place
+  }
+  const auto begun = group.begin(std::move(op), args, std::move(stack), part->told);
+  thread.calls.push_back({this, args.op_id, begun, device});
+} catch (const std::exception&) {
+  // Out of memory: the operation goes on unwatched.
+}
+
+void Watch::after(const latest::PostHookArgs& args) {
+  auto& thread = thisThreads();
+  auto& calls = thread.calls;
+  const auto found = std::find_if(calls.rbegin(), calls.rend(), [&](const Call& call) {
+    return call.watch == this && call.id == args.op_id;
+  });
+  if (found == calls.rend()) {
+    return;
+  }
+  const auto device = found->device;
+  const auto op = found->op.lock();
+  for (auto raised = calls.rbegin(); raised != found; ++raised) {
+    if (const auto forgotten = raised->op.lock()) {
+      forgotten->group().discard(*forgotten);
+    }
+  }
+  calls.erase(std::prev(found.base()), calls.end());
+  const auto parts = std::atomic_load(&parts_);
+  if (!op || !parts || !op->group().ofThisProcess()) {
+    return;
+  }
+  auto& group = op->group();
+  const auto part =
+      std::ranges::find(*parts, &group, [](const Part& each) { return each.group.get(); });
+  try {
+    group.leave(op, part->fake ? c10::intrusive_ptr<c10d::Work>() : args.work, device, part->told);
+    if (!op->operation().async && !group.queues()) {
+      thread.waiting = op;
+    }
+  } catch (const std::exception&) {
+    group.end(*op, /*completed=*/false);  // out of threads: it is not watched
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,50 @@
+// Watches process groups of any backend by the hooks that c10d has on their operations.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/TorchCompat.hpp"
+#include "watch/WatchedGroup.hpp"
+
+namespace torchcomms_pg {
+
+// The watch over one process group, which lives as long as the group, or until it is closed. It
+// changes nothing of the group's operations. Thread-safe.
+class Watch : public std::enable_shared_from_this<Watch> {
+ public:
+  // Watches the operations of `group` on these types of devices from the next one on. `ranks`: the
+  // global ones. A rank alone, or one of a group without a store, records them and tells of
+  // nothing. Call once for each group, before or between its operations. Raises what the store
+  // raises.
+  static std::shared_ptr<Watch> begin(
+      c10d::ProcessGroup& group,
+      const std::vector<int64_t>& ranks,
+      const std::vector<c10::DeviceType>& types,
+      Milliseconds timeout);
+
+  ~Watch() { close(); }
+
+  void setTimeout(Milliseconds timeout);
+  // Forgets the group, which is destroyed. Idempotent.
+  void close();
+
+ private:
+  // A type of device, and who serves it there.
+  struct Part {
+    std::shared_ptr<WatchedGroup> group;
+    bool told = false;  // the backend tells of completions
+    bool fake = false;  // nothing is sent: operations end with their calls
+  };
+
+  using Parts = std::vector<Part>;  // the first is that of operations without tensors
+
+  void before(const latest::PreHookArgs& args);
+  void after(const latest::PostHookArgs& args);
+
+  std::shared_ptr<const Parts> parts_;  // accessed by std::atomic_load; null once closed
+};
+
+}  // namespace torchcomms_pg

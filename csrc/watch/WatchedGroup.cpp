@@ -1,0 +1,466 @@
+#include "watch/WatchedGroup.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+
+#include "base/OutstandingTask.hpp"
+#include "comm/Peer.hpp"
+#include "comm/StoreBoard.hpp"
+#include "host/Process.hpp"
+#include "monitor/Printer.hpp"
+#include "recorder/ProcessRecorder.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+RecordedOp::Recorders recordersOf(const Group& group, const std::vector<int64_t>& ranks, int rank) {
+  auto all = std::make_shared<std::vector<RecorderGroup>>();
+  if (auto recorder = process_recorder::get()) {
+    auto* const recorded = recorder->addGroup(group.name, group.description, ranks, rank);
+    all->push_back({std::move(recorder), recorded});
+  }
+  return all;
+}
+
+// Returns the name under which torch's analyser checks the sizes of the operation; see RecorderSet.
+const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
+  const auto& known = traits(kind);
+  switch (kind) {
+    case OpKind::allReduce:
+      return args.input_tensors.size() > 1 ? known.recordedBatch : known.recorded;
+    case OpKind::allGather:
+      return std::ranges::all_of(
+                 args.output_tensors,
+                 [&](const auto& tensor) {
+                   return tensor.numel() == args.output_tensors.front().numel();
+                 })
+                 ? known.recorded
+                 : kUnchecked;
+    case OpKind::reduceScatter:
+      return std::ranges::all_of(
+                 args.input_tensors,
+                 [&](const auto& tensor) {
+                   return tensor.numel() == args.input_tensors.front().numel();
+                 })
+                 ? known.recorded
+                 : kUnchecked;
+    default: return known.recorded;
+  }
+}
+
+}  // namespace
+
+WatchedGroup::WatchedGroup(
+    Group group, int rank, int size, c10::DeviceType type, Milliseconds timeout)
+    : group_(std::move(group)),
+      rank_(rank),
+      size_(size),
+      type_(type),
+      pid_(host::processId()),
+      key_(keyOf(*this, std::string("watched ") + c10::DeviceTypeName(type))),
+      timeoutMs_(timeout.count()),
+      issued_(size),
+      recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {}
+
+WatchedGroup::~WatchedGroup() {
+  if (!ofThisProcess()) {
+    return;  // threads of the parent may hold the locks for ever
+  }
+  close();
+  for (const auto& [device, watch] : devices_) {
+    watch->leave();
+  }
+}
+
+bool WatchedGroup::ofThisProcess() const {
+  return pid_ == host::processId();
+}
+
+std::vector<int64_t> WatchedGroup::globalRanks() const {
+  auto ranks = group_.globalRanks;
+  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (size_ == 1) {
+    return;
+  }
+  StoreBoard board(store);
+  // The ranks' groups of this name are counted, since one that is made again finds the keys of the
+  // one before in the store.
+  const auto number = std::to_string(board.add("watch/" + std::to_string(rank_), 1));
+  const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
+  StoreBoard(own).set("who/" + std::to_string(rank_), Peer::self().text());
+  HangDiagnosis::Options options;
+  options.rank = rank_;
+  options.size = size_;
+  options.number = group_.numberOf(rank_);
+  options.describeSilent = [own](int peer) {
+    const auto who = StoreBoard(own).get("who/" + std::to_string(peer));
+    const auto known = Peer::parse(who.value_or(""));
+    return known.pid == 0 ? Silent{"did not answer, and has not said where it runs"}
+                          : describeSilent(known);
+  };
+  options.goesOn = true;
+  auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
+  auto bell = Bell::of(store);
+  bell->listen(key_, diagnosis);
+  std::atomic_store(&bell_, std::move(bell));
+  std::atomic_store(&diagnosis_, std::move(diagnosis));
+  enlist(shared_from_this());
+}
+
+void WatchedGroup::close() {
+  if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  // The store's port may be wanted again at once.
+  if (const auto diagnosis = std::atomic_exchange(&diagnosis_, {})) {
+    diagnosis->close();
+    if (diagnosis->standing()) {
+      printLine(
+          "[rank " + group_.numberOf(rank_) + "] torchcomms_pg: the verdict on group '" +
+          group_.name + "' is over: the group has been destroyed");
+    }
+  }
+  std::atomic_store(&bell_, {});
+  {
+    std::lock_guard lock(mutex_);
+    told_.clear();  // the list keeps them
+  }
+  for (const auto& op : operations()) {
+    end(*op, op->ask().value_or(WatchedOp::End{}).completed);
+  }
+}
+
+std::shared_ptr<WatchedOp> WatchedGroup::begin(
+    Operation op, const latest::PreHookArgs& args, Stack stack, bool told) {
+  issued_.number(op);
+  op.timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+  auto begun =
+      std::make_shared<WatchedOp>(shared_from_this(), std::move(op), recorders_, std::move(stack));
+  if (!recorders_->empty()) {
+    record(*begun, args);
+  }
+  begun->setEntry(inFlight_.add(begun->operation(), begun));
+  if (told) {
+    std::lock_guard lock(mutex_);
+    ++calls_;
+  }
+  return begun;
+}
+
+void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
+  const auto& op = watched.operation();
+  const bool message = isPointToPoint(op.kind);
+  const auto* const what = recordedAs(op.kind, args);
+  watched.recording().add(
+      {.op = what,
+       .seq = op.seq,
+       .inputs = args.input_tensors,
+       .outputs = args.output_tensors,
+       .join = !message && what != kUnchecked,
+       .timeout = op.timeout,
+       .direction = !message                  ? OpRecord::Direction::none
+                    : op.kind == OpKind::send ? OpRecord::Direction::send
+                                              : OpRecord::Direction::receive,
+       .peer = message ? op.peer : -1,
+       .started = !queues(),
+       .details = {.root = hasRoot(op.kind) ? op.peer : -1}});
+}
+
+void WatchedGroup::leave(
+    const std::shared_ptr<WatchedOp>& op,
+    c10::intrusive_ptr<c10d::Work> work,
+    c10::Device device,
+    bool told) {
+  const bool async = op->operation().async;
+  if (work && async) {
+    inFlight_.leave(op->operation());
+  }
+  bool ended = !work;
+  const auto key = told && work ? completionKey(*work) : 0;
+  if (told) {
+    std::lock_guard lock(mutex_);
+    ended = ended || early_.erase(key) > 0 || closed();
+    if (!ended && key != 0) {
+      told_.emplace(key, op);
+    }
+    if (--calls_ == 0) {
+      early_.clear();
+    }
+  }
+  if (ended) {
+    end(*op, /*completed=*/true);
+  } else if (key != 0) {
+    op->leave(nullptr);
+  } else {
+    op->leave(std::move(work));
+    if (async || queues()) {
+      askLater(op, device);
+    } else if (!asking_.exchange(true)) {
+      askWaiting();
+    }
+  }
+}
+
+namespace {
+
+// Asks for the end of one operation.
+class AskedOp final : public EventWatch::Awaited {
+ public:
+  explicit AskedOp(std::shared_ptr<WatchedOp> op) : op_(std::move(op)) {}
+  bool ask() noexcept override {
+    end_ = op_->ask();
+    return end_.has_value();
+  }
+  void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {
+    op_->group().end(*op_, end_->completed);
+  }
+
+ private:
+  const std::shared_ptr<WatchedOp> op_;
+  std::optional<WatchedOp::End> end_;
+};
+
+// Calls a function at each round of questions, until that returns true.
+class AskedAgain final : public EventWatch::Awaited {
+ public:
+  explicit AskedAgain(std::function<bool()> ask) : ask_(std::move(ask)) {}
+  bool ask() noexcept override { return ask_(); }
+  void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {}
+
+ private:
+  const std::function<bool()> ask_;
+};
+
+}  // namespace
+
+void WatchedGroup::askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device) {
+  // Collectives of one group end in their order; messages do not.
+  const auto queue = op->operation().collective ? reinterpret_cast<intptr_t>(this)
+                                                : reinterpret_cast<intptr_t>(op.get());
+  watchOn(device).add(queue, std::make_shared<AskedOp>(op));
+}
+
+// Has the device's thread ask for the operations that threads wait in. Most have ended by then, and
+// the thread has told of it: pass().
+void WatchedGroup::askWaiting() {
+  watchOn(c10::DeviceType::CPU)
+      .add(
+          reinterpret_cast<intptr_t>(&asking_),
+          std::make_shared<AskedAgain>([weak = weak_from_this()] {
+            const auto self = weak.lock();
+            if (!self) {
+              return true;
+            }
+            self->asking_ = false;  // before it looks: a later one has it asked again
+            bool left = false;
+            for (const auto& op : self->operations()) {
+              if (op->returned() && !op->operation().async) {
+                const auto end = op->ask();
+                left = left || !end;
+                if (end) {
+                  self->end(*op, end->completed);
+                }
+              }
+            }
+            return !left || self->asking_.exchange(true);
+          }));
+}
+
+void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
+  if (const auto end = op->ask()) {
+    this->end(*op, end->completed, {}, now);
+    if (op.use_count() == 1) {
+      op->drop();
+    }
+  } else {
+    inFlight_.leave(op->operation());  // it was not waited for after all
+    askLater(op, c10::DeviceType::CPU);
+  }
+}
+
+std::vector<std::shared_ptr<WatchedOp>> WatchedGroup::operations() const {
+  return inFlight_.inspect([](const auto& ops, const Operation&) {
+    std::vector<std::shared_ptr<WatchedOp>> all;
+    for (const auto& entry : ops) {
+      all.push_back(std::static_pointer_cast<WatchedOp>(entry.keeper));
+    }
+    return all;
+  });
+}
+
+EventWatch& WatchedGroup::watchOn(c10::Device device) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [known, watch] : devices_) {
+    if (known == device) {
+      return *watch;
+    }
+  }
+  auto& watch = EventWatch::of(device);
+  watch.join();
+  devices_.emplace_back(device, &watch);
+  watch.start();
+  return watch;
+}
+
+void WatchedGroup::discard(WatchedOp& op) {
+  if (op.takeEnd()) {
+    issued_.takeBack(op.operation());
+    op.operation().recording->end(/*completed=*/false, {}, -1);
+    inFlight_.finish(op.entry(), /*completed=*/false);
+  }
+}
+
+void WatchedGroup::completed(const latest::CompletionHookArgs& args) {
+  std::shared_ptr<WatchedOp> op;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto found = told_.extract(args.completionKey)) {
+      op = std::move(found.mapped());
+    } else if (calls_ > 0) {
+      early_.insert(args.completionKey);
+    }
+  }
+  if (op) {
+    const std::chrono::duration<float, std::milli> took(args.duration_ms.value_or(0));
+    end(*op, /*completed=*/true, std::chrono::duration_cast<Clock::duration>(took));
+  }
+}
+
+void WatchedGroup::end(
+    WatchedOp& op, bool completed, Clock::duration duration, Clock::time_point now) {
+  if (!op.takeEnd()) {
+    return;
+  }
+  op.operation().recording->end(completed, duration, -1);
+  inFlight_.finish(op.entry(), completed);
+  lastEnd_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+void WatchedGroup::check(Clock::time_point now) noexcept {
+  try {
+    const auto diagnosis = this->diagnosis();
+    if (!diagnosis || closed()) {
+      return;
+    }
+    answer(*diagnosis, now);
+    checkEnd(*diagnosis);
+    checkDeadline(*diagnosis, now);
+  } catch (const std::exception&) {
+    // Out of memory, or of threads, while describing it; the next tick tries again.
+  }
+}
+
+void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
+  if (diagnosis.takeRing()) {
+    if (const auto bell = std::atomic_load(&bell_)) {
+      bell->ring(key_);
+    }
+  }
+  if (diagnosis.wantsStatus()) {
+    diagnosis.answer(snapshotOf(*this, now));
+  }
+}
+
+void WatchedGroup::checkEnd(HangDiagnosis& diagnosis) {
+  if (subject_ && !inFlight_.has(*subject_)) {
+    const auto took = std::chrono::duration_cast<Milliseconds>(Clock::now() - subject_->issued);
+    diagnosis.end(
+        "the verdict on group '" + group_.name + "' is over: " + describe(*subject_) +
+        " has ended, " + inSeconds(took) + " after its issue on rank " + group_.numberOf(rank_));
+    subject_.reset();
+  }
+  const auto standing = diagnosis.standing();
+  if (standing && *standing != dumped_) {
+    dumped_ = *standing;
+    dump();
+  }
+  settled_ = standing ? *standing : subject_ ? settled_ : Clock::time_point{};
+}
+
+std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
+  const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
+  const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
+  return inFlight_.inspect([&](const auto& ops, const Operation&) {
+    std::optional<Operation> found;
+    for (const auto& entry : ops) {
+      const auto& op = *entry.op;
+      // What is queued behind others waits for them first.
+      const auto begun = op.collective ? std::max(op.issued, lastEnd) : op.issued;
+      const bool extended = now < extendedUntil_ && op.issued <= extendedAt_;
+      if (now - begun >= timeout && op.issued >= settled_ && !extended) {
+        found.emplace().noteFrom(op);
+        break;
+      }
+    }
+    return found;
+  });
+}
+
+std::optional<bool> WatchedGroup::goesOn(const Operation& op) {
+  const auto all = operations();
+  const auto found = std::ranges::find_if(all, [&](const auto& known) {
+    return known->operation().seq == op.seq && known->operation().kind == op.kind;
+  });
+  if (found == all.end()) {
+    return true;
+  }
+  const auto& call = *found;
+  const auto inCall = call->inCall();
+  if (inCall == false) {
+    discard(*call);
+  }
+  return inCall;
+}
+
+void WatchedGroup::checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now) {
+  if (!asked_) {
+    const auto found = overdue(now);
+    if (!found || goesOn(*found) != true) {
+      return;
+    }
+    asked_ = found;
+  }
+  const auto timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+  auto request = requestAbout(*this, *asked_, now, timeout, asked_->issued + timeout);
+  request.ended = !inFlight_.has(*asked_);
+  request.mayHaveEnded = isPointToPoint(asked_->kind) && !queues();
+  if (const auto verdict = diagnosis.ask(request)) {
+    take(*verdict, *std::exchange(asked_, std::nullopt), now);
+  }
+}
+
+void WatchedGroup::take(const Verdict& verdict, const Operation& op, Clock::time_point now) {
+  if (verdict.extensionMs == 0) {
+    subject_ = op;
+    settled_ = now;
+    return;
+  }
+  const bool extends = now >= extendedUntil_;
+  extendedAt_ = now;
+  extendedUntil_ = now + Milliseconds(verdict.extensionMs);
+  if (extends && inFlight_.has(op) && !isPointToPoint(op.kind)) {
+    printLine(
+        "torchcomms_pg: " + describe(op) + " of group '" + group_.name + "' on rank " +
+        group_.numberOf(rank_) + " waits on after " + inSeconds(op.timeout) + ": " + verdict.text);
+  }
+}
+
+void WatchedGroup::dump() {
+  // The GIL may take its time, and the monitor has none.
+  if (auto unfinished = OutstandingTask::begin()) {
+    Monitor::get().runApart(
+        [unfinished = std::move(unfinished), rank = static_cast<int>(globalRanks()[rank_])] {
+          process_recorder::dumpAfterFailure(rank);
+        });
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,142 @@
+// A process group of another backend, of which this project's monitor tells who holds it up.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/TorchCompat.hpp"
+#include "comm/GroupActivity.hpp"
+#include "comm/RecordedOp.hpp"
+#include "device/EventWatch.hpp"
+#include "monitor/HangDiagnosis.hpp"
+#include "monitor/Monitor.hpp"
+#include "operation/Operation.hpp"
+#include "watch/Bell.hpp"
+#include "watch/WatchedOp.hpp"
+
+namespace torchcomms_pg {
+
+// The operations of a group on one type of device: their numbers, what is in flight, and this
+// rank's part in finding out who holds them up. It fails nothing and waits for nothing. To be made
+// by Monitor::watch(). Thread-safe.
+class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
+                           public Monitor::Watched,
+                           public GroupActivity {
+ public:
+  WatchedGroup(Group group, int rank, int size, c10::DeviceType type, Milliseconds timeout);
+  ~WatchedGroup() override;
+
+  // Has the group told of in diagnoses, by way of its store. Raises what the store raises.
+  void open(const c10::intrusive_ptr<c10d::Store>& store);
+  // Forgets all that is in flight: the group is destroyed.
+  void close();
+  bool ofThisProcess() const;
+
+  void setTimeout(Milliseconds timeout) { timeoutMs_.store(timeout.count()); }
+  c10::DeviceType type() const { return type_; }
+
+  // Functions in the order of an operation's life.
+  //
+  // Numbers and records an operation that the calling thread is about to issue. `stack`: Python's.
+  // `told`: as of leave().
+  std::shared_ptr<WatchedOp> begin(
+      Operation op, const latest::PreHookArgs& args, Stack stack, bool told);
+  // Notes that its call has returned; null: without a Work, which ends it. `device`: that of the
+  // Work. `told`: the backend tells of its completion, see completed().
+  void leave(
+      const std::shared_ptr<WatchedOp>& op,
+      c10::intrusive_ptr<c10d::Work> work,
+      c10::Device device,
+      bool told);
+  // Notes that the thread that has waited for it is past that, at this time.
+  void pass(std::shared_ptr<WatchedOp> op, Clock::time_point now);
+  // Forgets an operation whose call has raised. Has an effect once, as the next two.
+  void discard(WatchedOp& op);
+  // Ends the operation that a backend has told to be completed.
+  void completed(const latest::CompletionHookArgs& args);
+  // Ends an operation.
+  void end(
+      WatchedOp& op,
+      bool completed,
+      Clock::duration duration = {},
+      Clock::time_point now = Clock::now());
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const Group& group() const override { return group_; }
+  std::vector<int64_t> globalRanks() const override;
+  uint64_t key() const override { return key_; }
+  const InFlightOps& inFlight() const override { return inFlight_; }
+  InFlightOps& inFlight() { return inFlight_; }
+  const IssueCounts& issued() const override { return issued_; }
+  bool queues() const override { return type_ != c10::DeviceType::CPU; }
+  bool meetsRootAlone() const override { return false; }
+  bool comparesSizes() const override { return false; }
+  bool closed() const override { return closed_.load(std::memory_order_acquire); }
+
+  void check(Clock::time_point now) noexcept override;
+  void giveUp(const char*) noexcept override {}
+  std::string failureMessage() const override { return ""; }
+
+ private:
+  void record(WatchedOp& op, const latest::PreHookArgs& args);
+  EventWatch& watchOn(c10::Device device);
+  void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
+  void askWaiting();
+  std::vector<std::shared_ptr<WatchedOp>> operations() const;
+  std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
+  void answer(HangDiagnosis& diagnosis, Clock::time_point now);
+  // Returns the oldest operation that is overdue and of which no verdict tells yet.
+  std::optional<Operation> overdue(Clock::time_point now);
+  // Returns whether the call of the operation goes on, or it is not in a call; none: not known yet.
+  std::optional<bool> goesOn(const Operation& op);
+  void checkEnd(HangDiagnosis& diagnosis);
+  void checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now);
+  void take(const Verdict& verdict, const Operation& op, Clock::time_point now);
+  void dump();
+
+  const Group group_;
+  const int rank_;
+  const int size_;
+  const c10::DeviceType type_;
+  const uint32_t pid_;
+  const uint64_t key_;
+  std::atomic<int64_t> timeoutMs_;
+  std::atomic<bool> closed_{false};
+  IssueCounts issued_;
+  InFlightOps inFlight_;
+  RecordedOp::Recorders recorders_;
+  std::atomic<Clock::rep> lastEnd_{0};
+  std::shared_ptr<HangDiagnosis> diagnosis_;  // accessed by std::atomic_load; null: a rank alone
+  std::shared_ptr<Bell> bell_;                // as diagnosis_
+
+  std::atomic<bool> asking_{false};  // the device's thread asks for operations that threads wait in
+
+  std::mutex mutex_;
+  // Operations of which the backend tells, and the keys of those that it has told of before their
+  // call returned.
+  std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
+  std::unordered_set<uint64_t> early_;
+  int calls_ = 0;                                             // calls of these that go on
+  std::vector<std::pair<c10::Device, EventWatch*>> devices_;  // that were joined
+
+  // State of the monitor's thread.
+  std::optional<Operation> asked_;     // what the diagnosis is about
+  std::optional<Operation> subject_;   // what the verdict is about that stands
+  Clock::time_point settled_{};        // operations issued before need no further verdict
+  Clock::time_point dumped_{};         // time of the verdict for which the record was written
+  Clock::time_point extendedUntil_{};  // deadline of operations issued before extendedAt_
+  Clock::time_point extendedAt_{};
+};
+
+}  // namespace torchcomms_pg

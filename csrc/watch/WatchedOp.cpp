@@ -1,0 +1,157 @@
+#include "watch/WatchedOp.hpp"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+#include "monitor/Monitor.hpp"
+#include "watch/WatchedGroup.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Limit of the time for which Python is asked whether a thread is in its call.
+constexpr Milliseconds kQuestion{1000};
+
+// Works of operations that have ended.
+struct Dropped {
+  std::mutex mutex;
+  std::vector<std::pair<OutstandingTask, c10::intrusive_ptr<c10d::Work>>> works;
+  bool running = false;  // there is a thread that lets go of them
+
+  void run() {
+    for (;;) {
+      decltype(works) due;
+      std::lock_guard lock(mutex);
+      if (works.empty()) {
+        running = false;
+        return;
+      }
+      due.swap(works);  // `due` goes after the lock is released
+    }
+  }
+};
+
+// Lets go of a Work in a thread that may wait for the GIL, which tensors that Python knows take
+// when they go. Leaks it where the interpreter ends.
+void dropApart(c10::intrusive_ptr<c10d::Work> work) noexcept {
+  static PerProcess<Dropped> ofProcess;
+  auto unfinished = OutstandingTask::begin();
+  if (!unfinished) {
+    work.release();
+    return;
+  }
+  auto& dropped = ofProcess.get();
+  std::lock_guard lock(dropped.mutex);
+  try {
+    dropped.works.emplace_back(*unfinished, std::move(work));
+    if (!dropped.running) {
+      startDetached("tcpg_drop", [&dropped] { dropped.run(); });
+      dropped.running = true;
+    }
+  } catch (const std::exception&) {
+    // No thread can be started: the next one drops it.
+  }
+}
+
+// Returns whether the Work is Python's, whose methods take the GIL.
+bool isPythons(const c10d::Work& work) {
+  static thread_local const std::type_info* latest = nullptr;
+  static thread_local bool pythons = false;
+  const auto& type = typeid(work);
+  if (latest != &type) {
+    latest = &type;
+    // c10d's PyProcessGroup::PyWork and PythonCallbackWork, which no header of torch's declares.
+    pythons = std::string_view(type.name()).find("Py") != std::string_view::npos;
+  }
+  return pythons;
+}
+
+}  // namespace
+
+// A question to Python, whose thread may wait for the GIL for any time.
+struct WatchedOp::Question {
+  const Clock::time_point asked = Clock::now();
+  std::atomic<bool> answered{false};
+  std::atomic<bool> inCall{true};
+};
+
+WatchedOp::WatchedOp(
+    std::shared_ptr<WatchedGroup> group, Operation op, RecordedOp::Recorders recorders, Stack stack)
+    : group_(std::move(group)),
+      recording_(std::move(recorders), std::move(stack)),
+      op_([&] {
+        // Does not keep it: both are this object's.
+        op.recording = std::shared_ptr<const RecordedOp>(std::shared_ptr<void>(), &recording_);
+        return std::move(op);
+      }()),
+      thread_(static_cast<uint64_t>(pthread_self())) {}
+
+WatchedOp::~WatchedOp() {
+  if (work_) {
+    dropApart(std::move(work_));
+  }
+}
+
+void WatchedOp::leave(c10::intrusive_ptr<c10d::Work> work) {
+  work_ = std::move(work);
+  returned_.store(true, std::memory_order_release);
+}
+
+std::optional<bool> WatchedOp::inCall() {
+  if (returned()) {
+    return true;  // and the operation goes on
+  }
+  if (!question_) {
+    auto* const source = StackSource::get();
+    auto unfinished = OutstandingTask::begin();
+    if (source == nullptr || !unfinished) {
+      return true;
+    }
+    question_ = std::make_shared<Question>();
+    Monitor::get().runApart([unfinished = std::move(unfinished),
+                             question = question_,
+                             source,
+                             thread = thread_,
+                             stack = stack()] {
+      question->inCall = source->stands(thread, stack);
+      question->answered = true;
+    });
+  }
+  if (!question_->answered && Clock::now() - question_->asked < kQuestion) {
+    return std::nullopt;
+  }
+  return std::exchange(question_, nullptr)->inCall || returned();
+}
+
+std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
+  if (!returned() || !work_) {
+    return std::nullopt;
+  }
+  const bool closed = group_->closed();
+  try {
+    if (closed && group_->queues()) {
+      return End{};  // what the Work would ask may be gone
+    }
+    if (!isPythons(*work_) && work_->isCompleted()) {
+      return End{work_->exception() == nullptr};
+    }
+  } catch (const std::exception&) {
+    return End{};
+  }
+  // On the CPU some end only in wait(): nobody waits any more for a Work that nobody else holds.
+  if (!group_->queues() && work_.use_count() == 1) {
+    return End{true};
+  }
+  return closed ? std::optional(End{}) : std::nullopt;
+}
+
+}  // namespace torchcomms_pg

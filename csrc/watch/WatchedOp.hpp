@@ -1,0 +1,78 @@
+// An operation of a watched group, from the call of its pre hook until it has ended.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "comm/InFlightOps.hpp"
+#include "comm/RecordedOp.hpp"
+#include "operation/Operation.hpp"
+#include "recorder/Stack.hpp"
+
+namespace torchcomms_pg {
+
+class WatchedGroup;
+
+// Kept by the group's list of operations in flight. Thread-safe.
+class WatchedOp final {
+ public:
+  // Makes the operation that the calling thread is about to issue. `stack`: Python's.
+  WatchedOp(
+      std::shared_ptr<WatchedGroup> group,
+      Operation op,
+      RecordedOp::Recorders recorders,
+      Stack stack);
+  ~WatchedOp();
+  WatchedOp(const WatchedOp&) = delete;
+  WatchedOp& operator=(const WatchedOp&) = delete;
+
+  WatchedGroup& group() const { return *group_; }
+  const Operation& operation() const { return op_; }
+  const Stack& stack() const { return recording_.stack(); }
+  RecordedOp& recording() { return recording_; }
+
+  void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
+  InFlightOps::Entry entry() const { return entry_; }
+
+  // Notes that the call has returned. `work`: to be asked for the end; null: it is not.
+  void leave(c10::intrusive_ptr<c10d::Work> work);
+  bool returned() const { return returned_.load(std::memory_order_acquire); }
+
+  // Returns whether the Work has ended, and how; none: it has not, or is not asked. Does not take
+  // the GIL, but may block in the backend.
+  struct End {
+    bool completed = false;
+  };
+  std::optional<End> ask() const noexcept;
+
+  // Returns whether its thread is still in the call, as far as is known. False: it has left it by
+  // an exception, as no post hook was called. None: Python is being asked, which takes a second at
+  // most. For the monitor's thread.
+  std::optional<bool> inCall();
+
+  // Returns true for the first caller, who is to end it.
+  bool takeEnd() { return !over_.exchange(true, std::memory_order_acq_rel); }
+
+  // Lets go of the Work in the calling thread, which may wait for the GIL, as tensors that Python
+  // knows take it when they go. To be called by the one who ended it, if nobody else has it.
+  void drop() { work_.reset(); }
+
+ private:
+  struct Question;
+
+  const std::shared_ptr<WatchedGroup> group_;
+  RecordedOp recording_;
+  const Operation op_;
+  const uint64_t thread_;
+  InFlightOps::Entry entry_;
+  std::atomic<bool> returned_{false};
+  std::atomic<bool> over_{false};
+  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`
+  std::shared_ptr<Question> question_;   // of the monitor's thread
+};
+
+}  // namespace torchcomms_pg

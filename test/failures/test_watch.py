@@ -1,0 +1,516 @@
+"""Groups of other backends, watched: the verdict comes, and nothing else changes."""
+
+import contextlib
+import datetime
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness import parity
+from harness.leaks import library_threads
+from harness.rank_process import keep_the_gil, receive, report
+from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
+from hosts.test_hosts import move
+
+pytestmark = [
+    pytest.mark.beyond_gloo,
+    pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on"),
+]
+LIMIT = 1.5
+SOON = 20.0  # a verdict is there by then, on loaded cores, too
+KEPT = []
+
+
+def join(args, world, limit=LIMIT):
+    """The store; a default group of gloo, and a second one, that are watched."""
+    store = connect_store(*args)
+    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=limit))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    second = dist.new_group()
+    dist.all_reduce(torch.ones(7))
+    dist.all_reduce(torch.ones(7), group=second)
+    return store, second
+
+
+def verdicts(ranks, rank):
+    """What the rank has printed of verdicts."""
+    return re.findall(
+        r"(?m)^\[rank \d+\] torchcomms_pg: (?:the )?verdict.*(?:\n  .*)*", ranks.output(rank)
+    )
+
+
+def all_say(ranks, words, who=None):
+    """Waits until a verdict of each rank has the words; those verdicts."""
+    found = []
+    for rank in range(ranks.world) if who is None else who:
+        said = lambda: [text for text in verdicts(ranks, rank) if re.search(words, text)]  # noqa: E731
+        assert wait_for(said, SOON), ranks.output(rank)
+        found.append(said()[0])
+    return found
+
+
+def body_of(verdict):
+    return verdict.partition("torchcomms_pg: ")[2]
+
+
+def stays_away():
+    report("away")
+    receive()
+
+
+def one_skips_an_operation(args, world):
+    store, _ = join(args, world)
+    rank = int(os.environ["RANK"])
+    tensor = torch.full((1024,), float(rank + 1))
+    if rank == 1:
+        stays_away()
+    dist.all_reduce(tensor)
+    meet(store, "done", world)
+    return tensor[0].item()
+
+
+def test_who_is_missed_is_named_where_its_python_is_and_the_program_goes_on():
+    with Ranks(3, init=False) as ranks:
+        ranks.start(one_skips_an_operation, ranks.store_args(), 3)
+        ranks.wait_report(1)
+        first, second, third = all_say(ranks, "has not arrived at")
+        assert body_of(first) == body_of(second) == body_of(third)
+        missing, waiting = first.split("\n  ranks 0, 2: ")
+        assert "rank 1 has not arrived at all_reduce #2 (1024 x Float)" in missing
+        assert "rank 1: last completed all_reduce #1 (7 x Float)" in missing
+        assert re.search(r"test_watch.py:\d+ in stays_away", missing), missing
+        assert waiting.startswith("in all_reduce #2 (1024 x Float)")
+        assert re.search(r"test_watch.py:\d+ in one_skips_an_operation", waiting), waiting
+        ranks.tell(1, "go on")
+        outcomes = ranks.wait()
+        check(outcomes)
+        assert [outcome.value for outcome in outcomes] == [6.0] * 3
+        all_say(ranks, r"the verdict on group '0' is over: all_reduce #2 .* has ended, [\d.]+ s")
+        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(3)), ranks.output(0)
+
+
+def skips_on_another_host(args, world):
+    move("ab")
+    return one_skips_an_operation(args, world)
+
+
+def test_ranks_of_two_hosts_find_out_together():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(skips_on_another_host, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        all_say(ranks, "rank 1 has not arrived at all_reduce #2")
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+        all_say(ranks, "is over: all_reduce #2")
+
+
+def uses_two_groups(args, world):
+    _, second = join(args, world)
+    groups = [None, second] if os.environ["RANK"] == "0" else [second, None]
+    for group in groups:
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def test_two_groups_used_in_opposite_order_are_a_deadlock():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(uses_two_groups, ranks.store_args(), 2)
+        first, second = all_say(ranks, "deadlock: rank 0 waits in all_reduce #2")
+        assert re.search(
+            r"for rank 1, which waits in all_reduce #2 \(3 x Float\)( of group '\S+')? for rank 0",
+            first,
+        ), first
+        assert "all ranks have to call the operations of several groups in one order" in first
+        assert body_of(first) == body_of(second)
+
+
+def keeps_the_gil(args, world, pipe):
+    join(args, world)
+    report("ready")
+    receive()
+    if os.environ["RANK"] == "1":
+        keep_the_gil(pipe)
+    dist.all_reduce(torch.ones(3))
+
+
+def test_a_rank_that_keeps_the_gil_is_named(tmp_path):
+    os.mkfifo(pipe := str(tmp_path / "pipe"))
+    with Ranks(2, init=False) as ranks:
+        ranks.start(keeps_the_gil, ranks.store_args(), 2, pipe)
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "go")
+        with open(pipe, "rb") as held:
+            (verdict,) = all_say(ranks, "rank 1 has not arrived at all_reduce #2", who=[0])
+            assert re.search(r"rank 1: .*(\n.*)*holds the GIL", verdict), verdict
+            held.read()
+        check(ranks.wait())
+
+
+def is_gone(args, world):
+    join(args, world)
+    report("ready")
+    receive()
+    with contextlib.suppress(RuntimeError):  # Gloo's, of a connection that is closed
+        dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.stops_ranks
+def test_a_stopped_rank_is_said_to_be_stopped():
+    with Ranks(3, init=False) as ranks:
+        ranks.start(is_gone, ranks.store_args(), 3)
+        for rank in range(3):
+            ranks.wait_report(rank)
+        ranks.kill(1, signal.SIGSTOP)
+        ranks.tell(0, "go")
+        ranks.tell(2, "go")
+        said = rf"rank 1: its process is stopped \(pid {ranks.pids[1]}\)"
+        first, third = all_say(ranks, said, who=[0, 2])
+        assert "rank 1 did not answer" in first
+        ranks.kill(1, signal.SIGCONT)
+        ranks.tell(1, "go")
+        check(ranks.wait())
+        all_say(ranks, "is over: all_reduce #2", who=[0, 2])
+
+
+def waits_for_a_message(args, world):
+    join(args, world)
+    report("ready")
+    receive()
+    if os.environ["RANK"] == "0":
+        dist.recv(torch.ones(3), 2)  # whose connection to the dead one is another
+
+
+def test_a_dead_rank_is_said_to_be_dead():
+    """Gloo itself ends what needs a connection to it."""
+    with Ranks(3, init=False) as ranks:
+        ranks.start(waits_for_a_message, ranks.store_args(), 3)
+        for rank in range(3):
+            ranks.wait_report(rank)
+        ranks.kill(2)
+        assert ranks.exit_code(2) == -9
+        ranks.tell(0, "go")
+        (outcome,) = ranks.wait(ranks=[0])
+        assert outcome.error, "Gloo has no connection to a dead rank"
+
+
+def calls_something_else(args, world, fault):
+    join(args, world)
+    rank = int(os.environ["RANK"])
+    with contextlib.suppress(RuntimeError):
+        if rank == 1 and fault == "another operation":
+            dist.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2))
+        elif rank == 1 and fault == "another dtype":
+            dist.all_reduce(torch.ones(8, dtype=torch.float64))
+        elif rank == 1:
+            dist.reduce(torch.ones(8), 1)
+        elif fault == "another operation":
+            dist.broadcast(torch.ones(8), 1)
+        else:
+            dist.reduce(torch.ones(8), 0)
+        stays_away()
+
+
+def test_ranks_that_call_different_operations_are_shown_with_both():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(calls_something_else, ranks.store_args(), 2, "another root")
+        (first,) = all_say(ranks, "its ranks call different operations", who=[0])
+        assert re.search(r"rank 0: in reduce #2 \(8 x Float, root 0\)", first), first
+        assert re.search(r"rank 1: in reduce #2 \(8 x Float, root 1\)", first), first
+
+
+def raises_and_computes(args, world):
+    join(args, world)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn))
+    with pytest.raises(RuntimeError):  # before the post hook, unlike those above
+        dist.distributed_c10d._get_default_group().allreduce([torch.ones(3), torch.ones(4)])
+    report("computes")
+    receive()
+    dist.all_reduce(tensor := torch.ones(3))
+    return tensor[0].item()
+
+
+def test_an_operation_whose_call_raises_is_not_waited_for_and_has_no_number():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(raises_and_computes, ranks.store_args(), 2)
+        for rank in range(2):
+            ranks.wait_report(rank)
+        ranks.tell(0, "go")
+        first, _ = all_say(ranks, r"rank 1 has not arrived at all_reduce #4 \(3 x Float\)")
+        assert "rank 1: last completed all_reduce #1 (7 x Float)" in first
+        ranks.tell(1, "go")
+        check(ranks.wait())
+        all_say(ranks, "is over: all_reduce #4")
+        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(1)
+
+
+def test_a_message_that_nobody_waits_for_is_no_hang():
+    with Ranks(2, init=False) as ranks:
+        check_values = ranks.run(keeps_its_requests, ranks.store_args(), 2)
+        assert check_values == [3.0, 3.0]
+        assert not any(verdicts(ranks, rank) for rank in range(2)), ranks.output(0)
+
+
+def keeps_its_requests(args, world):
+    store, _ = join(args, world, limit=0.3)
+    peer = 1 - int(os.environ["RANK"])
+    received = torch.zeros(3)
+    KEPT.append(dist.isend(torch.full((3,), 3.0), peer))
+    KEPT.append(dist.irecv(received, peer))
+    meet(store, "issued", world)
+    time.sleep(1.5)  # some timeouts
+    for request in KEPT:
+        request.wait()
+    return received[0].item()
+
+
+@on_own_ranks(2, init=False)
+def test_every_operation_is_in_the_ring_and_readable(world, port, prefix):
+    join((port, prefix), world, limit=60)
+    peer = 1 - dist.get_rank()
+    t = torch.ones(4)
+    dist.barrier()
+    requests = [dist.P2POp(dist.isend, t, peer), dist.P2POp(dist.irecv, torch.ones(4), peer)]
+    for request in dist.batch_isend_irecv(requests):
+        request.wait()
+    dist.all_gather_into_tensor(torch.ones(8), t)
+    dist.all_gather([torch.ones(4), torch.ones(4)], t)
+    dist.reduce_scatter_tensor(torch.ones(2), t)
+    dist.all_to_all_single(torch.ones(4), t)
+    dist.broadcast_object_list(["any"], src=0)
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(t)
+        dist.all_reduce(torch.ones(3))
+    ring = torchcomms_pg.hooks.process_recorder()
+    entries = lambda: json.loads(ring.dump_json())["entries"]  # noqa: E731
+    names = [entry["profiling_name"] for entry in entries()]
+    assert names == [
+        "nccl:all_reduce",
+        "nccl:all_reduce",
+        "nccl:all_reduce_barrier",
+        f"nccl:send {dist.get_rank()}->{peer}",
+        f"nccl:recv {dist.get_rank()}<-{peer}",
+        "nccl:_all_gather_base",
+        "nccl:all_gather",
+        "nccl:_reduce_scatter_base",
+        "nccl:all_to_all",
+        "nccl:broadcast",
+        "nccl:broadcast",
+        "nccl:allreduce_coalesced",
+    ], names
+    assert wait_for(lambda: all(entry["state"] == "completed" for entry in entries())), entries()
+
+
+@on_own_ranks(2, init=False)
+def test_destroyed_groups_are_forgotten_and_made_again(world, port, prefix):
+    for life in range(3):
+        store, second = join((port, f"{prefix}/{life}"), world, limit=60)
+        third = dist.new_group()
+        dist.all_reduce(torch.ones(2), group=third)
+        dist.destroy_process_group(third)
+        assert "0" in torchcomms_pg.watching._watches
+        dist.destroy_process_group()
+        assert not torchcomms_pg.watching._watches
+        del store, second, third
+    assert wait_for(lambda: not library_threads(), 5), library_threads()
+
+
+@on_own_ranks(2, init=False)
+def test_a_fork_inherits_no_watch(world, port, prefix):
+    store, second = join((port, prefix), world, limit=0.3)
+    child = os.fork()
+    if child == 0:
+        torchcomms_pg.watching._watches.clear()
+        del second
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dist.all_reduce(torch.ones(1))
+
+
+@on_own_ranks(2, init=False)
+def test_groups_that_torchcomms_serves_are_not_watched_twice(world, port, prefix):
+    torchcomms_pg.watch()
+    store = connect_store(port, prefix)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("torchcomms", store=store, rank=rank, world_size=world)
+    gloo = dist.new_group(backend="gloo")
+    assert list(torchcomms_pg.watching._watches) == [gloo.group_name]
+    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=gloo)
+    assert len(torchcomms_pg.hooks.process_recorder()) == 2
+
+
+def models():
+    """What trains in each way, as the tests over Gloo have it, with what it is called with."""
+    from frameworks import test_ddp, test_dtensor, test_fsdp, test_pipeline
+
+    views = {"static_graph": False, "bucket_views": True}
+    yield test_ddp.test_small_buckets_static_graph_and_bucket_views.over_one, views
+    yield test_fsdp.test_fsdp2.over_one, {"reshard": True}
+    plan = next(iter(test_dtensor.PLANS))
+    yield test_dtensor.test_tensor_and_sequence_parallel.over_one, {"plan": plan}
+    schedule = {"kind": test_pipeline.Schedule1F1B}
+    yield test_pipeline.test_schedules_of_one_stage_a_rank.over_one, schedule
+
+
+@pytest.mark.timeout(120)
+@on_own_ranks(2, init=False, timeout=100)
+def test_models_train_to_the_bit_of_unwatched_ones(world, port, prefix):
+    results = []
+    for watched in (False, True):
+        if watched:
+            torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
+        results.append(
+            [
+                parity.run_over("gloo", (port, f"{prefix}/{watched}/{i}"), world, body, given, {})
+                for i, (body, given) in enumerate(models())
+            ]
+        )
+    assert len(torchcomms_pg.hooks.process_recorder()) > 50
+    parity.assert_equal(results[1], results[0])
+
+
+@pytest.mark.timeout(900)
+def test_random_operations_and_groups_give_no_verdict_and_leave_nothing():
+    """WATCH_SOAK_SECONDS of it, 6 unless given."""
+    seconds = float(os.environ.get("WATCH_SOAK_SECONDS", "6"))
+    with Ranks(3, init=False) as ranks:
+        ranks.start(works_at_random, ranks.store_args(), 3, seconds)
+        outcomes = ranks.wait(seconds + 60)
+        check(outcomes)
+        for rank, outcome in enumerate(outcomes):
+            operations, grown, left = outcome.value
+            assert operations > 100
+            assert not verdicts(ranks, rank), ranks.output(rank)
+            assert grown < 30 and not left, (grown, left)
+
+
+def resident():
+    """MiB of memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def works_at_random(args, world, seconds):
+    """(number of operations, MiB grown after the first half, threads left)."""
+    store, _ = join(args, world, limit=10)
+    rank, draw = int(os.environ["RANK"]), random.Random(5)
+    begun, operations, half = time.monotonic(), 0, None
+    groups, pending = [None], []
+    goes_on = torch.ones(1)
+    while True:
+        goes_on.fill_(float(time.monotonic() - begun < seconds))
+        dist.broadcast(goes_on, 0)
+        if not goes_on.item():
+            break
+        if half is None and time.monotonic() - begun > seconds / 2:
+            half = resident()
+        for _ in range(20):
+            group, size = draw.choice(groups), draw.choice((1, 100, 5000))
+            tensor = torch.ones(size)
+            kind = draw.choice(("all_reduce", "async", "message", "batch", "gather", "barrier"))
+            peers = (rank + 1) % world, (rank - 1) % world
+            if kind == "all_reduce":
+                dist.all_reduce(tensor, group=group)
+                assert (tensor == world).all()
+            elif kind == "async":
+                pending.append(dist.all_reduce(tensor, group=group, async_op=True))
+            elif kind == "message" and rank < 2:
+                (dist.send if rank == 0 else dist.recv)(tensor, 1 - rank)
+            elif kind == "batch":
+                sent, got = dist.isend(tensor, peers[0]), dist.irecv(tensor.clone(), peers[1])
+                sent.wait()
+                got.wait()
+            elif kind == "gather":
+                dist.all_gather([torch.empty(size) for _ in range(world)], tensor, group=group)
+            elif kind == "barrier":
+                dist.barrier(group)
+            operations += 1
+        while pending:
+            pending.pop().wait()
+        if len(groups) < 4 and draw.random() < 0.3:
+            groups.append(dist.new_group())
+        elif len(groups) > 1 and draw.random() < 0.3:
+            dist.destroy_process_group(groups.pop())
+    grown = resident() - half
+    dist.destroy_process_group()
+    del groups
+    wait_for(lambda: not library_threads(), 10)
+    return operations, grown, library_threads()
+
+
+PROGRAM = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+def late():
+    time.sleep(6)
+
+def main():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        late()
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor)
+    assert (tensor == 2).all()
+    dist.destroy_process_group()
+    assert "torchcomms_pg" in sys.modules
+
+main()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_an_unchanged_program_is_watched(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *("-m", "torchcomms_pg.run", "--watch", program),
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TORCHCOMMS_PG_WATCH_TIMEOUT": "1.5",
+            "TORCH_FR_DUMP_TEMP_FILE": "dump_",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    for rank in range(2):
+        assert f"[rank {rank}] torchcomms_pg: verdict on group '0', 2 ranks: rank 1 has not" in (
+            done.stdout
+        )
+        assert re.search(rf"\[rank {rank}\] torchcomms_pg: the verdict .* is over", done.stdout)
+        assert (tmp_path / f"dump_{rank}").exists()
+    assert re.search(r"program.py:7 in late", done.stdout), done.stdout
+
+
+def test_what_is_wrong_with_the_arguments_is_said():
+    with pytest.raises(ValueError, match="timeout is 0:00:00, wanted 1 ms or more"):
+        torchcomms_pg.watch(timeout=datetime.timedelta(0))
+    with pytest.raises(ValueError, match="not in the group"):
+        torchcomms_pg.watch(dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_an_older_torch_is_said_to_lack_the_hooks(monkeypatch):
+    monkeypatch.setattr(torchcomms_pg._C, "groups_have_hooks", False)
+    with pytest.raises(RuntimeError, match="needs torch 2.14 or later"):
+        torchcomms_pg.watch()

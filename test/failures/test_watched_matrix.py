@@ -1,0 +1,36 @@
+"""Whom watched backends name, over every fault: see watched_matrix.py."""
+
+import pytest
+import torch
+
+from failures import watched_matrix
+
+pytestmark = [
+    pytest.mark.beyond_gloo,
+    pytest.mark.stops_ranks,
+    pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_right_rank_is_named_in_nearly_all_cells_and_a_wrong_one_in_none():
+    results = dict(watched_matrix.run_matrix())
+    right, judged, wrong = watched_matrix.score(results)
+    told = [f"{cell}: {outcome}" for cell, outcome in results.items() if outcome[0] != "right"]
+    assert wrong == 0, "\n".join(told)
+    assert judged > len(results) / 2 and right >= 0.95 * judged, "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    "head, ranks",
+    [
+        ("rank 1 has not arrived at all_reduce #2 (7 x Float), issued 2.5 s ago", {1}),
+        ("ranks 0, 2 have not arrived at barrier #2; rank 1 did not answer", {0, 1, 2}),
+        ("rank 1 (global 5) did not answer, so that nobody knows whether it has arrived", {1}),
+        ("its ranks call different operations", set()),
+        ("all ranks have arrived at barrier #2, issued 2 s ago, and it has not finished", set()),
+    ],
+)
+def test_the_matrix_reads_whom_a_verdict_accuses(head, ranks):
+    assert watched_matrix.accused(f"verdict on group '0', 3 ranks: {head}\n  rank 0: x") == ranks

@@ -1,0 +1,149 @@
+"""Watches groups of other backends: who holds up whom, while the program goes on.
+
+c10d calls hooks for every operation of every backend from torch 2.14 on. By them the operations of
+a group of ``gloo``, ``nccl`` or another backend go into the flight recorder of this process, and
+this project's monitor finds out which rank holds up an operation that is overdue: docs/watch.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchcomms_pg import _C, compile_watch, env, python_stacks
+from torchcomms_pg._C import Backend
+from torchcomms_pg._patches import replace, unwrapped
+from torchcomms_pg.hooks import flight_recorder
+
+_watches: dict[str, _C.Watch] = {}  # by the group's name
+_timeout = timedelta(0)  # of groups that are made from now on
+
+
+def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
+    """Watches a process group of any backend; without one all groups, also those made later.
+
+    Where an operation has not ended in time, each rank prints which rank the others wait for, where
+    its Python is, or what differs; and that this is over, once it is. Nothing else changes: no
+    operation is aborted, and no result is another. All ranks of a group call this, or none: one
+    that does not cannot tell where it is. Groups that ``torchcomms`` serves are left out, since
+    they do this by themselves.
+
+    Calling it again changes the timeout.
+
+    Args:
+        group: None: every group of this process.
+        timeout: how long an operation may take; None: TORCHCOMMS_PG_WATCH_TIMEOUT, else 60 s.
+
+    Raises:
+        RuntimeError: torch is older than 2.14, or `group` is of a class without backends.
+        ValueError: this process is not in `group`, or the timeout is not positive.
+    """
+    global _timeout
+    if not _C.groups_have_hooks:
+        raise RuntimeError(
+            "watch: needs torch 2.14 or later, which calls hooks for the operations of every "
+            f"backend; this is torch {torch.__version__}"
+        )
+    given: Any = group
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("watch: this process is not in the group; call it on the group's ranks")
+    timeout = env.watch_timeout() if timeout is None else timeout
+    if timeout < timedelta(milliseconds=1):
+        raise ValueError(f"watch: timeout is {timeout}, wanted 1 ms or more")
+    flight_recorder.configure()
+    compile_watch.configure()
+    python_stacks.watch_over_monitor()
+    _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
+    if group is not None:
+        _begin(group, dist.get_process_group_ranks(group), timeout)
+        return
+    _timeout = timeout
+    for known in list(c10d._world.pg_map):
+        _begin_unasked(known, dist.get_process_group_ranks(known))
+    replace([c10d], "_new_process_group_helper", _made)
+    replace([c10d], "_register_pg_in_world", _registered)
+    replace([c10d], "_unregister_process_group", _destroyed)
+    replace([c10d], "_unregister_all_process_groups", _all_destroyed)
+
+
+def watch_as_told() -> None:
+    """Watches all groups where the environment says so.
+
+    What keeps it from that is one line on the stderr of rank 0: the program goes on.
+    """
+    try:
+        if env.watch():
+            watch()
+    except (RuntimeError, ValueError) as error:
+        _tell(f"TORCHCOMMS_PG_WATCH is set, and no group is watched: {error}")
+
+
+def _begin(group: Any, ranks: list[int], timeout: timedelta) -> None:
+    if not group._device_types:
+        raise RuntimeError(
+            f"watch: the group is a {type(group).__qualname__} without backends, and c10d calls no "
+            "hooks for its operations"
+        )
+    devices = [
+        device.type
+        for device in group._device_types
+        if not isinstance(unwrapped(group._get_backend(device)), Backend)
+    ]
+    if not devices:
+        return
+    if known := _watches.get(group.group_name):
+        known.set_timeout(timeout)
+        return
+    _watches[group.group_name] = _C.watch(
+        group=group, ranks=ranks, devices=sorted(devices), timeout=timeout
+    )
+
+
+def _begin_unasked(group: Any, ranks: list[int]) -> None:
+    """Watches a group that nobody has named; the program goes on whatever happens."""
+    try:
+        _begin(group, ranks, _timeout)
+    except RuntimeError as error:
+        _tell(f"a group of ranks {ranks} is not watched: {error}")
+
+
+def _made(original: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    group = result[0]
+    if isinstance(group, dist.ProcessGroup):
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        _begin_unasked(group, given["global_ranks_in_group"] or list(range(group.size())))
+    return result
+
+
+def _registered(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Watches groups that are made in another way: their ranks are passed here."""
+    result = original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if ranks := given.get("rank_mapping"):
+        _begin_unasked(given["pg"], sorted(ranks, key=ranks.__getitem__))
+    return result
+
+
+def _destroyed(original: Any, group_name: str) -> Any:
+    if known := _watches.pop(group_name, None):
+        known.close()
+    return original(group_name)
+
+
+def _all_destroyed(original: Any) -> Any:
+    while _watches:
+        _watches.popitem()[1].close()
+    return original()
+
+
+def _tell(what: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"torchcomms_pg: {what}", file=sys.stderr)
