@@ -232,6 +232,45 @@ def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(port, pr
     dist.destroy_process_group()
 
 
+def goes_on_after_its_deadline(port, prefix, world):
+    """Rank 0, as a program without a handler of errors: it would save what it has."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank != 0:
+        store.wait(["rank 0 ends"], datetime.timedelta(seconds=30))
+        return
+    torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=2))
+
+    def told():
+        store.set("rank 0 ends", "")
+        time.sleep(2)  # as a hook that writes a dump
+
+    torchcomms_pg.get_comm(device="cuda").register_abort_hook(told)
+    dist.all_reduce(tensor)
+    for step in (torch.cuda.synchronize, lambda: dist.all_reduce(tensor)):
+        try:
+            step()
+        except Exception as error:
+            print(f"went on: {error}", flush=True)
+        print("went on", flush=True)
+    time.sleep(20)
+
+
+def test_a_process_that_a_deadline_ends_does_not_go_on_meanwhile():
+    variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    options = dict(init=False, env=variables, started_with=gpus.environment)
+    with ranks.Ranks(2, **options) as both:
+        both.start(goes_on_after_its_deadline, *both.store_args(), 2)
+        outcomes = both.wait()
+        ranks.check(outcomes[1:])
+        assert "exit code 1" in outcomes[0].died, outcomes[0]
+        assert "went on" not in both.output(0), both.output(0)
+
+
 @gpus.emulated_only
 @gpus.on_own_ranks(2)
 def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl(port, prefix, world):
