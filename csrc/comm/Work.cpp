@@ -318,6 +318,9 @@ void Work::completeFutures() {
       c10::OptionalStreamGuard guard;
       if (flight) {
         guard.reset_stream(*flight->stream());
+        if (!outputs.empty()) {  // else nothing tells the future's waiter of a stream
+          flight->noteFuture();
+        }
       }
       future->markCompleted(at::IValue(outputs));
     }

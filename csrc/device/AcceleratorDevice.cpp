@@ -31,7 +31,7 @@ std::optional<c10::DeviceType> presentAccelerator() {
 
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
     : device_(device),
-      own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
+      own_(newStream(highPriority)),
       finisher_("tcpg_finish"),
       watch_(EventWatch::of(device)) {
   watch_.join();
@@ -39,6 +39,10 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
 
 c10::Stream AcceleratorDevice::currentStream() const {
   return implementation(device()).getStream(device());
+}
+
+c10::Stream AcceleratorDevice::newStream(bool highPriority) const {
+  return implementation(device()).getStreamFromGlobalPool(device(), highPriority);
 }
 
 c10::Stream AcceleratorDevice::streamAfter(const c10::Stream& issuer) {

@@ -54,6 +54,8 @@ class AcceleratorDevice final {
   c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
+  // Takes one of torch's streams, of which it hands out a few in turn.
+  c10::Stream newStream(bool highPriority) const;
 
   // Records the end of what is in `stream` so far. `timed`: for a duration.
   EventPtr record(const c10::Stream& stream, bool timed);

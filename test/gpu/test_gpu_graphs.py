@@ -1,5 +1,6 @@
 """Collectives in CUDA graphs: captured, replayed, and ended in any order."""
 
+import concurrent.futures
 import contextlib
 import gc
 import time
@@ -223,6 +224,93 @@ def test_waiting_joins_the_streams_of_a_capture(world):
         tensor.fill_(1)
         graph.replay()
         assert (result.cpu() == 2 * world).all()
+
+
+@on_gpus(2)
+def test_what_follows_an_asynchronous_operation_runs_beside_it_in_a_replay(world):
+    """As the rest of a captured step does beside the reduction of its gradients."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    values, one = torch.ones(LENGTH, device="cuda"), torch.ones(1, device="cuda")
+    seen = torch.zeros(1, pin_memory=True)
+    dist.all_reduce(values)
+    with capture() as graph:
+        work = dist.all_reduce(values, async_op=True)
+        seen.copy_(one, non_blocking=True)
+        work.wait()
+        result = values + 1
+    values.fill_(1)
+    torch.cuda.synchronize()
+    try:
+        if rank == 0:
+            graph.replay()
+            # The other rank replays after this, so that the reduction has not ended.
+            assert ranks.wait_for(lambda: seen.item() == 1, BOUND), "it waits for the reduction"
+        else:
+            store.wait(["looked"])
+    finally:
+        if rank == 0:
+            store.set("looked", "")
+    if rank != 0:
+        graph.replay()
+    assert (result.cpu() == world + 1).all()
+    if rank == 0:
+        store.delete_key("looked")
+
+
+@pytest.mark.parametrize("kept", ("work", "future", "nothing"))
+@on_ours(1, 2)
+def test_memory_that_an_operation_of_a_graph_still_uses_is_given_to_nobody(world, kept):
+    inputs = all_data(world, LENGTH)
+    mine, output = inputs[dist.get_rank()].cuda(), torch.empty(world * LENGTH, device="cuda")
+    dist.all_gather_into_tensor(output, mine)
+    with capture() as graph:
+        sent = mine * 1
+        waited = dist.all_gather_into_tensor(output, sent, async_op=True)
+        if kept != "work":
+            waited = waited.get_future() if kept == "future" else None
+        del sent
+        # Would be written while the operation reads, if its memory were that of `sent`.
+        others = [torch.full((LENGTH,), -7.0, device="cuda") for _ in range(8)]
+        if waited is not None:
+            waited.wait()
+        result = output * 2
+    for _ in range(3):
+        graph.replay()
+        assert_same(result.cpu(), 2 * torch.cat(inputs))
+    del others
+
+
+@on_ours(1, 2)
+def test_a_graph_waits_for_what_nobody_waits_for(world):
+    values = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(values)
+    with capture() as graph:
+        dist.all_reduce(values, async_op=True)
+        result = values + 1
+    for _ in range(2):
+        values.fill_(1)
+        graph.replay()
+        assert (result.cpu() == world + 1).all()
+
+
+@on_ours(2)
+def test_what_a_thread_issues_while_another_one_captures_is_not_in_the_graph(world):
+    captured, eager = (torch.ones(LENGTH, device="cuda") for _ in range(2))
+    dist.all_reduce(captured)
+
+    def issue():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            dist.all_reduce(eager, async_op=True).wait()
+            torch.cuda.current_stream().synchronize()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, capture("thread_local") as graph:
+        work = dist.all_reduce(captured, async_op=True)
+        thread.submit(issue).result()
+        work.wait()
+    captured.fill_(1)
+    for _ in range(2):
+        graph.replay()
+    assert (captured.cpu() == world**2).all() and (eager.cpu() == world).all()
 
 
 @on_gpus(1, 2)
