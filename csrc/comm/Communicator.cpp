@@ -204,8 +204,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     recordMessages(*this, call.parts, op.seq);
     run();
   } else {
-    const auto name = traits(op.kind).profile;
-    withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, run);
+    withParamComms(*this, op, profileName(op), call.inputs, call.outputs, work != nullptr, run);
   }
   return work;
 }

@@ -43,7 +43,9 @@ Work::Work(
     : latest::Work(
           rank,
           traits(op.kind).type,
-          C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,
+          C10_UNLIKELY(at::hasCallbacks())
+              ? rangeName(op, comm->group(), rank, !comm->device().is_cpu()).c_str()
+              : nullptr,
           // The tensors whose shapes a profile shows.
           C10_UNLIKELY(at::hasCallbacks())
               ? std::optional(op.kind == OpKind::recv ? outputs : inputs)

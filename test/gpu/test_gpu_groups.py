@@ -148,7 +148,7 @@ def barriers():
         yield functools.partial(dist.barrier, **arguments)
         begin = functools.partial(dist.barrier, async_op=True, **arguments)
         yield lambda begin=begin: begin().wait()
-    if dist.get_backend() != "nccl":
+    if not gpus.over_nccl():
         comm = torchcomms_pg.get_comm(device=f"cuda:{device}")
         yield lambda: comm.barrier(False)
         yield lambda: comm.barrier(True).wait()
