@@ -92,8 +92,18 @@ uint64_t keyOf(const Communicator& comm) {
   // A group of c10d may have a communicator for each type of device.
   const auto text =
       comm.group().name + '\0' + c10::DeviceTypeName(comm.device().type()) +
+      joinRanks(comm.pair()) +
       std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
   return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
+}
+
+// Returns the ranks that have connected.
+std::vector<int> members(const Communicator& comm) {
+  auto ranks = comm.pair();
+  for (int rank = 0; comm.pair().empty() && rank < comm.size(); ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 bool isAwaited(const InFlight& entry) {
@@ -115,7 +125,7 @@ void DiagnosisClient::open(
   key_ = keyOf(comm_);
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
-  options.size = comm_.size();
+  options.ranks = members(comm_);
   options.number = comm_.group().numberOf(comm_.rank());
   options.describeSilent = describeSilent;
   if (comm_.api().probe != nullptr) {
@@ -336,22 +346,23 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   // The store may block for as long as it likes, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runApart([store = store_, rank = comm_.rank(), size = comm_.size(), until, done] {
-    try {
-      StoreBoard board(store);
-      const auto key = [](int of) { return "dumped/" + std::to_string(of); };
-      board.set(key(rank), "");
-      for (int peer = 0; peer < size; ++peer) {
-        const auto who = Peer::parse(board.get("who/" + std::to_string(peer)).value_or(""));
-        while (Clock::now() < until && !board.get(key(peer)) && !who.dead()) {
-          std::this_thread::sleep_for(kDumpLook);
+  Monitor::get().runApart(
+      [store = store_, rank = comm_.rank(), ranks = members(comm_), until, done] {
+        try {
+          StoreBoard board(store);
+          const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+          board.set(key(rank), "");
+          for (const int peer : ranks) {
+            const auto who = Peer::parse(board.get("who/" + std::to_string(peer)).value_or(""));
+            while (Clock::now() < until && !board.get(key(peer)) && !who.dead()) {
+              std::this_thread::sleep_for(kDumpLook);
+            }
+          }
+        } catch (const std::exception&) {
+          // The store went with the rank that served it.
         }
-      }
-    } catch (const std::exception&) {
-      // The store went with the rank that served it.
-    }
-    done->set_value();
-  });
+        done->set_value();
+      });
   done->get_future().wait_until(until);
 }
 
@@ -372,7 +383,7 @@ std::optional<Milliseconds> DiagnosisClient::judge(
 void DiagnosisClient::askForDumps() {
   std::shared_ptr<Communicator> largest;
   for (const auto& comm : Registry::get().alive()) {
-    if (comm->size() > (largest ? largest : comm_.shared_from_this())->size() &&
+    if (members(*comm).size() > members(largest ? *largest : comm_).size() &&
         !comm->failureState().get() && !comm->closed()) {
       largest = comm;
     }

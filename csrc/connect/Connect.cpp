@@ -113,7 +113,9 @@ ncclComm_t joinInside(
     joinOnHost(
         shm::api(),
         inside,
-        [&](ncclComm_t comm, const std::string&) -> std::shared_ptr<Communicator> {
+        [&](ncclComm_t comm,
+            const std::string&,
+            const std::vector<int>&) -> std::shared_ptr<Communicator> {
           made = comm;
           return nullptr;
         });
@@ -195,11 +197,23 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
       "with tensor.to('cpu')");
 }
 
+void refuseCapture(const std::string& group, c10::Device device) {
+  TORCH_CHECK(
+      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      "group '",
+      group,
+      "' has no connections for ",
+      device,
+      " yet, and a graph is being captured; run one operation of the group before the capture, or "
+      "pass device_id to init_process_group");
+}
+
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
-  auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const std::string& prefix) {
-    return own(info, shm::api(), {comm}, prefix, {});
-  });
+  auto joined = joinOnHost(
+      shm::api(), info, [&](ncclComm_t comm, const std::string& prefix, const std::vector<int>&) {
+        return own(info, shm::api(), {comm}, prefix, {});
+      });
   if (peers != nullptr) {
     *peers = joined.peers;
   }
@@ -232,28 +246,22 @@ std::shared_ptr<Communicator> connect(
   const auto make = [&](const NcclApi& api,
                         CommHandle::Made made,
                         const std::string& prefix,
+                        const std::vector<int>& pair,
                         const NcclConfig& config) {
-    return own(info, api, std::move(made), prefix, {device, options.highPriority}, config);
+    return own(info, api, std::move(made), prefix, {device, options.highPriority, pair}, config);
   };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
   checkDevice(name, device);
-  TORCH_CHECK(
-      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
-      "group '",
-      name,
-      "' has no connections for ",
-      device,
-      " yet, and a graph is being captured; run one operation of the group before the capture, or "
-      "pass device_id to init_process_group");
+  refuseCapture(name, device);
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
     options.config.check(plainApi());
     auto joined = joinOnHost(
         plainApi(),
         info,
-        [&](ncclComm_t comm, const std::string& prefix) {
-          return make(plainApi(), {comm}, prefix, options.config);
+        [&](ncclComm_t comm, const std::string& prefix, const std::vector<int>& pair) {
+          return make(plainApi(), {comm}, prefix, pair, options.config);
         },
         options.config);
     TORCH_CHECK(
@@ -273,7 +281,8 @@ std::shared_ptr<Communicator> connect(
   options.config.check(api);
   const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
-  return make(api, {nullptr, joinOverNccl(api, met.ids, info, device, config)}, met.prefix, config);
+  auto call = joinOverNccl(api, met.ids, among(info, met.pair), device, config);
+  return make(api, {nullptr, std::move(call)}, met.prefix, met.pair, config);
 }
 
 }  // namespace torchcomms_pg

@@ -23,7 +23,9 @@ class Communicator;
 // on these ranks and on no others of the store, e.g. their global ranks. `known`: the ranks'
 // processes, by rank, as far as another group knows them; may be empty, or have peers without a
 // pid. `numbers`: the ranks' numbers in `group`, by rank, if these are only a part of the group;
-// empty: the same numbers. Texts have these numbers, all else the ranks' own.
+// empty: the same numbers. Texts have these numbers, all else the ranks' own. `peer`: the one rank
+// that this one exchanges a message with; the two connect where each wants the other and not all
+// ranks come soon. -1: all ranks are needed.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -33,6 +35,7 @@ struct RendezvousInfo {
   Milliseconds timeout;
   std::vector<Peer> known = {};
   std::vector<int> numbers = {};
+  int peer = -1;
 
   // Return the name of ranks in texts.
   std::string nameOf(int rank) const { return namesOf({rank}); }
@@ -55,9 +58,10 @@ struct JoinResult {
 };
 
 // Makes a communicator of the library's, which may still be initializing. `prefix`: that of the
-// store's keys that are this group's alone; empty: a rank alone.
-using Make =
-    std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const std::string& prefix)>;
+// store's keys that are these ranks' alone; empty: a rank alone. `pair`: the two ranks that have
+// connected for a message; empty: all have.
+using Make = std::function<std::shared_ptr<Communicator>(
+    ncclComm_t comm, const std::string& prefix, const std::vector<int>& pair)>;
 
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
 // cannot see each other's processes, on different hosts or in different containers, get no
@@ -88,7 +92,12 @@ std::shared_ptr<Communicator> rendezvous(
 struct NcclRendezvous {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
   std::string prefix;             // same as for Make
+  std::vector<int> pair;          // same as for Make
 };
+
+// Returns the same for the ranks of a pair alone, by their places in it; unchanged where it is
+// empty.
+RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair);
 
 // Joins the ranks to communicate through libnccl. Collective; raises CommError on every rank,
 // naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost

@@ -4,7 +4,11 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
+#include <thread>
 #include <utility>
+
+#include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
 
@@ -27,6 +31,28 @@ int deviceCount(c10::DeviceType type) {
 std::optional<c10::DeviceType> presentAccelerator() {
   const auto type = at::accelerator::getAccelerator(/*checked=*/false);
   return type && deviceCount(*type) > 0 ? type : std::nullopt;
+}
+
+void awaitCurrentStream(c10::Device device) {
+  constexpr std::chrono::microseconds kPoll{50};
+  constexpr std::chrono::milliseconds kLook{200};
+  const auto guard = implementation(device);
+  const auto stream = guard.getStream(device);
+  for (auto next = std::chrono::steady_clock::now() + kLook; !guard.queryStream(stream);) {
+    std::this_thread::sleep_for(kPoll);
+    if (const auto now = std::chrono::steady_clock::now(); now >= next) {
+      next = now + kLook;
+      if (host::interrupted()) {
+        std::rethrow_exception(host::takeInterrupt());
+      }
+    }
+  }
+}
+
+void orderStreams(c10::Device earlier, c10::Device later) {
+  c10::Event event(earlier.type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event.record(implementation(earlier).getStream(earlier));
+  event.block(implementation(later).getStream(later));
 }
 
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)

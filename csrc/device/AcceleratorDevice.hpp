@@ -29,6 +29,13 @@ int deviceCount(c10::DeviceType type);
 // Returns the type of accelerator of which torch sees a device; null if it sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
+// Returns when the device's current stream is past what it has so far. Raises what the handler of a
+// signal raises meanwhile.
+void awaitCurrentStream(c10::Device device);
+
+// Makes the current stream of `later` wait for what the current one of `earlier` has so far.
+void orderStreams(c10::Device earlier, c10::Device later);
+
 class AcceleratorDevice final {
  public:
   // Raises if this process cannot use the device.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "monitor/PythonStackDump.hpp"
 #include "monitor/Verdict.hpp"
@@ -53,8 +54,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
 
   struct Options {
     int rank = 0;
-    std::string number;  // `rank` for texts
-    int size = 0;
+    std::string number;      // `rank` for texts
+    std::vector<int> ranks;  // those that take part
     // Describes a rank that does not answer; `introduction` is what that rank wrote to the board
     // under "who/<rank>" when the group was made.
     std::function<Silent(const std::string& introduction)> describeSilent;

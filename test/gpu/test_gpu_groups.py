@@ -138,6 +138,90 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend", list(gpus.GROUPS))
+@gpus.on_own_ranks(3)
+def test_two_ranks_exchange_messages_that_the_third_takes_no_part_in(port, prefix, world, backend):
+    """As the group's first operation on GPUs, and between ranks of other numbers than 0 and 1."""
+    gpus.GROUPS[backend](port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = torch.full((1000,), float(rank), device="cuda")
+
+    def message(source, target, times=2):
+        for _ in range(times):
+            if rank == source:
+                dist.send(tensor, target)
+            elif rank == target:
+                dist.recv(tensor, source)
+                assert (tensor.cpu() == source).all()
+                tensor.fill_(rank)
+
+    message(1, 2)
+    if rank == 0:
+        store.wait(["1 to 2"])
+    elif rank == 2:
+        store.set("1 to 2", "")
+    dist.barrier()
+    message(2, 1)
+    message(0, 1)
+    assert_sums(None, world)
+    message(1, 2)  # through what they have had
+    message(2, 0)  # through the group's
+    dist.barrier()
+    assert_sums(None, world)
+
+
+@on_gpus(2)
+def test_the_result_of_a_message_is_its_tensor_on_both_sides(world):
+    rank, tensor = dist.get_rank(), ones(7)
+    dist.all_reduce(tensor)
+    work = (dist.isend if rank == 0 else dist.irecv)(tensor, 1 - rank)
+    work.wait()
+    (result,) = work.result()
+    assert result.data_ptr() == tensor.data_ptr()
+
+
+@gpus.on_own_ranks(3)
+def test_messages_all_around_connect_the_whole_group(port, prefix, world):
+    """Each rank begins with a send to the next, which begins with another one."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank = dist.get_rank()
+    sent, got = torch.full((10,), float(rank), device="cuda"), torch.zeros(10, device="cuda")
+    works = [dist.isend(sent, (rank + 1) % world), dist.irecv(got, (rank - 1) % world)]
+    for work in works:
+        work.wait()
+    assert (got.cpu() == (rank - 1) % world).all()
+    assert torchcomms_pg.get_comm(device="cuda").get_size() == world
+
+
+def waits_in_vain_for_a_message(port, prefix, world):
+    """Rank 1 does not take the second message of rank 2, to which no other rank belongs."""
+    gpus.torchcomms(port, prefix, world, 4)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor, told = torch.ones(1 << 20, device="cuda"), ""
+    if rank == 1:
+        dist.recv(tensor, 2)
+        torch.cuda.synchronize()
+    elif rank == 2:
+        dist.send(tensor, 1)
+        work = dist.isend(tensor, 1)
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            work.wait(datetime.timedelta(seconds=4))
+        told = str(raised.value)
+        store.set("over", "")
+    store.wait(["over"], datetime.timedelta(seconds=30))
+    return told
+
+
+@gpus.emulated_only  # NCCL may end a send before it is received
+def test_a_message_in_vain_names_its_peer_by_its_number_in_the_group():
+    told = gpus.apart(3, waits_in_vain_for_a_message)[2]
+    assert "send #2 to rank 1 (1048576 x Float) of group '0' on rank 2: timed out" in told, told
+    assert re.search("verdict on group '0', 3 ranks: rank 1 has not (queued|arrived at) ", told), (
+        told
+    )
+    assert "rank 0" not in told, told
+
+
 # ---------------------------------------------------------------- the ranks together
 
 
@@ -176,6 +260,50 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
 
             holder = thread.submit(let_go)
             barrier()
+            holder.result()
+
+
+@gpus.on_own_ranks(2)
+def test_barriers_meet_whatever_device_a_rank_names(port, prefix, world):
+    """Before the group has connected its GPUs, and afterwards."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, devices = dist.get_rank(), torch.cuda.device_count()
+    named = [{}, {"device_ids": [rank % devices]}, {"device_ids": [(rank + 1) % devices]}]
+    for connected in (False, True):
+        if connected:
+            assert_sums(None, world)
+        for first in range(3):
+            for async_op in (False, True):
+                work = dist.barrier(async_op=async_op, **named[(first + rank) % 3])
+                if async_op:
+                    work.wait()
+
+
+@gpus.on_own_ranks(2)
+def test_a_barrier_waits_for_the_stream_of_the_device_it_names(port, prefix, world):
+    """Also before the group has connected its GPUs, and in a group that has used another one."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, devices = dist.get_rank(), torch.cuda.device_count()
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    for number, device in enumerate((rank % devices, rank % devices, (rank + 1) % devices)):
+        released = f"{number} released"
+        if number == 1:
+            assert_sums(None, world)
+            torch.cuda.synchronize()
+        if rank == 0:
+            dist.barrier(device_ids=[device])
+            assert store.check([released])
+            continue
+        stream = torch.cuda.current_stream(device)
+        with streams.hold(stream) as release, concurrent.futures.ThreadPoolExecutor(1) as thread:
+
+            def let_go():
+                time.sleep(0.3)  # a barrier that does not wait is over by then
+                store.set(released, "")
+                release()
+
+            holder = thread.submit(let_go)
+            dist.barrier(device_ids=[device])
             holder.result()
 
 

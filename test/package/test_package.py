@@ -306,7 +306,7 @@ def test_a_compiler_is_named_with_or_without_its_folder(setup_py, monkeypatch, t
     assert setup_py.find_tool(str(compiler), "") == str(compiler)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert setup_py.find_tool("g++-13", "") == str(compiler)
-    with pytest.raises(setup_py.SetupError, match="g\\+\\+-12 was not found. Install it:\n    this"):
+    with pytest.raises(setup_py.SetupError, match="12 was not found. Install it:\n    this"):
         setup_py.find_tool(str(tmp_path / "g++-12"), "this")
 
 
