@@ -24,7 +24,7 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   checkRank({what, "dst"}, destination, comm_.size());
   checkTag(what, tag);
   auto source = tensor.contiguous();
-  call.setTensors({source}, {});
+  call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
   call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;

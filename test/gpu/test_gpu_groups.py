@@ -63,6 +63,19 @@ def test_groups_are_made_lazily_with_a_device_anew_and_by_splitting(port, prefix
         dist.destroy_process_group()
 
 
+@on_ours(1, 2)
+def test_options_of_torchs_own_nccl_are_taken_over(world):
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options.config.max_ctas = 4
+    group = dist.new_group(pg_options=options)
+    assert_sums(group, world)
+    taken = group._get_backend(gpus.current_device()).options
+    assert taken.is_high_priority_stream and taken.config.max_ctas == 4
+    assert taken.config.min_ctas is None
+    dist.destroy_process_group(group)
+
+
 @on_ours(1, 2, 3)
 def test_tensors_of_both_devices_and_objects_go_through_one_group(world):
     rank = dist.get_rank()
