@@ -413,7 +413,7 @@ def test_a_process_that_a_deadline_ends_does_not_go_on_meanwhile():
 
 
 @gpus.emulated_only
-@gpus.on_own_ranks(2)
+@gpus.on_own_ranks(2, env={"NCCL_HOSTID": "apart"})  # inside a host it would not hear of it
 def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl(port, prefix, world):
     """Which destroys no communicator that has failed: its memory would stay."""
     gpus.torchcomms(port, prefix, world, 30)

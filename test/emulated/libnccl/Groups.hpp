@@ -39,7 +39,12 @@ class GroupJob {
 // A place where a test can hold the background up.
 class Gate {
  public:
-  void pass() const { closed_.wait(true); }
+  void pass() {
+    ++held_;
+    closed_.wait(true);
+    --held_;
+  }
+  int held() const { return held_; }
   void close(bool closed) {
     closed_.store(closed);
     closed_.notify_all();
@@ -47,6 +52,7 @@ class Gate {
 
  private:
   std::atomic<bool> closed_{false};
+  std::atomic<int> held_{0};
 };
 
 struct Gates {
