@@ -6,11 +6,15 @@
 
 #include "base/OutstandingTask.hpp"
 #include "base/SharedPatience.hpp"
+#include "device/AcceleratorDevice.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
+
+// Time for which a failure waits for a thread that launches an operation.
+constexpr std::chrono::seconds kOrderPatience{1};
 
 // Time limit of the ends of communicators.
 SharedPatience endPatience{CommHandle::kReleasePatience};
@@ -117,6 +121,9 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
 
 void CommHandle::failNow() {
   const std::lock_guard failing(failMutex_);
+  if (blocks_) {
+    takeDevice(device_);
+  }
   ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -126,8 +133,13 @@ void CommHandle::failNow() {
     }
   }
   const auto revoke = api_.commRevoke;
-  auto state =
-      comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
+  auto state = ncclInvalidUsage;
+  if (comm != nullptr && revoke != nullptr) {
+    // NCCL lets an operation spin for ever that another thread launches while it revokes. A thread
+    // that is stuck in its launch is released by the revocation alone.
+    const std::unique_lock order(orderMutex_, kOrderPatience);
+    state = revoke(comm, NCCL_REVOKE_DEFAULT);
+  }
   bool revoked = state == ncclSuccess;
   // The revocation of a communicator in host memory goes on in the background; the state afterwards
   // may still be that of the failure.

@@ -118,7 +118,7 @@ class CommHandle {
   // Holds up all other operations that are about to go into the library: streams must hold
   // operations in the order in which the library has received them, or the first would wait behind
   // the second, which waits for the first.
-  [[nodiscard]] std::unique_lock<std::mutex> holdOrder() { return std::unique_lock(orderMutex_); }
+  [[nodiscard]] auto holdOrder() { return std::unique_lock(orderMutex_); }
 
   // Memory that is registered with the communicator.
   Registrations& registrations() { return registrations_; }
@@ -163,7 +163,7 @@ class CommHandle {
   std::timed_mutex failMutex_;  // held while libnccl is made to fail
   std::atomic<bool> failing_{false};
   std::atomic<bool> released_{false};  // set by the thread that fail() starts
-  std::mutex orderMutex_;
+  std::timed_mutex orderMutex_;
   Registrations registrations_;
   std::mutex keptMutex_;
   std::vector<std::shared_ptr<const void>> kept_;

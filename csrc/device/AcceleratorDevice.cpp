@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/Capture.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
@@ -53,6 +54,13 @@ void orderStreams(c10::Device earlier, c10::Device later) {
   c10::Event event(earlier.type(), c10::EventFlag::PYTORCH_DEFAULT);
   event.record(implementation(earlier).getStream(earlier));
   event.block(implementation(later).getStream(later));
+}
+
+void takeDevice(c10::Device device) noexcept {
+  implementation(device).uncheckedSetDevice(device);
+  if (device.is_cuda()) {
+    harmNoCudaCapture();
+  }
 }
 
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)

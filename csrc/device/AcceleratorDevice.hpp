@@ -36,6 +36,11 @@ void awaitCurrentStream(c10::Device device);
 // Makes the current stream of `later` wait for what the current one of `earlier` has so far.
 void orderStreams(c10::Device earlier, c10::Device later);
 
+// Makes the device the current one of the calling thread, one of this project's, and lets the
+// thread call the device's runtime without invalidating what other threads capture. Else a
+// library's call there could make a context on device 0, and end a capture. Does not raise.
+void takeDevice(c10::Device device) noexcept;
+
 class AcceleratorDevice final {
  public:
   // Raises if this process cannot use the device.

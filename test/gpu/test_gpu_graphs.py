@@ -209,6 +209,76 @@ def test_a_capture_right_after_an_operation_is_not_disturbed(world, mode):
     assert result.cpu()[0] == 2 and more.cpu()[0] == 2
 
 
+@contextlib.contextmanager
+def captured_beside(stream):
+    """Captures a graph in the stream, in the mode that forbids most calls to all threads."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+    yield graph
+    with torch.cuda.stream(stream):
+        graph.capture_end()
+
+
+@gpus.on_own_ranks(1, 2)
+def test_a_group_that_connects_its_gpus_disturbs_no_capture(port, prefix, world):
+    gpus.take_device(world)
+    device, values = gpus.current_device(), torch.ones(LENGTH, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(2)]  # torch makes all of them now
+    with captured_beside(streams[0]) as graph:
+        gpus.torchcomms(port, prefix, world, 30, device_id=device)
+        backend = dist.group.WORLD._get_backend(device)
+        assert ranks.wait_for(backend._is_initialized, BOUND)
+        with torch.cuda.stream(streams[0]):
+            result = values * 2
+            dist.all_reduce(result)
+    graph.replay()
+    assert (result.cpu() == 2 * world).all()
+    del graph
+
+
+@gpus.on_own_ranks(1)
+def test_a_group_that_ends_with_its_last_graph_disturbs_no_capture(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    group = dist.new_group()
+    values = torch.ones(LENGTH, device="cuda")
+    for each in (None, group):
+        dist.all_reduce(values, group=each)
+    with capture() as graph:
+        dist.all_reduce(values, group=group)
+    dist.destroy_process_group(group)  # its end waits for the graph, in a thread of its own
+    with captured_beside(torch.cuda.Stream()) as other:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.reset()
+        assert ranks.wait_for(lambda: "tcpg_nccl" not in ranks.thread_names(), BOUND)
+    other.replay()
+    dist.all_reduce(values)
+    torch.cuda.synchronize()
+
+
+@gpus.on_own_ranks(2)
+def test_a_graph_outlives_its_group_that_has_failed(port, prefix, world):
+    gpus.torchcomms(port, f"{prefix}/first", world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    values = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(values)
+    with capture() as graph:
+        dist.all_reduce(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    ranks.meet(store, "replayed", world)
+    dist.distributed_c10d._abort_process_group()
+    time.sleep(0.5)  # a communicator that does not wait for its graphs has gone by then
+    graph.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    gpus.torchcomms(port, f"{prefix}/second", world, 30)
+    dist.all_reduce(values.fill_(1))
+    assert (values.cpu() == world).all()
+    dist.destroy_process_group()
+
+
 @on_gpus(2)
 def test_waiting_joins_the_streams_of_a_capture(world):
     tensor, side = torch.ones(LENGTH, device="cuda"), torch.cuda.Stream()

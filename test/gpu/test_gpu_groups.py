@@ -373,6 +373,67 @@ def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(port, pr
     dist.destroy_process_group()
 
 
+@gpus.emulated_only
+@gpus.on_own_ranks(2)
+def test_a_group_that_fails_makes_no_context_elsewhere(port, prefix, world):
+    """Some 500 MB of GPU 0, from each rank of the host."""
+    gpus.torchcomms(port, prefix, world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    ranks.meet(store, "connected", world)
+    dist.distributed_c10d._abort_process_group()
+    assert set(emulated.contexts()) == {torch.cuda.current_device()}
+
+
+@gpus.emulated_only
+@gpus.on_own_ranks(1)
+def test_a_failure_does_not_meet_the_launch_of_another_thread(port, prefix, world):
+    """Which NCCL would let spin for ever."""
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    backend = dist.group.WORLD._get_backend(gpus.current_device())
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with emulated.hold_nccl("launch") as held:
+            issuing = thread.submit(lambda: dist.all_reduce(tensor, async_op=True))
+            assert ranks.wait_for(held, BOUND)
+            backend.abort()
+            time.sleep(0.2)  # a revocation that does not wait has come by then
+        issuing.exception()
+    torch.cuda.synchronize()
+
+
+def waits_for_a_killed_rank(port, prefix, world, connected):
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    if connected:
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    ranks.meet(store, "here", world)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.all_reduce(tensor, async_op=True).wait(datetime.timedelta(seconds=25))
+    assert time.monotonic() - begun < 10, raised.value
+    if gpus.EMULATED:
+        assert re.search(r"rank 1 \(pid \d+\) died", str(raised.value)), raised.value
+        assert raised.value.ranks == [1]
+
+
+@pytest.mark.parametrize("connected", (True, False), ids=("connected", "new"))
+def test_a_killed_rank_is_named_long_before_the_deadline(connected):
+    """Inside a host NCCL tells nobody."""
+    with ranks.Ranks(2, init=False, started_with=gpus.environment) as both:
+        both.start(waits_for_a_killed_rank, *both.store_args(), 2, connected)
+        outcomes = both.wait()
+        ranks.check(outcomes[:1])
+        assert "exit code -9" in outcomes[1].died
+
+
 def goes_on_after_its_deadline(port, prefix, world):
     """Rank 0, as a program without a handler of errors: it would save what it has."""
     gpus.torchcomms(port, prefix, world, 30)
