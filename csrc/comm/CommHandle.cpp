@@ -150,6 +150,7 @@ void CommHandle::failNow() {
   }
   if (revoked) {
     comm = nullptr;
+    revoked_.store(true, std::memory_order_relaxed);
   } else {
     std::lock_guard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
@@ -250,6 +251,9 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   } else {
     registrations_.removeAll();
   }
+  if (leftToGraphs()) {
+    return "";
+  }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
     // A rank that leaves need not know that a peer has left or failed meanwhile.
@@ -269,7 +273,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
 
 void CommHandle::discard(bool failed) {
   registrations_.forget();
-  if (auto* const comm = comm_.exchange(nullptr)) {
+  if (auto* const comm = comm_.exchange(nullptr); comm != nullptr && !leftToGraphs()) {
     endApart(
         [&api = api_, comm, failed, blocks = blocks_] { giveBack(api, comm, failed, blocks); });
   }
