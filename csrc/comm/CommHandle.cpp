@@ -79,6 +79,14 @@ CommHandle::Report CommHandle::report() const {
   if (auto* const comm = get()) {
     report.text = api_.getLastError(comm);
     api_.commGetAsyncError(comm, &report.state);
+    if (blocks_ && report.state != ncclSuccess && report.state != ncclInProgress) {
+      // libnccl keeps one text for the process, the latest (src/init.cc, ncclGetLastError).
+      const auto latest = std::exchange(report.text, api_.getErrorString(report.state));
+      report.text += latest.empty() ? ""
+                                    : "; NCCL's latest message in this process, maybe of another "
+                                      "group: " +
+                                          latest;
+    }
     if (api_.absentRanks != nullptr) {
       report.absent = api_.absentRanks(comm);
     }
