@@ -26,6 +26,11 @@ namespace {
 // Number of rounds in which the monitor has to see nothing in flight.
 constexpr int kIdleTicks = 2;
 
+// Interval in which the monitor looks at processes, and time for which an operation has to be in
+// flight beside a dead one: what has ended may not have been seen yet.
+constexpr Milliseconds kDeathLook{200};
+constexpr Milliseconds kDeathPatience{500};
+
 // Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
@@ -194,6 +199,9 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
     if (comm_.failureState().get()) {
       return;
     }
+    if (first && noticeDeath(now)) {
+      return;
+    }
     auto& library = comm_.library();
     if (first && library.ready() && library.failed()) {
       explainFailure(*first);
@@ -213,6 +221,59 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
   } catch (...) {
     // Out of memory while describing a failure; the next tick tries again.
   }
+}
+
+void DiagnosisClient::watchOver(const std::vector<Peer>& peers) {
+  auto watched = std::make_shared<Watched>();
+  const auto self = Peer::self();
+  for (const int rank : members(comm_)) {
+    const bool known = static_cast<size_t>(rank) < peers.size() && peers[rank].pid != 0;
+    if (known && rank != comm_.rank() && peers[rank].sameHost(self) &&
+        peers[rank].pid != self.pid) {
+      watched->emplace_back(rank, peers[rank]);
+    }
+  }
+  std::atomic_store(&watched_, std::shared_ptr<const Watched>(std::move(watched)));
+}
+
+bool DiagnosisClient::noticeDeath(Clock::time_point now) {
+  const auto watched = std::atomic_load(&watched_);
+  if (!watched || now - lookedAt_ < kDeathLook) {
+    return false;
+  }
+  lookedAt_ = now;
+  for (const auto& [rank, peer] : *watched) {
+    if (!dead_.contains(rank) && peer.dead()) {
+      dead_[rank] = now;
+    }
+  }
+  if (dead_.empty()) {
+    return false;
+  }
+  std::optional<std::pair<Operation, int>> stuck;
+  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    for (const auto& entry : ops) {
+      if (entry.flight && entry.flight->asked()) {
+        continue;  // it has ended
+      }
+      for (const auto& [rank, since] : dead_) {
+        if (now - std::max(since, entry.op->issued) >= kDeathPatience &&
+            needsAlive(*entry.op, comm_.rank(), rank)) {
+          stuck.emplace(Operation(), rank).first.noteFrom(*entry.op);
+          return;
+        }
+      }
+    }
+  });
+  if (!stuck) {
+    return false;
+  }
+  const auto& [op, rank] = *stuck;
+  const auto peer = std::ranges::find(*watched, rank, &Watched::value_type::first)->second;
+  apart([this, op = op, rank = rank, pid = peer.pid] {
+    comm_.failureState().lose(op, rank, std::to_string(pid));
+  });
+  return true;
 }
 
 void DiagnosisClient::answer(Clock::time_point now) {

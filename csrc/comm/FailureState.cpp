@@ -293,6 +293,20 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   failLibrary(told);
 }
 
+void FailureState::lose(const Operation& op, int rank, const std::string& pid) {
+  auto failure =
+      describe(c10d::ErrorType::REMOTE_ERROR, op, rankNames({rank}) + " (pid " + pid + ") died");
+  failure.ranks = {rank};
+  const auto message = printable(failure.message);
+  const auto first = set(std::move(failure));
+  if (first->message == message) {
+    printForLogReaders(
+        comm_,
+        "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
+  }
+  failLibrary(*first);
+}
+
 void FailureState::failBy(const std::string& why) {
   const auto ours =
       set({c10d::ErrorType::COMM_ERROR,

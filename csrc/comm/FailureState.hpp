@@ -79,6 +79,9 @@ class FailureState {
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
+  // Does the same to `op`, which waits for a rank that has died.
+  void lose(const Operation& op, int rank, const std::string& pid);
+
   // Fails every operation here and on the other ranks, now and later. Has an effect once.
   void failBy(const std::string& why);
   // Does the same as failBy(), and returns when the hooks have run, or after 30 s.

@@ -282,7 +282,9 @@ std::shared_ptr<Communicator> connect(
   const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
   auto call = joinOverNccl(api, met.ids, among(info, met.pair), device, config);
-  return make(api, {nullptr, std::move(call)}, met.prefix, met.pair, config);
+  auto comm = make(api, {nullptr, std::move(call)}, met.prefix, met.pair, config);
+  comm->diagnosis().watchOver(met.peers);
+  return comm;
 }
 
 }  // namespace torchcomms_pg

@@ -226,6 +226,7 @@ NcclRendezvous rendezvousOverNccl(
         [&](const std::vector<std::string>& said) { return gatherIds(said, roots); },
         [&](const std::vector<std::string>& said) { return pairIds(api, info, said); });
     met.pair = rendezvous.pair();
+    met.peers = rendezvous.peers();
     met.ids = readIds(info, answer, met.pair.empty() ? roots.size() : 1);
     met.prefix = rendezvous.prefix();
     return met;

@@ -93,6 +93,7 @@ struct NcclRendezvous {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
   std::string prefix;             // same as for Make
   std::vector<int> pair;          // same as for Make
+  std::vector<Peer> peers;        // same as JoinResult::peers, as far as this rank knows them
 };
 
 // Returns the same for the ranks of a pair alone, by their places in it; unchanged where it is

@@ -130,6 +130,25 @@ const OpTraits& traits(OpKind kind) {
   return kTraits[static_cast<size_t>(kind)];
 }
 
+bool needsAlive(const Operation& op, int rank, int other) {
+  switch (op.kind == OpKind::coalesced ? op.parts : op.kind) {
+    case OpKind::allReduce:
+    case OpKind::allGatherSingle:
+    case OpKind::reduceScatter:
+    case OpKind::reduceScatterSingle:
+    case OpKind::barrier: return true;
+    case OpKind::allGather: return op.numelIn > 0;
+    case OpKind::allToAllSingle: return op.inputSplits.empty() && op.outputSplits.empty();
+    case OpKind::broadcast:
+    case OpKind::scatter: return op.kind != OpKind::coalesced && op.peer == rank;
+    case OpKind::reduce:
+    case OpKind::gather:
+    case OpKind::gatherSingle: return op.kind != OpKind::coalesced && op.peer == other;
+    case OpKind::send: return op.kind != OpKind::coalesced && op.peer == other;
+    default: return false;
+  }
+}
+
 std::string rangeName(const Operation& op, const Group& group, int rank, bool onAccelerator) {
   if (onAccelerator) {
     const auto* const recorded =

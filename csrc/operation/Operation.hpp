@@ -163,6 +163,11 @@ struct Operation {
   }
 };
 
+// Returns whether the operation of `rank` cannot end, unless it has by now, once the process of
+// `other` is dead: it gives that one something, or both have to give. What `other` alone gives may
+// be under way.
+bool needsAlive(const Operation& op, int rank, int other);
+
 // Returns the name of the operation's range in a profile, e.g. "torchcomms:all_reduce"; Gloo's name
 // in a group that is called gloo, and that of ProcessGroupNCCL on an accelerator, such as
 // "nccl:send 0->1", for which tools look. `rank`: this one's.

@@ -3,7 +3,9 @@
 import concurrent.futures
 import datetime
 import functools
+import os
 import re
+import signal
 import time
 
 import pytest
