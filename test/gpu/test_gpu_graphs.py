@@ -440,12 +440,13 @@ def test_a_group_and_its_graph_end_in_any_order(version, first):
 
 def capture_first(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
-    tensor, graph = torch.ones(LENGTH, device="cuda"), torch.cuda.CUDAGraph()
-    with pytest.raises(
-        RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
-    ):
-        with torch.cuda.graph(graph):
-            dist.all_reduce(tensor)
+    tensor = torch.ones(LENGTH, device="cuda")
+    for first in (lambda: dist.all_reduce(tensor), dist.barrier):
+        with pytest.raises(
+            RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
+        ):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                first()
     dist.all_reduce(tensor)
     assert (tensor == world).all()
 
