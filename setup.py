@@ -128,12 +128,13 @@ def find_nccl_include() -> Path:
 
 
 def find_tool(name: str, command: str) -> str:
-    """Finds a program, first beside this Python.
+    """Finds a program: a path as it is, a bare name first beside this Python.
 
     Two versions of ninja in turn would compile everything again: each has its own log.
     """
-    beside_python = Path(sys.executable).with_name(name)
-    found = str(beside_python) if beside_python.is_file() else shutil.which(name)
+    beside_python = Path(sys.executable).parent / name
+    bare = os.path.basename(name) == name
+    found = str(beside_python) if bare and beside_python.is_file() else shutil.which(name)
     if found is None:
         raise SetupError(f"{name} was not found. Install it:\n    {command}")
     return found

@@ -58,9 +58,7 @@ class SharedOptions(Backend.Options):
         self.communicator = communicator
 
 
-def create_backend(
-    options: _DistributedBackendOptions, group_options: Backend.Options | None
-) -> Backend:
+def create_backend(options: _DistributedBackendOptions, group_options: object) -> Backend:
     """Creates the backend of one process group; called by ``torch.distributed``.
 
     Args:
@@ -71,10 +69,13 @@ def create_backend(
         own = Backend.Options()
     elif isinstance(group_options, Backend.Options):
         own = group_options.__copy__()
+    elif nccl.is_options(group_options):
+        own = nccl.options_like(group_options)
     else:
         raise TypeError(
             f"pg_options: got {type(group_options).__module__}.{type(group_options).__qualname__}, "
-            f"wanted torchcomms_pg.Backend.Options for backend {BACKEND_NAME!r}"
+            f"wanted torchcomms_pg.Backend.Options for backend {BACKEND_NAME!r}, or torch's "
+            "ProcessGroupNCCL.Options"
         )
     own.nccl_library = own.nccl_library or env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     own.nccl_folder = own.nccl_folder or nccl.package_folder()

@@ -100,7 +100,14 @@ Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
 void Backend::keep(CommPtr comm) {
   const auto device = comm->device();
   std::lock_guard lock(communicatorsMutex_);
-  (device.is_cpu() ? cpu_ : accelerators_[device.index()]) = std::move(comm);
+  if (device.is_cpu()) {
+    cpu_ = std::move(comm);
+  } else if (const auto& pair = comm->pair(); !pair.empty()) {
+    const int peer = pair.front() == comm->rank() ? pair.back() : pair.front();
+    pairs_[{device.index(), peer}] = std::move(comm);
+  } else {
+    accelerators_.push_back(std::move(comm));
+  }
 }
 
 Backend::~Backend() {
@@ -251,13 +258,27 @@ std::vector<Backend::CommPtr> Backend::communicators() const {
   if (cpu_) {
     all.push_back(cpu_);
   }
-  for (const auto& [index, comm] : accelerators_) {
+  all.insert(all.end(), accelerators_.begin(), accelerators_.end());
+  for (const auto& [place, comm] : pairs_) {
     all.push_back(comm);
   }
   return all;
 }
 
-Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
+Backend::CommPtr Backend::find(at::Device device, std::optional<int> peer) const {
+  // The pair's goes first: both ranks have it, also where one of them has called more since.
+  if (peer) {
+    if (const auto found = pairs_.find({device.index(), *peer}); found != pairs_.end()) {
+      return found->second;
+    }
+  }
+  const auto found = std::ranges::find_if(
+      accelerators_, [&](const CommPtr& comm) { return comm->device() == device; });
+  return found == accelerators_.end() ? nullptr : *found;
+}
+
+Backend::CommPtr Backend::communicator(
+    const char* what, at::Device device, std::optional<int> peer) {
   if (device.is_cpu()) {
     return cpuCommunicator(what);
   }
@@ -265,16 +286,15 @@ Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
   TORCH_CHECK_VALUE(
       device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
   prepare(what);
-  const auto find = [&]() -> CommPtr {
+  const auto known = [&] {
     std::lock_guard lock(communicatorsMutex_);
-    const auto found = accelerators_.find(device.index());
-    return found == accelerators_.end() ? nullptr : found->second;
+    return find(device, peer);
   };
-  if (auto comm = find()) {
+  if (auto comm = known()) {
     return comm;
   }
   std::lock_guard creating(creationMutex_);
-  if (auto comm = find()) {
+  if (auto comm = known()) {
     return comm;
   }
   TORCH_CHECK(!closed_.load(), what, ": group '", options_->group_name, "' has been shut down");
@@ -288,13 +308,32 @@ Backend::CommPtr Backend::communicator(const char* what, at::Device device) {
       "' was made of serves ",
       communicators().front()->device(),
       "; move the tensor there");
-  return newCommunicator(device);
+  return newCommunicator(device, peer);
 }
 
-Backend::CommPtr Backend::newCommunicator(at::Device device) {
+Backend::CommPtr Backend::routeMessage(const char* what, const at::Tensor& tensor, int peer) {
+  // A batch is one operation, maybe with several ranks.
+  const bool alone = tensor.defined() && !tensor.is_cpu() && getSize() > 2 && peer >= 0 &&
+                     peer < getSize() && peer != getRank() && !inBatch();
+  return alone ? communicator(what, tensor.device(), peer) : route(what, tensor);
+}
+
+bool Backend::inBatch() {
+  std::lock_guard lock(batchMutex_);
+  return batches_.contains(threadLife());
+}
+
+Backend::CommPtr Backend::newCommunicator(at::Device device, std::optional<int> peer) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
   const RendezvousInfo info{
-      store, getRank(), getSize(), describeGroup(*options_), members_, options_->timeout};
+      .store = store,
+      .rank = getRank(),
+      .size = getSize(),
+      .group = describeGroup(*options_),
+      .members = members_,
+      .timeout = options_->timeout,
+      .known = peers_,
+      .peer = peer.value_or(-1)};
   auto comm = connect(info, device, options_->accelerator);
   comm->executor().setBlockingWait(options_->blockingWait);
   comm->failureState().setEndsProcess(options_->ends(comm->device()));
@@ -365,11 +404,10 @@ Backend::CommPtr Backend::accelerator() const {
     return nullptr;
   }
   if (accelerators_.size() == 1) {
-    return accelerators_.begin()->second;
+    return accelerators_.front();
   }
-  const auto type = accelerators_.begin()->second->device().type();
-  const auto found = accelerators_.find(c10::impl::VirtualGuardImpl(type).getDevice().index());
-  return found == accelerators_.end() ? nullptr : found->second;
+  const auto type = accelerators_.front()->device().type();
+  return find(c10::impl::VirtualGuardImpl(type).getDevice(), std::nullopt);
 }
 
 int64_t Backend::commPtr() {

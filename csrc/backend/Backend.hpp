@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -177,8 +178,9 @@ class Backend final : public latest::Backend {
   uint64_t uid() const { return uid_; }
 
   // Returns the communicator for tensors of the device; makes it where it is an accelerator's and
-  // there is none yet.
-  CommPtr communicator(const char* what, at::Device device);
+  // there is none yet. `peer`: the rank that a message of this one is for or from. The two of them
+  // then get one of their own where not all ranks of the group come soon, and keep to it.
+  CommPtr communicator(const char* what, at::Device device, std::optional<int> peer = std::nullopt);
 
  private:
   // Makes a shrunk group, whose communicators are there already.
@@ -208,17 +210,24 @@ class Backend final : public latest::Backend {
   void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
+  // Does so for a message alone, or one of a batch, to or from `peer`.
+  CommPtr routeMessage(const char* what, const at::Tensor& tensor, int peer);
+  bool inBatch();
   // Enters a communicator where route() and communicator() find it.
   void keep(CommPtr comm);
-  // Returns the communicators that exist.
+  // Returns the communicators that exist, those for messages of two ranks among them.
   std::vector<CommPtr> communicators() const;
+  // Returns the communicator of all ranks for the device, of two ranks, or null. Call with
+  // communicatorsMutex_ held.
+  CommPtr find(at::Device device, std::optional<int> peer) const;
   // Returns the accelerator's communicator, of several that of the current device; null: neither
   // exists.
   CommPtr accelerator() const;
+  std::optional<at::Device> barrierDevice(const c10d::BarrierOptions& opts) const;
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
   // Returns the accelerators' communicators; raises where there are none.
   std::vector<CommPtr> accelerators(const char* what) const;
-  CommPtr newCommunicator(at::Device device);
+  CommPtr newCommunicator(at::Device device, std::optional<int> peer);
   void installHooks(Communicator& comm);
   // Gives a new communicator what the group has been asked for. Call it when communicators() has
   // the new one, so that later requests reach it.
@@ -265,9 +274,10 @@ class Backend final : public latest::Backend {
   std::string members_;       // key of the ranks in the store; set by reconfigure(), too
   std::vector<Peer> peers_;   // ranks' processes; empty where cpu_ was made elsewhere
   std::mutex creationMutex_;  // held during a rendezvous for a device
-  mutable std::mutex communicatorsMutex_;  // guards the next two
+  mutable std::mutex communicatorsMutex_;  // guards the next three
   CommPtr cpu_;                            // replaced by reconfigure()
-  std::map<at::DeviceIndex, CommPtr> accelerators_;
+  std::vector<CommPtr> accelerators_;      // in the order of their making, the same on all ranks
+  std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_;  // by device and peer
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;

@@ -286,26 +286,55 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(comm, opts.asyncOp, [&] { return Collectives(*comm, options(opts)).barrier(); });
 }
 
-// Chooses the communicator of a barrier: that of the device in `device_ids`, else of the device
-// that the group has used or been bound to, else the CPU's. c10d does not hand down the device that
-// it has chosen, nor whether that is the CPU. Programs pass `device_ids` also where there are no
-// accelerators, and over Gloo, which looks at them nowhere.
-Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
-  auto device = opts.device;
+// Returns the device whose current stream a barrier comes after: that of `device_ids`, else the
+// current one. c10d does not hand down the device that it has chosen, nor whether that is the CPU.
+// Programs pass `device_ids` also where there are no accelerators, and over Gloo, which looks at
+// them nowhere. None: there is no accelerator.
+std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opts) const {
   const auto type = presentAccelerator();
-  if (!opts.device_ids.empty() && type && options_->backend == kBackendName) {
-    TORCH_CHECK_VALUE(
-        opts.device_ids.size() == 1,
-        "barrier: device_ids names ",
-        opts.device_ids.size(),
-        " devices, wanted one, that of this rank");
-    device = at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
+  if (!type || options_->backend != kBackendName) {
+    return std::nullopt;
   }
-  if (device) {
-    return communicator("barrier", *device);
+  if (opts.device_ids.empty()) {
+    return opts.device ? opts.device : c10::impl::VirtualGuardImpl(*type).getDevice();
   }
-  const auto used = accelerator();
-  return used != nullptr ? used : cpuCommunicator("barrier");
+  TORCH_CHECK_VALUE(
+      opts.device_ids.size() == 1,
+      "barrier: device_ids names ",
+      opts.device_ids.size(),
+      " devices, wanted one, that of this rank");
+  return at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
+}
+
+// Chooses the communicator of a barrier, the same on all ranks whatever devices they choose: that
+// of the accelerator that the group has used first, else the CPU's. It makes none, and so waits for
+// no rank that takes the other way.
+Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
+  const auto device = barrierDevice(opts);
+  CommPtr used;
+  bool joined = false;  // the group has a communicator for `device`
+  {
+    std::lock_guard lock(communicatorsMutex_);
+    used = accelerators_.empty() ? nullptr : accelerators_.front();
+    joined = device && find(*device, std::nullopt) != nullptr;
+  }
+  // The current device may be one that the program has not used: it is not touched.
+  const bool chosen = !opts.device_ids.empty() || joined;
+  if (used == nullptr) {
+    auto cpu = cpuCommunicator("barrier");
+    if (device && !device->is_cpu()) {
+      refuseCapture(options_->group_name, *device);
+      if (chosen) {
+        awaitCurrentStream(*device);
+      }
+    }
+    return cpu;
+  }
+  prepare("barrier");
+  if (chosen && *device != used->device()) {
+    orderStreams(*device, used->device());
+  }
+  return used;
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
@@ -325,7 +354,7 @@ Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   if (keptForMyself(tensor, destination, true)) {
     return nullptr;
   }
-  const auto comm = route("send", tensor);
+  const auto comm = routeMessage("send", tensor, destination);
   return issue(
       comm, /*async=*/true, [&] { return Collectives(*comm, {}).send(tensor, destination, tag); });
 }
@@ -335,7 +364,7 @@ Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
   if (keptForMyself(tensor, source, false)) {
     return nullptr;
   }
-  const auto comm = route("recv", tensor);
+  const auto comm = routeMessage("recv", tensor, source);
   return issue(
       comm, /*async=*/true, [&] { return Collectives(*comm, {}).recv(tensor, source, tag); });
 }
@@ -351,7 +380,7 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
   // Keeps all such messages of a batch once it has kept one: another message may make the
   // communicator meanwhile.
-  const bool connected = accelerators_.count(tensor.device().index()) > 0;
+  const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
   if (batch == batches_.end() || (connected && batch->second.empty())) {
     return false;

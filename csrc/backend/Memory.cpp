@@ -10,9 +10,7 @@ std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
   std::vector<CommPtr> found;
   {
     std::lock_guard lock(communicatorsMutex_);
-    for (const auto& [index, comm] : accelerators_) {
-      found.push_back(comm);
-    }
+    found = accelerators_;
   }
   TORCH_CHECK(
       !found.empty(),

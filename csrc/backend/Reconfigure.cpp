@@ -165,6 +165,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
     // The new members make accelerators' communicators anew when tensors come.
     std::lock_guard lock(communicatorsMutex_);
     accelerators_.clear();
+    pairs_.clear();
   }
   members_ = rendezvous;
   options_->global_ranks_in_group.clear();

@@ -108,6 +108,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   prepare("shrink");
   std::vector<CommPtr> children;
   for (const auto& comm : communicators()) {
+    if (!comm->pair().empty()) {
+      continue;  // made anew where it is needed
+    }
     children.push_back(comm->shrink(
         gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
   }

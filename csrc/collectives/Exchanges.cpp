@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "collectives/Collectives.hpp"
+#include "collectives/Exchange.hpp"
 #include "nccl/Fallbacks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
@@ -59,16 +60,11 @@ std::vector<int64_t> splitCounts(
   return counts;
 }
 
-// Elements for or from one peer.
-struct Part {
-  void* data;
-  size_t count;
-};
-
-// Tag of messages inside an all-to-all, apart from users' messages, whose tags are not negative.
+// Tag of messages inside a collective, apart from users' messages, whose tags are not negative.
 constexpr int kExchangeTag = -1;
 
-// Sends each rank its part, and receives a part from each, by rank.
+}  // namespace
+
 ncclResult_t exchange(
     const NcclApi& api,
     const std::vector<Part>& sends,
@@ -77,11 +73,10 @@ ncclResult_t exchange(
     ncclComm_t handle,
     cudaStream_t stream) {
   return grouped(api, [&] {
-    for (int peer = 0; peer < static_cast<int>(sends.size()); ++peer) {
-      for (const bool sending : {true, false}) {
-        const auto& part = sending ? sends[peer] : receives[peer];
+    for (const bool sending : {true, false}) {
+      for (const auto& part : sending ? sends : receives) {
         const auto result = moveMessage(
-            api, sending, {part.data, part.count, type, peer, kExchangeTag}, handle, stream);
+            api, sending, {part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
         if (result != ncclSuccess) {
           return result;
         }
@@ -90,8 +85,6 @@ ncclResult_t exchange(
     return ncclSuccess;
   });
 }
-
-}  // namespace
 
 WorkPtr Collectives::allToAllSingle(
     const at::Tensor& output,
@@ -132,8 +125,8 @@ WorkPtr Collectives::allToAllSingle(
     auto* from = static_cast<char*>(source.data_ptr());
     auto* to = static_cast<char*>(target.data());
     for (int peer = 0; peer < comm_.size(); ++peer) {
-      sends.push_back({from, inputCounts[peer] * wire.factor});
-      receives.push_back({to, outputCounts[peer] * wire.factor});
+      sends.push_back({from, inputCounts[peer] * wire.factor, peer});
+      receives.push_back({to, outputCounts[peer] * wire.factor, peer});
       from += inputCounts[peer] * bytes;
       to += outputCounts[peer] * bytes;
     }
@@ -167,8 +160,8 @@ WorkPtr Collectives::allToAll(
   for (int peer = 0; peer < comm_.size(); ++peer) {
     sources.push_back(inputs[peer].contiguous());
     targets.emplace_back(outputs[peer], /*readFirst=*/false);
-    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor});
-    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor});
+    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor, peer});
+    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor, peer});
   }
   call.launch = [&comm = comm_, sources, sends, receives, type = wire.type](
                     ncclComm_t handle, cudaStream_t stream) {

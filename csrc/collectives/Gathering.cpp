@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "collectives/Collectives.hpp"
+#include "collectives/Exchange.hpp"
 #include "nccl/Fallbacks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
@@ -10,6 +11,21 @@
 namespace torchcomms_pg {
 
 namespace {
+
+std::vector<OutputBuffer> buffersOf(const std::vector<at::Tensor>& outputs) {
+  std::vector<OutputBuffer> buffers;
+  buffers.reserve(outputs.size());
+  for (const auto& output : outputs) {
+    buffers.emplace_back(output, /*readFirst=*/false);
+  }
+  return buffers;
+}
+
+void copyBack(const std::vector<OutputBuffer>& buffers) {
+  for (const auto& buffer : buffers) {
+    buffer.copyBack();
+  }
+}
 
 // Issues the gathering of `input` on `root`, where `target` has a value: OutputBuffer or
 // OutputBuffers.
@@ -100,7 +116,7 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
 
   const auto wire = wireType(input.scalar_type());
   const auto source = input.contiguous();
-  if (sameNumel(outputs)) {
+  if (sameNumel(outputs) && !comm_.listsOneByOne()) {
     OutputBuffers targets(outputs);
     call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
       return comm.api().allGather(
@@ -116,11 +132,8 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
     }
     return comm_.issue(std::move(call));
   }
-  // Different sizes take one broadcast from each rank, in one group.
-  std::vector<OutputBuffer> targets;
-  for (const auto& output : outputs) {
-    targets.emplace_back(output, /*readFirst=*/false);
-  }
+  // One broadcast from each rank, in one group.
+  const auto targets = buffersOf(outputs);
   call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
     return grouped(comm.api(), [&] {
       for (int root = 0; root < comm.size(); ++root) {
@@ -140,11 +153,7 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
       return ncclSuccess;
     });
   };
-  call.epilogue = [targets] {
-    for (const auto& target : targets) {
-      target.copyBack();
-    }
-  };
+  call.epilogue = [targets] { copyBack(targets); };
   return comm_.issue(std::move(call));
 }
 
@@ -160,11 +169,27 @@ WorkPtr Collectives::gather(
   call.setTensors({input}, outputs);
   call.op.peer = root;
 
-  std::optional<OutputBuffers> targets;
-  if (root == comm_.rank()) {
-    targets.emplace(outputs);
+  if (!comm_.listsOneByOne()) {
+    std::optional<OutputBuffers> targets;
+    if (root == comm_.rank()) {
+      targets.emplace(outputs);
+    }
+    return issueGather(comm_, std::move(call), input, targets, root);
   }
-  return issueGather(comm_, std::move(call), input, targets, root);
+  const auto wire = wireType(input.scalar_type());
+  const auto targets = buffersOf(outputs);
+  call.launch = [&comm = comm_, targets, wire, root, source = input.contiguous()](
+                    ncclComm_t handle, cudaStream_t stream) {
+    const size_t count = source.numel() * wire.factor;
+    std::vector<Part> receives;
+    for (const auto& target : targets) {
+      receives.push_back({target.data(), count, static_cast<int>(receives.size())});
+    }
+    return exchange(
+        comm.api(), {{source.data_ptr(), count, root}}, receives, wire.type, handle, stream);
+  };
+  call.epilogue = [targets] { copyBack(targets); };
+  return comm_.issue(std::move(call));
 }
 
 WorkPtr Collectives::gatherSingle(
@@ -208,6 +233,25 @@ WorkPtr Collectives::scatter(
 
   const auto wire = wireType(output.scalar_type());
   OutputBuffer target(output, /*readFirst=*/false);
+  if (target.needsCopy()) {
+    call.epilogue = [target] { target.copyBack(); };
+  }
+  if (comm_.listsOneByOne()) {
+    std::vector<at::Tensor> sources;
+    for (const auto& input : inputs) {
+      sources.push_back(input.contiguous());
+    }
+    call.launch = [&comm = comm_, target, wire, sources, root](
+                      ncclComm_t handle, cudaStream_t stream) {
+      const size_t count = target.buffer().numel() * wire.factor;
+      std::vector<Part> sends;
+      for (const auto& source : sources) {
+        sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
+      }
+      return exchange(comm.api(), sends, {{target.data(), count, root}}, wire.type, handle, stream);
+    };
+    return comm_.issue(std::move(call));
+  }
   const auto flat = root == comm_.rank() ? flatten(inputs) : at::Tensor();
   call.launch = [&comm = comm_, target, wire, flat, root](ncclComm_t handle, cudaStream_t stream) {
     return torchcomms_pg::scatter(
@@ -220,9 +264,6 @@ WorkPtr Collectives::scatter(
         handle,
         stream);
   };
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
   return comm_.issue(std::move(call));
 }
 

@@ -24,14 +24,15 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   checkRank({what, "dst"}, destination, comm_.size());
   checkTag(what, tag);
   auto source = tensor.contiguous();
-  call.setTensors({source}, {});
+  call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
   call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
   const size_t count = source.numel() * wire.factor;
-  call.message = Message{source.data_ptr(), count, wire.type, destination, tag};
+  const int peer = comm_.inLibrary(destination);
+  call.message = Message{source.data_ptr(), count, wire.type, peer, tag};
   // Messages are confirmed as over Gloo: there are programs whose ranks leave once their messages
   // have been sent.
   call.message->confirmed = comm_.group().backend == "gloo";
@@ -63,7 +64,8 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor, /*readFirst=*/false);
-  call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, source, tag};
+  const int peer = source == kAnyPeer ? source : comm_.inLibrary(source);
+  call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, peer, tag};
   call.launch = [&comm = comm_, target, received = *call.message](
                     ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);

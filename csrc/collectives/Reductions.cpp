@@ -190,11 +190,11 @@ WorkPtr Collectives::reduceScatter(
   const auto reduction = chooseReduction(comm_, what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 
-  if (sameNumel(inputs)) {
+  // Otherwise one reduction for each rank, in one group.
+  if (sameNumel(inputs) && !(comm_.listsOneByOne() && reduction.onWire())) {
     setReduceScatter(comm_, call, output, flatten(inputs), reduction);
     return comm_.issue(std::move(call));
   }
-  // Parts of different sizes take one reduction for each rank, in one group.
   TORCH_CHECK_VALUE(
       reduction.onWire(),
       what,
@@ -203,25 +203,28 @@ WorkPtr Collectives::reduceScatter(
       " on ",
       output.scalar_type(),
       " needs tensors of one size in input_list; use all_reduce instead");
-  const auto flat = flatten(inputs);
-  std::vector<size_t> counts;
+  std::vector<at::Tensor> sources;
   for (const auto& input : inputs) {
-    counts.push_back(input.numel() * reduction.wire().factor);
+    sources.push_back(input.contiguous());
   }
   OutputBuffer target(output, /*readFirst=*/false);
-  const auto step = flat.element_size() / reduction.wire().factor;
-  call.launch = [&comm = comm_, target, flat, counts, step, reduction](
+  call.launch = [&comm = comm_, target, sources, reduction](
                     ncclComm_t handle, cudaStream_t stream) {
     return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
       return grouped(comm.api(), [&] {
-        const auto* part = static_cast<const char*>(flat.data_ptr());
         for (int root = 0; root < comm.size(); ++root) {
           const auto result = comm.api().reduce(
-              part, target.data(), counts[root], reduction.wire().type, op, root, handle, stream);
+              sources[root].data_ptr(),
+              target.data(),
+              sources[root].numel() * reduction.wire().factor,
+              reduction.wire().type,
+              op,
+              root,
+              handle,
+              stream);
           if (result != ncclSuccess) {
             return result;
           }
-          part += counts[root] * step;
         }
         return ncclSuccess;
       });

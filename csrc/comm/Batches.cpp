@@ -142,6 +142,10 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
   merged.op.kind = OpKind::coalesced;
   merged.op.numelIn = merged.op.numelOut = 0;
   merged.op.peer = -1;
+  const auto kind = calls.front().op.kind;
+  const bool alike =
+      std::ranges::all_of(calls, [&](const PreparedOp& call) { return call.op.kind == kind; });
+  merged.op.parts = alike ? kind : OpKind::coalesced;
   bool epilogue = false;
   bool messages = true;
   for (auto& call : calls) {

@@ -1,13 +1,12 @@
 #include "comm/BlockingCall.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <utility>
 
 #include "base/Thread.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -38,7 +37,7 @@ BlockingCall::BlockingCall(const NcclApi& api, c10::Device device, Body body)
     auto result = ncclInternalError;
     std::string text;
     try {
-      c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+      takeDevice(device);
       result = state->body(&state->made);
       text = result == ncclSuccess ? "" : state->api.getLastError(nullptr);
     } catch (const std::exception& error) {

@@ -6,11 +6,15 @@
 
 #include "base/OutstandingTask.hpp"
 #include "base/SharedPatience.hpp"
+#include "device/AcceleratorDevice.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
+
+// Time for which a failure waits for a thread that launches an operation.
+constexpr std::chrono::seconds kOrderPatience{1};
 
 // Time limit of the ends of communicators.
 SharedPatience endPatience{CommHandle::kReleasePatience};
@@ -75,6 +79,14 @@ CommHandle::Report CommHandle::report() const {
   if (auto* const comm = get()) {
     report.text = api_.getLastError(comm);
     api_.commGetAsyncError(comm, &report.state);
+    if (blocks_ && report.state != ncclSuccess && report.state != ncclInProgress) {
+      // libnccl keeps one text for the process, the latest (src/init.cc, ncclGetLastError).
+      const auto latest = std::exchange(report.text, api_.getErrorString(report.state));
+      report.text += latest.empty() ? ""
+                                    : "; NCCL's latest message in this process, maybe of another "
+                                      "group: " +
+                                          latest;
+    }
     if (api_.absentRanks != nullptr) {
       report.absent = api_.absentRanks(comm);
     }
@@ -117,6 +129,9 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
 
 void CommHandle::failNow() {
   const std::lock_guard failing(failMutex_);
+  if (blocks_) {
+    takeDevice(device_);
+  }
   ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -126,8 +141,13 @@ void CommHandle::failNow() {
     }
   }
   const auto revoke = api_.commRevoke;
-  auto state =
-      comm == nullptr || revoke == nullptr ? ncclInvalidUsage : revoke(comm, NCCL_REVOKE_DEFAULT);
+  auto state = ncclInvalidUsage;
+  if (comm != nullptr && revoke != nullptr) {
+    // NCCL lets an operation spin for ever that another thread launches while it revokes. A thread
+    // that is stuck in its launch is released by the revocation alone.
+    const std::unique_lock order(orderMutex_, kOrderPatience);
+    state = revoke(comm, NCCL_REVOKE_DEFAULT);
+  }
   bool revoked = state == ncclSuccess;
   // The revocation of a communicator in host memory goes on in the background; the state afterwards
   // may still be that of the failure.
@@ -138,6 +158,7 @@ void CommHandle::failNow() {
   }
   if (revoked) {
     comm = nullptr;
+    revoked_.store(true, std::memory_order_relaxed);
   } else {
     std::lock_guard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
@@ -238,6 +259,9 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   } else {
     registrations_.removeAll();
   }
+  if (leftToGraphs()) {
+    return "";
+  }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
     // A rank that leaves need not know that a peer has left or failed meanwhile.
@@ -257,7 +281,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
 
 void CommHandle::discard(bool failed) {
   registrations_.forget();
-  if (auto* const comm = comm_.exchange(nullptr)) {
+  if (auto* const comm = comm_.exchange(nullptr); comm != nullptr && !leftToGraphs()) {
     endApart(
         [&api = api_, comm, failed, blocks = blocks_] { giveBack(api, comm, failed, blocks); });
   }

@@ -118,7 +118,7 @@ class CommHandle {
   // Holds up all other operations that are about to go into the library: streams must hold
   // operations in the order in which the library has received them, or the first would wait behind
   // the second, which waits for the first.
-  [[nodiscard]] std::unique_lock<std::mutex> holdOrder() { return std::unique_lock(orderMutex_); }
+  [[nodiscard]] auto holdOrder() { return std::unique_lock(orderMutex_); }
 
   // Memory that is registered with the communicator.
   Registrations& registrations() { return registrations_; }
@@ -143,6 +143,10 @@ class CommHandle {
   // Returns whether this is the process that has joined the ranks.
   bool ours() const { return pid_ == host::processId(); }
   void failNow();
+  // Returns whether the communicator is to stay until the process ends: NCCL frees one that was
+  // revoked without waiting for its graphs (src/init.cc, commReclaim), whose end then uses it
+  // (src/enqueue.cc, persistentDestructor).
+  bool leftToGraphs() const { return captured_ && revoked_; }
   void endJoining(bool failed);
   std::string end(ncclComm_t comm, bool failed);
   // Calls `body`, which ends the communicator; where that may block, in a thread of its own. Null:
@@ -159,11 +163,12 @@ class CommHandle {
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once
   std::atomic<bool> ready_{false};
   std::atomic<bool> captured_{false};
+  std::atomic<bool> revoked_{false};  // by libnccl
   std::atomic<bool> suspended_{false};
   std::timed_mutex failMutex_;  // held while libnccl is made to fail
   std::atomic<bool> failing_{false};
   std::atomic<bool> released_{false};  // set by the thread that fail() starts
-  std::mutex orderMutex_;
+  std::timed_mutex orderMutex_;
   Registrations registrations_;
   std::mutex keptMutex_;
   std::vector<std::shared_ptr<const void>> kept_;

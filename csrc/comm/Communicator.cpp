@@ -157,8 +157,9 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
 }
 
 WorkPtr Communicator::newWork(const PreparedOp& call) {
-  auto work =
-      c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, call.outputs);
+  // The result of a send is what was sent, as over torch's nccl.
+  const auto& results = call.op.kind == OpKind::send ? call.inputs : call.outputs;
+  auto work = c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, results);
   work->setTimed(timed());
   return work;
 }
@@ -212,8 +213,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     recordMessages(*this, call.parts, op.seq);
     run();
   } else {
-    const auto name = traits(op.kind).profile;
-    withParamComms(*this, op, name, call.inputs, call.outputs, work != nullptr, run);
+    withParamComms(*this, op, profileName(op), call.inputs, call.outputs, work != nullptr, run);
   }
   return work;
 }

@@ -43,10 +43,12 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public Monitor::Watched,
                            public GroupActivity {
  public:
-  // The place of the tensors. `highPriority`: that of an accelerator's streams.
+  // The place of the tensors. `highPriority`: that of an accelerator's streams. `pair`: the two of
+  // the group's ranks that have connected, for messages between them; empty: all have.
   struct Place {
     c10::Device device{c10::DeviceType::CPU};
     bool highPriority = false;
+    std::vector<int> pair = {};
   };
 
   // Options of one operation.
@@ -74,6 +76,15 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   std::vector<int64_t> globalRanks() const override;
   uint64_t key() const override;
   const at::Device& device() const { return place_.device; }
+  // Returns whether the tensors of a list are moved one by one, from and to where they lie, and not
+  // through a copy of all. Memory of an accelerator is scarce; in host memory an operation for each
+  // rank costs more than a copy. It is the same on all ranks, whatever their tensors.
+  bool listsOneByOne() const { return executor_->queues(); }
+  const std::vector<int>& pair() const { return place_.pair; }
+  // Returns the rank's number in the library's communicator.
+  int inLibrary(int rank) const {
+    return pair().empty() ? rank : static_cast<int>(rank == pair().back());
+  }
   // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
   int libraryVersion() const;
   // Sets the description, which torch assigns after creating the backend. Call before the first

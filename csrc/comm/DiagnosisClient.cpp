@@ -23,8 +23,22 @@ namespace {
 // Number of rounds in which the monitor has to see nothing in flight.
 constexpr int kIdleTicks = 2;
 
+// Interval in which the monitor looks at processes, and time for which an operation has to be in
+// flight beside a dead one: what has ended may not have been seen yet.
+constexpr Milliseconds kDeathLook{200};
+constexpr Milliseconds kDeathPatience{500};
+
 // Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
+
+// Returns the ranks that have connected.
+std::vector<int> members(const Communicator& comm) {
+  auto ranks = comm.pair();
+  for (int rank = 0; comm.pair().empty() && rank < comm.size(); ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
 
 }  // namespace
 
@@ -37,11 +51,11 @@ void DiagnosisClient::open(
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = std::move(peers);
-  // A group of c10d may have a communicator for each type of device.
-  key_ = keyOf(comm_, c10::DeviceTypeName(comm_.device().type()));
+  // A group of c10d may have a communicator for each type of device, and for two ranks alone.
+  key_ = keyOf(comm_, c10::DeviceTypeName(comm_.device().type()) + joinRanks(comm_.pair()));
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
-  options.size = comm_.size();
+  options.ranks = members(comm_);
   options.number = comm_.group().numberOf(comm_.rank());
   options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
   if (comm_.api().probe != nullptr) {
@@ -123,6 +137,9 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
     if (comm_.failureState().get()) {
       return;
     }
+    if (first && noticeDeath(now)) {
+      return;
+    }
     auto& library = comm_.library();
     if (first && library.ready() && library.failed()) {
       explainFailure(*first);
@@ -142,6 +159,59 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
   } catch (...) {
     // Out of memory while describing a failure; the next tick tries again.
   }
+}
+
+void DiagnosisClient::watchOver() {
+  auto watched = std::make_shared<Watched>();
+  const auto self = Peer::self();
+  for (const int rank : members(comm_)) {
+    const bool known = static_cast<size_t>(rank) < peers_.size() && peers_[rank].pid != 0;
+    if (known && rank != comm_.rank() && peers_[rank].sameHost(self) &&
+        peers_[rank].pid != self.pid) {
+      watched->emplace_back(rank, peers_[rank]);
+    }
+  }
+  std::atomic_store(&watched_, std::shared_ptr<const Watched>(std::move(watched)));
+}
+
+bool DiagnosisClient::noticeDeath(Clock::time_point now) {
+  const auto watched = std::atomic_load(&watched_);
+  if (!watched || now - lookedAt_ < kDeathLook) {
+    return false;
+  }
+  lookedAt_ = now;
+  for (const auto& [rank, peer] : *watched) {
+    if (!dead_.contains(rank) && peer.dead()) {
+      dead_[rank] = now;
+    }
+  }
+  if (dead_.empty()) {
+    return false;
+  }
+  std::optional<std::pair<Operation, int>> stuck;
+  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    for (const auto& entry : ops) {
+      if (entry.flight && entry.flight->asked()) {
+        continue;  // it has ended
+      }
+      for (const auto& [rank, since] : dead_) {
+        if (now - std::max(since, entry.op->issued) >= kDeathPatience &&
+            needsAlive(*entry.op, comm_.rank(), rank)) {
+          stuck.emplace(Operation(), rank).first.noteFrom(*entry.op);
+          return;
+        }
+      }
+    }
+  });
+  if (!stuck) {
+    return false;
+  }
+  const auto& [op, rank] = *stuck;
+  const auto peer = std::ranges::find(*watched, rank, &Watched::value_type::first)->second;
+  apart([this, op = op, rank = rank, pid = peer.pid] {
+    comm_.failureState().lose(op, rank, std::to_string(pid));
+  });
+  return true;
 }
 
 void DiagnosisClient::answer(Clock::time_point now) {
@@ -271,21 +341,22 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   // The store may block for as long as it likes, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runApart([store = store_, peers = peers_, rank = comm_.rank(), until, done] {
-    try {
-      StoreBoard board(store);
-      const auto key = [](size_t of) { return "dumped/" + std::to_string(of); };
-      board.set(key(rank), "");
-      for (size_t peer = 0; peer < peers.size(); ++peer) {
-        while (Clock::now() < until && !board.get(key(peer)) && !peers[peer].dead()) {
-          std::this_thread::sleep_for(kDumpLook);
+  Monitor::get().runApart(
+      [store = store_, peers = peers_, rank = comm_.rank(), ranks = members(comm_), until, done] {
+        try {
+          StoreBoard board(store);
+          const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+          board.set(key(rank), "");
+          for (const int peer : ranks) {
+            while (Clock::now() < until && !board.get(key(peer)) && !peers.at(peer).dead()) {
+              std::this_thread::sleep_for(kDumpLook);
+            }
+          }
+        } catch (const std::exception&) {
+          // The store went with the rank that served it.
         }
-      }
-    } catch (const std::exception&) {
-      // The store went with the rank that served it.
-    }
-    done->set_value();
-  });
+        done->set_value();
+      });
   done->get_future().wait_until(until);
 }
 
@@ -307,7 +378,7 @@ void DiagnosisClient::askForDumps() {
   std::shared_ptr<Communicator> largest;
   for (const auto& group : enlisted()) {
     auto comm = std::dynamic_pointer_cast<Communicator>(group);
-    if (comm && comm->size() > (largest ? largest : comm_.shared_from_this())->size() &&
+    if (comm && members(*comm).size() > members(largest ? *largest : comm_).size() &&
         !comm->failureState().get() && !comm->closed()) {
       largest = std::move(comm);
     }

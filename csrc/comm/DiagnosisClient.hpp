@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/Communicator.hpp"
@@ -32,6 +33,9 @@ class DiagnosisClient {
   // Does the same, in another part for each group of the parent without the ranks of `gone`, which
   // the ranks that stay make in one order. A part that is used again holds the verdict of before.
   void openShrunk(DiagnosisClient& parent, const std::vector<int>& gone);
+  // Looks from now on whether processes of this host that operations in flight need are alive, for
+  // a library that does not tell. Call once, after open().
+  void watchOver();
   // Stops making requests and giving this rank's status. Does not block.
   void close();
   uint64_t key() const { return key_; }
@@ -66,6 +70,9 @@ class DiagnosisClient {
   Milliseconds relaxed() const;
 
  private:
+  // Fails the communicator if an operation in flight cannot end any more, since a rank has died.
+  // Returns whether it does.
+  bool noticeDeath(Clock::time_point now);
   // Listens to other ranks, and gives this rank's status where one is wanted.
   void answer(Clock::time_point now);
   // Fails the communicator, once there is a verdict on the operation whose deadline has passed; or
@@ -104,7 +111,12 @@ class DiagnosisClient {
   std::atomic<bool> explaining_{false};
   std::atomic<uint64_t> extended_{0};  // seq of the operation that tellExtension() told of
 
+  using Watched = std::vector<std::pair<int, Peer>>;
+  std::shared_ptr<const Watched> watched_;  // accessed by std::atomic_load; null: none
+
   // State of the monitor's thread.
+  Clock::time_point lookedAt_{};           // at the watched
+  std::map<int, Clock::time_point> dead_;  // ranks, since when that is known
   uint64_t heardRings_ = 0;
   int idleTicks_ = 0;
   std::optional<Operation> overdue_;   // subject of the diagnosis

@@ -76,6 +76,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   std::lock_guard lock(mutex_);  // who sees the failure sees its hooks in awaitHooks()
+  if (end && !get()) {
+    ending_.store(true, std::memory_order_release);
+  }
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
     return none;  // the first one, which stands
   }
@@ -142,6 +145,9 @@ void FailureState::awaitHooks() const {
 }
 
 void FailureState::failLibrary(const Failure& failure) {
+  if (ending_.load(std::memory_order_acquire) && comm_.executor().queues()) {
+    return;
+  }
   comm_.executor().wake();
   comm_.library().fail(failure, comm_.shared_from_this());
 }
@@ -220,8 +226,8 @@ std::exception_ptr FailureState::asyncError(const Operation& op) {
 }
 
 void FailureState::meet(const Failure& failure) const {
-  if (failure.endsProcess && !inAbortHook) {
-    awaitHooks();  // their thread writes the records
+  if ((failure.endsProcess || ending_.load(std::memory_order_acquire)) && !inAbortHook) {
+    awaitHooks();  // their thread writes the records, or ends the process
     endProcess(failure.message);
   }
 }
@@ -285,6 +291,20 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   auto told = *first;
   told.message = "rank " + comm_.group().numberOf(comm_.rank()) + " gave up: " + told.message;
   failLibrary(told);
+}
+
+void FailureState::lose(const Operation& op, int rank, const std::string& pid) {
+  auto failure =
+      describe(c10d::ErrorType::REMOTE_ERROR, op, rankNames({rank}) + " (pid " + pid + ") died");
+  failure.ranks = {rank};
+  const auto message = printable(failure.message);
+  const auto first = set(std::move(failure));
+  if (first->message == message) {
+    printForLogReaders(
+        comm_,
+        "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
+  }
+  failLibrary(*first);
 }
 
 void FailureState::failBy(const std::string& why) {

@@ -52,7 +52,9 @@ class FailureState {
   bool raised() const { return raised_.load(std::memory_order_relaxed); }
 
   // Sets whether a failure, other than a requested one, ends the process when the hooks have run;
-  // after a failure elsewhere, with the next call.
+  // after a failure elsewhere, with the next call. No call returns or raises in the meantime, and
+  // on an accelerator the library is left alone, since streams that it lets go run on with data
+  // that nobody has reduced.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
@@ -77,6 +79,9 @@ class FailureState {
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
+  // Does the same to `op`, which waits for a rank that has died.
+  void lose(const Operation& op, int rank, const std::string& pid);
+
   // Fails every operation here and on the other ranks, now and later. Has an effect once.
   void failBy(const std::string& why);
   // Does the same as failBy(), and returns when the hooks have run, or after 30 s.
@@ -94,13 +99,15 @@ class FailureState {
   std::exception_ptr interruption();
 
  private:
-  // Ends the process where `failure` does so with the next call, or with one in flight.
+  // Ends the process where `failure` does so with the next call, or with one in flight; where
+  // another thread is about to, does not return.
   void meet(const Failure& failure) const;
   std::string rankNames(const std::vector<int>& ranks) const;
 
   Communicator& comm_;
   std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load
   std::atomic<bool> endsProcess_{false};
+  std::atomic<bool> ending_{false};  // a thread ends the process when hooks have run
   mutable std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
   std::shared_future<void> hooksDone_;

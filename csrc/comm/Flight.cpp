@@ -42,11 +42,21 @@ void Flight::depart(
   shelf_ = std::move(shelf);
 }
 
-void Flight::departInGraph(c10::Stream stream, EventPtr end) {
-  std::lock_guard lock(mutex_);
-  stream_ = stream;
-  end_ = std::move(end);
+void Flight::departInGraph(
+    c10::Stream stream,
+    c10::Stream issuer,
+    EventPtr end,
+    std::shared_ptr<const void> shelf,
+    uint64_t capture) {
+  depart(stream, issuer, /*start=*/nullptr, std::move(end), std::move(shelf));
+  capture_ = capture;
   inGraph_.store(true, std::memory_order_release);
+}
+
+Flight::~Flight() {
+  if (inGraph() && shelf_) {
+    executor_.leaveGraph(*this, std::move(shelf_));
+  }
 }
 
 EventPtr Flight::end() const {
@@ -57,6 +67,11 @@ EventPtr Flight::end() const {
 std::optional<c10::Stream> Flight::stream() const {
   std::lock_guard lock(mutex_);
   return stream_;
+}
+
+std::optional<c10::Stream> Flight::issuer() const {
+  std::lock_guard lock(mutex_);
+  return issuer_;
 }
 
 void Flight::release(const c10::Stream& waiting) {

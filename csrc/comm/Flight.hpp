@@ -27,6 +27,7 @@ class Flight final : public EventWatch::Awaited {
  public:
   // Tracks `op` of `comm`, whose executor is `executor`.
   Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op);
+  ~Flight() override;
 
   const Operation& operation() const { return op_; }
 
@@ -46,11 +47,22 @@ class Flight final : public EventWatch::Awaited {
       EventPtr start,
       EventPtr end,
       std::shared_ptr<const void> shelf);
-  // Notes that it is in the graph that the stream records.
-  void departInGraph(c10::Stream stream, EventPtr end);
+  // Notes the same of an operation in the graph that the stream records. `capture`: number of that,
+  // see GraphStream; 0: the operation is in `issuer` itself.
+  void departInGraph(
+      c10::Stream stream,
+      c10::Stream issuer,
+      EventPtr end,
+      std::shared_ptr<const void> shelf,
+      uint64_t capture);
+  // Notes that a future waits for it, too.
+  void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }
 
   EventPtr end() const;
   std::optional<c10::Stream> stream() const;
+  std::optional<c10::Stream> issuer() const;
+  uint64_t capture() const { return capture_; }
+  bool hasFuture() const { return hasFuture_.load(std::memory_order_relaxed); }
   bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
 
   // Drops what only the operation needs, since `waiting` waits for it, so that what is queued there
@@ -78,6 +90,8 @@ class Flight final : public EventWatch::Awaited {
   InFlightOps::Entry entry_;
   std::atomic<bool> asked_{false};
   std::atomic<bool> inGraph_{false};
+  std::atomic<bool> hasFuture_{false};
+  uint64_t capture_ = 0;  // written before `inGraph_`
   mutable std::mutex mutex_;
   c10::weak_intrusive_ptr<Work> work_;
   WorkPtr kept_;

@@ -30,6 +30,7 @@ decltype(auto) withParamComms(
   }
   const auto& group = comm.group();
   const bool moves = !inputs.empty() || !outputs.empty();
+  const auto [numelIn, numelOut] = profileSizes(op, comm.size());
   TORCHCOMMS_PG_RECORD_PARAM_COMMS(
       op.async,
       std::make_tuple(static_cast<int64_t>(op.seq), op.countsAsMessage()),
@@ -38,8 +39,8 @@ decltype(auto) withParamComms(
       outputs,
       isPointToPoint(op.kind) || op.peer >= 0 ? op.peer : comm.rank(),
       std::string(what),
-      moves ? op.numelIn : 0,
-      moves ? op.numelOut : 0,
+      moves ? numelIn : 0,
+      moves ? numelOut : 0,
       moves ? op.dtype : c10::ScalarType::Byte,
       op.inputSplits,
       op.outputSplits,
@@ -51,8 +52,8 @@ decltype(auto) withParamComms(
   if (!hasWork && range.isActive()) {  // a Work has its own range, in the same form
     values.assign(inputs.begin(), inputs.end());
     range._setAsync();
-    range.before(
-        profilingTitle(op, group), c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+    const auto title = rangeName(op, group, comm.rank(), !comm.device().is_cpu());
+    range.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
   return body();
 }
@@ -67,8 +68,8 @@ inline void recordMessages(
   for (const auto& message : messages) {
     auto op = message.op;
     op.seq = seq++;
-    const auto* const name = traits(op.kind).profile;
-    withParamComms(comm, op, name, message.inputs, message.outputs, /*hasWork=*/true, [] {});
+    withParamComms(
+        comm, op, profileName(op), message.inputs, message.outputs, /*hasWork=*/true, [] {});
   }
 }
 

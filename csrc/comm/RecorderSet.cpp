@@ -16,12 +16,7 @@ const char* recordedName(const PreparedOp& call) {
   const auto& known = traits(call.op.kind);
   TORCH_INTERNAL_ASSERT(known.recorded != nullptr, "the recorder does not know ", known.name);
   if (call.members) {
-    const auto& members = *call.members;
-    const auto kind = members.front().op.kind;
-    const bool alike = std::all_of(members.begin(), members.end(), [&](const PreparedOp& member) {
-      return member.op.kind == kind;
-    });
-    return alike ? traits(kind).recordedBatch : kUnchecked;
+    return traits(call.op.parts).recordedBatch;
   }
   // The ranks' own sizes differ in uneven lists, which the analyser would call an error.
   return call.uneven() && call.op.kind != OpKind::allToAllSingle ? kUnchecked : known.recorded;

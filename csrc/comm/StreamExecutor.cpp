@@ -22,10 +22,11 @@ constexpr int kLooks = 100;
 }  // namespace
 
 StreamExecutor::StreamExecutor(Communicator& comm, c10::Device device, bool highPriority)
-    : comm_(comm), device_(device, highPriority) {}
+    : comm_(comm), device_(device, highPriority), graphStream_(device_, highPriority) {}
 
 void StreamExecutor::prepare(Operation& op) {
   device_.prepare();
+  graphStream_.dropEnded();
   op.captured = isCapturing(device_.currentStream());
 }
 
@@ -85,21 +86,34 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-// Records the operation into the graph that the current stream records. It runs with each of the
-// graph's replays, which nothing here is told of: so there is nothing to watch or to record. The
-// graph keeps the memory, and the order between streams that wait.
+// Records the operation into the graph that the current stream records: a synchronous one there, an
+// asynchronous one in a branch of the graph. It runs with each of the graph's replays, which
+// nothing here is told of: so there is nothing to watch or to record. The graph keeps the order
+// between streams that wait, and the memory of the capture.
 void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
+  const auto op = call.op;
   std::exception_ptr error;
   try {
-    comm_.awaitInitialization(call.op);
+    comm_.awaitInitialization(op);
     const auto order = comm_.library().holdOrder();
-    const auto stream = device_.currentStream();
-    queue(call, AcceleratorDevice::handle(stream));
+    const auto issuer = device_.currentStream();
+    const auto branch = op.async ? graphStream_.branchFrom(issuer) : std::nullopt;
+    const auto stream = branch ? branch->stream : issuer;
+    {
+      c10::OptionalStreamGuard inStream;
+      if (branch) {
+        inStream.reset_stream(stream);
+      }
+      queue(call, AcceleratorDevice::handle(stream));
+    }
     comm_.library().noteCaptured();
     if (work) {
-      const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
-      flight->departInGraph(stream, device_.record(stream, /*timed=*/false));
+      const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, op);
+      auto end = device_.record(stream, /*timed=*/false);
+      auto shelf = branch ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
+      flight->departInGraph(
+          stream, issuer, std::move(end), std::move(shelf), branch ? branch->capture : 0);
       work->depart(flight);
     }
   } catch (...) {
@@ -109,7 +123,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
     work->finish(error);
     work->completeFutures();
   }
-  comm_.hooks()->tellEnd(call.op, work, error, call.op.issued, call.op.issued);
+  comm_.hooks()->tellEnd(op, work, error, op.issued, op.issued);
   if (error) {
     std::rethrow_exception(error);
   }
@@ -245,8 +259,30 @@ void StreamExecutor::awaitInStream(Work& work) {
     }
     device_.await(*flight->end(), current);
     flight->release(current);
-  } else if (isCapturing(current) || isCapturing(*flight->stream())) {
+  } else if (isCapturing(current) || goesOn(*flight)) {
     device_.await(*flight->end(), current);  // it joins the two streams of the graph
+    flight->release(current);
+  }
+}
+
+bool StreamExecutor::goesOn(const Flight& flight) const {
+  return flight.capture() == 0 ? isCapturing(*flight.stream())
+                               : graphStream_.open(flight.capture());
+}
+
+void StreamExecutor::leaveGraph(const Flight& flight, std::shared_ptr<const void> shelf) noexcept {
+  try {
+    if (!goesOn(flight)) {
+      return;
+    }
+    if (flight.hasFuture()) {
+      // Whoever holds the future joins it.
+      graphStream_.keep(flight.capture(), std::move(shelf));
+    } else {
+      device_.await(*flight.end(), *flight.issuer());
+    }
+  } catch (const std::exception&) {
+    // The capture has been invalidated: there will be no graph.
   }
 }
 

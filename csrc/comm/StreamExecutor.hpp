@@ -9,6 +9,7 @@
 #include "comm/Executor.hpp"
 #include "comm/Flight.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "device/GraphStream.hpp"
 
 namespace torchcomms_pg {
 
@@ -33,11 +34,16 @@ class StreamExecutor final : public Executor {
 
   // Records the end of an operation whose stream is past it; finishes it in a thread of its own.
   void finishFromEvent(std::shared_ptr<Flight> flight);
+  // Ends an operation of a graph whose Work is dropped: joins it to the stream that has issued it,
+  // if nobody has and nobody can any more, and lets go of its memory. `shelf`: what it still needs.
+  void leaveGraph(const Flight& flight, std::shared_ptr<const void> shelf) noexcept;
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
   void queue(PreparedOp& call, cudaStream_t stream);
+  // Returns whether the capture with the operation goes on.
+  bool goesOn(const Flight& flight) const;
   // Waits for an operation that has departed. `work`: null where the caller gets none.
   void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
@@ -48,6 +54,7 @@ class StreamExecutor final : public Executor {
 
   Communicator& comm_;
   mutable AcceleratorDevice device_;
+  GraphStream graphStream_;
   std::atomic<bool> blockingWait_{false};
 };
 

@@ -43,7 +43,9 @@ Work::Work(
     : latest::Work(
           rank,
           traits(op.kind).type,
-          C10_UNLIKELY(at::hasCallbacks()) ? profilingTitle(op, comm->group()) : nullptr,
+          C10_UNLIKELY(at::hasCallbacks())
+              ? rangeName(op, comm->group(), rank, !comm->device().is_cpu()).c_str()
+              : nullptr,
           // The tensors whose shapes a profile shows.
           C10_UNLIKELY(at::hasCallbacks())
               ? std::optional(op.kind == OpKind::recv ? outputs : inputs)
@@ -155,6 +157,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 }
 
 float Work::getDuration() const {
+  using Duration = std::chrono::duration<float, std::milli>;
+  // Asks the device itself: the thread that finishes the operation comes by later.
+  if (const auto flight = this->flight(); timed_ && !done() && flight && flight->reached()) {
+    return Duration(flight->elapsed()).count();
+  }
   std::lock_guard lock(mutex_);
   TORCH_CHECK(
       timed_,
@@ -165,7 +172,7 @@ float Work::getDuration() const {
       completed_,
       name(operation().kind),
       ": the duration is known when the operation has finished; call wait() first");
-  return std::chrono::duration<float, std::milli>(finished_ - started_).count();
+  return Duration(finished_ - started_).count();
 }
 
 uint64_t Work::getSequencenumber() const {
@@ -313,6 +320,9 @@ void Work::completeFutures() {
       c10::OptionalStreamGuard guard;
       if (flight) {
         guard.reset_stream(*flight->stream());
+        if (!outputs.empty()) {  // else nothing tells the future's waiter of a stream
+          flight->noteFuture();
+        }
       }
       future->markCompleted(at::IValue(outputs));
     }

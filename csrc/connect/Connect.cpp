@@ -193,6 +193,17 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
       "with tensor.to('cpu')");
 }
 
+void refuseCapture(const std::string& group, c10::Device device) {
+  TORCH_CHECK(
+      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      "group '",
+      group,
+      "' has no connections for ",
+      device,
+      " yet, and a graph is being captured; run one operation of the group before the capture, or "
+      "pass device_id to init_process_group");
+}
+
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
   auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const Met& met) {
@@ -229,19 +240,13 @@ std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options) {
   const auto make =
       [&](const NcclApi& api, CommHandle::Made made, const Met& met, const NcclConfig& config) {
-        return own(info, api, std::move(made), met, {device, options.highPriority}, config);
+        const Communicator::Place place{device, options.highPriority, met.pair};
+        return own(info, api, std::move(made), met, place, config);
       };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
   checkDevice(name, device);
-  TORCH_CHECK(
-      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
-      "group '",
-      name,
-      "' has no connections for ",
-      device,
-      " yet, and a graph is being captured; run one operation of the group before the capture, or "
-      "pass device_id to init_process_group");
+  refuseCapture(name, device);
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
     options.config.check(plainApi());
@@ -269,7 +274,10 @@ std::shared_ptr<Communicator> connect(
   options.config.check(api);
   const auto config = options.named ? options.config.named(api, name) : options.config;
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
-  return make(api, {nullptr, joinOverNccl(api, met.ids, info, device, config)}, met.met, config);
+  auto call = joinOverNccl(api, met.ids, among(info, met.met.pair), device, config);
+  auto comm = make(api, {nullptr, std::move(call)}, met.met, config);
+  comm->diagnosis().watchOver();
+  return comm;
 }
 
 }  // namespace torchcomms_pg

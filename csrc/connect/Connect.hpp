@@ -41,11 +41,15 @@ std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info, const ConnectGloo& connectGloo);
 
 // Joins the ranks through the library for tensors of `device`: libnccl for CUDA, else the one that
-// useHostStreams() has named. Collective; returns when every rank has come. Raises CommError,
-// LibraryError, std::invalid_argument for a configuration that no library takes, or what torch
-// raises where there is no such device.
+// useHostStreams() has named. Collective; returns when every rank has come, or with `info.peer`
+// both have, see Communicator::pair(). Raises CommError, LibraryError, std::invalid_argument for a
+// configuration that no library takes, or what torch raises where there is no such device.
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options);
+
+// Raises RuntimeError where the current stream of the device records a graph, in which no ranks can
+// be joined.
+void refuseCapture(const std::string& group, c10::Device device);
 
 // Raises ValueError, naming `what`, where tensors of the device cannot be communicated at all.
 void checkCarried(const char* what, const std::string& group, c10::Device device);

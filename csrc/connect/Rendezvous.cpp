@@ -133,7 +133,28 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
   return all;
 }
 
+// Returns the lower rank's answer to what the two ranks of a pair said: their versions, and a
+// unique id.
+std::string pairIds(const NcclApi& api, const RendezvousInfo& info, std::vector<std::string> said) {
+  for (auto& text : said) {
+    text = text.substr(0, text.find_first_of({kId, kRefusal}));
+  }
+  const auto id = newId(api, info);
+  if (id.front() == kId) {
+    said.front() += id;
+  }
+  return id.front() == kId ? gatherIds(said, {0}) : id;
+}
+
 }  // namespace
+
+RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair) {
+  if (!pair.empty()) {
+    info.rank = info.rank == pair.front() ? 0 : 1;
+    info.size = 2;
+  }
+  return info;
+}
 
 std::string keyOf(const std::string& name) {
   constexpr size_t kLongest = 200;
@@ -154,18 +175,21 @@ JoinResult joinOnHost(
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&]() -> JoinResult {
     const MonitorRuns monitor;
-    const auto answer = rendezvous.exchange("", [&](const std::vector<std::string>&) {
+    const auto judge = [&](const std::vector<std::string>&) {
       if (const auto full = fullHost(rendezvous.peers()); !full.empty()) {
         return kRefusal + full;
       }
       const auto elsewhere = whoIsElsewhere(rendezvous.peers());
       return elsewhere.empty() ? newId(api, info) : kApart + elsewhere;
-    });
+    };
+    const auto answer = rendezvous.exchange("", judge, judge);
     if (answer.front() == kApart) {
       return {nullptr, answer.substr(1), rendezvous.peers()};
     }
-    auto* const handle = joinHere(api, readIds(info, answer, 1).front(), info, config);
-    auto comm = make(handle, {rendezvous.prefix(), rendezvous.peers()});
+    const auto met = rendezvous.met();
+    auto* const handle =
+        joinHere(api, readIds(info, answer, 1).front(), among(info, met.pair), config);
+    auto comm = make(handle, met);
     try {
       rendezvous.awaitJoined(api, handle);
     } catch (const std::exception& error) {
@@ -199,9 +223,11 @@ NcclRendezvous rendezvousOverNccl(
   return rendezvous.run([&] {
     const MonitorRuns monitor;
     const auto answer = rendezvous.exchange(
-        mine, [&](const std::vector<std::string>& said) { return gatherIds(said, roots); });
-    met.ids = readIds(info, answer, roots.size());
-    met.met = {rendezvous.prefix(), rendezvous.peers()};
+        mine,
+        [&](const std::vector<std::string>& said) { return gatherIds(said, roots); },
+        [&](const std::vector<std::string>& said) { return pairIds(api, info, said); });
+    met.met = rendezvous.met();
+    met.ids = readIds(info, answer, met.met.pair.empty() ? roots.size() : 1);
     return met;
   });
 }
@@ -229,7 +255,8 @@ std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Conne
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&] {
     const MonitorRuns monitor;
-    rendezvous.exchange("", [](const std::vector<std::string>&) { return std::string(1, kId); });
+    const auto meet = [](const std::vector<std::string>&) { return std::string(1, kId); };
+    rendezvous.exchange("", meet, meet);
     const auto& group = info.group.name;
     const auto look = [&] {
       try {
@@ -239,7 +266,7 @@ std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Conne
       }
     };
     try {
-      return make({rendezvous.prefix(), rendezvous.peers()}, look);
+      return make(rendezvous.met(), look);
     } catch (const host::NcclError& failure) {
       rendezvous.checkRefused();
       failInit(group, failure.what(), failure.ranks);

@@ -23,7 +23,9 @@ class Communicator;
 // on these ranks and on no others of the store, e.g. their global ranks. `known`: the ranks'
 // processes, by rank, as far as another group knows them; may be empty, or have peers without a
 // pid. `numbers`: the ranks' numbers in `group`, by rank, if these are only a part of the group;
-// empty: the same numbers. Texts have these numbers, all else the ranks' own.
+// empty: the same numbers. Texts have these numbers, all else the ranks' own. `peer`: the one rank
+// that this one exchanges a message with; the two connect where each wants the other and not all
+// ranks come soon. -1: all ranks are needed.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -33,6 +35,7 @@ struct RendezvousInfo {
   Milliseconds timeout;
   std::vector<Peer> known = {};
   std::vector<int> numbers = {};
+  int peer = -1;
 
   // Return the name of ranks in texts.
   std::string nameOf(int rank) const { return namesOf({rank}); }
@@ -54,10 +57,11 @@ struct JoinResult {
   std::vector<Peer> peers;  // processes by rank; empty: a rank alone
 };
 
-// What the ranks of a group know once they have met; both are empty for a rank alone.
+// What the ranks of a group know once they have met; all is empty for a rank alone.
 struct Met {
-  std::string prefix;       // that of the store's keys that are this group's alone
-  std::vector<Peer> peers;  // processes by rank
+  std::string prefix;       // that of the store's keys that are these ranks' alone
+  std::vector<Peer> peers;  // processes by rank; those without a pid are not known
+  std::vector<int> pair;    // the two ranks that have connected for a message; empty: all have
 };
 
 // Makes a communicator of the library's, which may still be initializing.
@@ -88,6 +92,10 @@ struct NcclRendezvous {
   std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
   Met met;
 };
+
+// Returns the same for the ranks of a pair alone, by their places in it; unchanged where it is
+// empty.
+RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair);
 
 // Joins the ranks to communicate through libnccl. Collective; raises CommError on every rank,
 // naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost

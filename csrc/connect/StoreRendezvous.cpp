@@ -41,6 +41,23 @@ constexpr const char* kAnswer = "answer";
 constexpr const char* kDecided = "decided";
 constexpr const char* kRead = "read";
 
+// Reads what joinRanks() has written.
+std::vector<int> readRanks(const std::string& text) {
+  std::istringstream listed(text);
+  std::vector<int> ranks;
+  for (int rank = 0; listed >> rank; listed.ignore(2)) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Returns the rank that the rank which has said `text` wants; -1: all, or it does not say.
+int wantedIn(const std::string& text) {
+  std::istringstream said(text.substr(std::min(text.find('\n'), text.size())));
+  int rank = -1;
+  return said >> rank ? rank : -1;
+}
+
 std::string introduction(const std::string& group) {
   return "group '" + group + "' could not be set up: ";
 }
@@ -146,8 +163,9 @@ void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
 }
 
 std::string StoreRendezvous::exchange(
-    const std::string& mine,
-    const std::function<std::string(const std::vector<std::string>&)>& judge) {
+    const std::string& mine, const Judge& judge, const Judge& judgePair) {
+  mine_ = mine;
+  judgePair_ = judgePair;
   if (self_.startTime == 0) {
     failInit(
         info_.group.name,
@@ -155,15 +173,35 @@ std::string StoreRendezvous::exchange(
         {info_.rank});
   }
   auto answer = meet(mine, judge);
-  while (!answer.empty() && answer.front() == kGivenUp) {
-    for (int peer = 0; peer < info_.size; ++peer) {
-      seen_[peer] = seen_[peer] || store_.check({prefix_ + rankKey(peer)});
+  for (; !answer.empty(); answer = meet(mine, judge)) {
+    if (answer.front() == kPair) {
+      const auto bar = std::min(answer.find('|'), answer.size() - 1);
+      const auto pair = readRanks(answer.substr(1, bar - 1));
+      if (std::ranges::count(pair, info_.rank) > 0) {
+        pair_ = pair;
+        answer = answer.substr(bar + 1);
+        break;
+      }
+    } else if (answer.front() == kGivenUp) {
+      for (int peer = 0; peer < info_.size; ++peer) {
+        seen_[peer] = seen_[peer] || store_.check({prefix_ + rankKey(peer)});
+      }
+    } else {
+      break;
     }
     enter(round_ + 1);
-    answer = meet(mine, judge);
   }
   if (!answer.empty() && answer.front() == kRefusal) {
     raiseRefused(answer);
+  }
+  if (!pair_.empty()) {
+    peers_[info_.rank] = self_;
+    for (const int rank : pair_) {
+      if (rank != info_.rank && !heard_[rank]) {
+        hear(rank, get(rankKey(rank)));
+      }
+    }
+    return answer;
   }
   size_t begin = 1;
   const Peer* previous = nullptr;
@@ -187,24 +225,25 @@ std::string StoreRendezvous::exchange(
 
 void StoreRendezvous::forget() {
   try {
-    if (info_.rank == 0) {
-      return;  // the others may be reading what it has said, and its answer
+    // Until then another rank may be reading what any has said. Rank 0 has written the answer.
+    if (info_.rank == 0 || store_.add(prefix_ + kRead, 1) != info_.size - 1) {
+      return;
     }
-    store_.deleteKey(prefix_ + rankKey(info_.rank));  // rank 0 has read it
-    if (store_.add(prefix_ + kRead, 1) == info_.size - 1) {
-      for (const auto& key : std::vector<std::string>{rankKey(0), kAnswer, kDecided, kRead}) {
-        store_.deleteKey(prefix_ + key);
-      }
+    for (int rank = 0; rank < info_.size; ++rank) {
+      store_.deleteKey(prefix_ + rankKey(rank));
+    }
+    for (const auto* const key : {kAnswer, kDecided, kRead}) {
+      store_.deleteKey(prefix_ + key);
     }
   } catch (const std::exception&) {
     // Some stores cannot delete, and one that is gone has forgotten all.
   }
 }
 
-std::string StoreRendezvous::meet(
-    const std::string& mine,
-    const std::function<std::string(const std::vector<std::string>&)>& judge) {
-  set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + mine);
+std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
+  set(rankKey(info_.rank),
+      kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + std::to_string(info_.peer) + "\n" +
+          mine);
   said_ = true;
   if (info_.rank != 0) {
     return await(kAnswer);
@@ -212,7 +251,7 @@ std::string StoreRendezvous::meet(
   std::vector<std::string> said;
   for (int peer = 0; peer < info_.size; ++peer) {
     const auto text = await(rankKey(peer));
-    if (text.front() == kGivenUp) {
+    if (text.front() == kGivenUp || text.front() == kPair) {
       return text;
     }
     said.push_back(hear(peer, text));
@@ -233,6 +272,19 @@ std::string StoreRendezvous::meet(
     met_ = round_;
   }
   return decide(all + answer.substr(1));
+}
+
+std::string StoreRendezvous::meetPair() {
+  const int peer = info_.peer;
+  if (peer <= info_.rank || !store_.check({prefix_ + rankKey(peer)})) {
+    return "";
+  }
+  const auto text = get(rankKey(peer));
+  if (text.front() != kId || wantedIn(text) != info_.rank) {
+    return "";
+  }
+  const auto said = judgePair_({mine_, hear(peer, text)});
+  return decide(kPair + joinRanks({info_.rank, peer}) + "|" + said);
 }
 
 std::string StoreRendezvous::decide(const std::string& answer) {
@@ -299,7 +351,8 @@ void StoreRendezvous::look() {
 
 void StoreRendezvous::checkAlive() {
   for (int peer = 0; peer < info_.size; ++peer) {
-    if (peers_[peer].sameHost(self_) && peers_[peer].dead()) {
+    const bool needed = info_.peer < 0 || peer == info_.peer;
+    if (needed && peers_[peer].sameHost(self_) && peers_[peer].dead()) {
       const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
       tell({peer}, text);
       failInit(info_.group.name, text, {peer});
@@ -336,12 +389,7 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
 void StoreRendezvous::raiseRefused(const std::string& text) {
   known_ = true;
   const auto bar = std::min(text.find('|'), text.size() - 1);
-  std::istringstream listed(text.substr(1, bar - 1));
-  std::vector<int> ranks;
-  for (int rank = 0; listed >> rank; listed.ignore(2)) {
-    ranks.push_back(rank);
-  }
-  failInit(info_.group.name, text.substr(bar + 1), std::move(ranks));
+  failInit(info_.group.name, text.substr(bar + 1), readRanks(text.substr(1, bar - 1)));
 }
 
 std::string StoreRendezvous::hear(int peer, const std::string& text) {
@@ -355,7 +403,8 @@ std::string StoreRendezvous::hear(int peer, const std::string& text) {
     versions_[peer] = line.substr(line.rfind(' ') + 1);
   }
   heard_[peer] = true;
-  return text.substr(end + 1);
+  const auto wanted = text.find('\n', end + 1);
+  return wanted == std::string::npos ? "" : text.substr(wanted + 1);
 }
 
 std::string StoreRendezvous::differentVersions() const {
@@ -395,6 +444,9 @@ std::string StoreRendezvous::await(const std::string& key) {
       if (store_.check({prefix_ + kAnswer})) {
         return get(kAnswer);
       }
+      if (auto answer = meetPair(); !answer.empty()) {
+        return answer;
+      }
       next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
     }
   }
@@ -408,6 +460,11 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   for (int peer = 0; !all && peer < info_.size; ++peer) {
     if (!store_.check({prefix_ + rankKey(peer)})) {
       (seen_[peer] ? gone : missing).push_back(peer);
+    }
+  }
+  for (auto* const ranks : {&missing, &gone}) {
+    if (std::ranges::count(*ranks, info_.peer) > 0) {
+      *ranks = {info_.peer};  // of whom alone it needs to come
     }
   }
   Failure failure;

@@ -21,6 +21,9 @@ inline constexpr char kRefusal = '!';
 inline constexpr char kApart = '~';
 // ... or nothing: a rank gave up waiting, and those that still wait meet in the next round.
 inline constexpr char kGivenUp = '-';
+// ... or two ranks, '|' and any of the values above: these have met for a message, and the others
+// meet in the next round.
+inline constexpr char kPair = '+';
 
 // Raises CommError: the group could not be set up for `why`; `ranks` are at fault.
 [[noreturn]] void failInit(
@@ -36,15 +39,16 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 //
 // One store and name may serve one group after another, also of other ranks, and some may fail: the
 // ranks meet in rounds, each under keys of its own. The first rank to decide on a round decides for
-// all: rank 0 once all have come, a rank that gives up waiting, or one that cannot join. A rank
-// enters the first round that is not over for it, so its second try meets the first of a late rank,
-// and nothing that was said in an earlier round is taken for the new one. Of a round in which all
-// have met nothing stays in the store but its number.
+// all: rank 0 once all have come, a rank that gives up waiting, one that cannot join, or the lower
+// one of two that want to exchange a message, when it has waited for the others. A rank enters the
+// first round that is not over for it, so its second try meets the first of a late rank, and
+// nothing that was said in an earlier round is taken for the new one. Of a round in which all have
+// met nothing stays in the store but its number.
 class StoreRendezvous {
  public:
   explicit StoreRendezvous(const RendezvousInfo& info);
 
-  const std::string& prefix() const { return prefix_; }
+  Met met() const { return {prefix_, peers_, pair_}; }
   const std::vector<Peer>& peers() const { return peers_; }
 
   // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
@@ -65,12 +69,12 @@ class StoreRendezvous {
   // Returns the reason that the other ranks get for `error`, and the ranks at fault.
   std::pair<std::string, std::vector<int>> blame(const std::exception& error) const;
 
+  using Judge = std::function<std::string(const std::vector<std::string>&)>;
+
   // Collects on rank 0 what every rank says of itself, and where it is, which all know afterwards.
   // All return what `judge` makes of it on rank 0: kId or kApart, and a text. All raise the text of
-  // a kRefusal.
-  std::string exchange(
-      const std::string& mine,
-      const std::function<std::string(const std::vector<std::string>&)>& judge);
+  // a kRefusal. Of a pair, `judgePair` does the same on the lower rank.
+  std::string exchange(const std::string& mine, const Judge& judge, const Judge& judgePair);
 
   // Returns when all ranks have joined the library's communicator.
   void awaitJoined(const NcclApi& api, ncclComm_t comm);
@@ -89,12 +93,13 @@ class StoreRendezvous {
   bool over();
 
   // Takes part in one round; returns what it came to.
-  std::string meet(
-      const std::string& mine,
-      const std::function<std::string(const std::vector<std::string>&)>& judge);
+  std::string meet(const std::string& mine, const Judge& judge);
 
-  // Deletes what this rank has said, unless it is rank 0. The last one to have read the answer
-  // deletes that, and the rest of the round.
+  // Decides the round for this rank and the one that it wants, if that wants this one, and this is
+  // the lower one. Empty: not so, or not yet.
+  std::string meetPair();
+
+  // Deletes the round, if this is the last rank to have read the answer.
   void forget();
 
   // Returns the answer to the round: `answer`, unless another rank was first.
@@ -128,7 +133,8 @@ class StoreRendezvous {
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // Returns what rank `peer` has said, after the line about its place and version.
+  // Returns what rank `peer` has said, after the lines about its place and version, and about the
+  // rank that it wants, -1 if all.
   std::string hear(int peer, const std::string& text);
 
   // Describes how the versions of this package differ; empty: they do not.
@@ -149,7 +155,10 @@ class StoreRendezvous {
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
-  int64_t met_ = 0;         // last round in which all have come; rank 0 counts
+  std::string mine_;        // what this rank says of itself
+  Judge judgePair_;
+  std::vector<int> pair_;
+  int64_t met_ = 0;  // last round in which all have come; rank 0 counts
   int64_t round_ = 0;
   std::string prefix_;                 // that of the round's keys
   std::vector<Peer> peers_;            // by rank, as far as they are known

@@ -4,7 +4,12 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
+#include <thread>
 #include <utility>
+
+#include "base/Capture.hpp"
+#include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
 
@@ -29,9 +34,38 @@ std::optional<c10::DeviceType> presentAccelerator() {
   return type && deviceCount(*type) > 0 ? type : std::nullopt;
 }
 
+void awaitCurrentStream(c10::Device device) {
+  constexpr std::chrono::microseconds kPoll{50};
+  constexpr std::chrono::milliseconds kLook{200};
+  const auto guard = implementation(device);
+  const auto stream = guard.getStream(device);
+  for (auto next = std::chrono::steady_clock::now() + kLook; !guard.queryStream(stream);) {
+    std::this_thread::sleep_for(kPoll);
+    if (const auto now = std::chrono::steady_clock::now(); now >= next) {
+      next = now + kLook;
+      if (host::interrupted()) {
+        std::rethrow_exception(host::takeInterrupt());
+      }
+    }
+  }
+}
+
+void orderStreams(c10::Device earlier, c10::Device later) {
+  c10::Event event(earlier.type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event.record(implementation(earlier).getStream(earlier));
+  event.block(implementation(later).getStream(later));
+}
+
+void takeDevice(c10::Device device) noexcept {
+  implementation(device).uncheckedSetDevice(device);
+  if (device.is_cuda()) {
+    harmNoCudaCapture();
+  }
+}
+
 AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
     : device_(device),
-      own_(implementation(device).getStreamFromGlobalPool(device, highPriority)),
+      own_(newStream(highPriority)),
       finisher_("tcpg_finish"),
       watch_(EventWatch::of(device)) {
   watch_.join();
@@ -39,6 +73,10 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
 
 c10::Stream AcceleratorDevice::currentStream() const {
   return implementation(device()).getStream(device());
+}
+
+c10::Stream AcceleratorDevice::newStream(bool highPriority) const {
+  return implementation(device()).getStreamFromGlobalPool(device(), highPriority);
 }
 
 c10::Stream AcceleratorDevice::streamAfter(const c10::Stream& issuer) {

@@ -29,6 +29,18 @@ int deviceCount(c10::DeviceType type);
 // Returns the type of accelerator of which torch sees a device; null if it sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
+// Returns when the device's current stream is past what it has so far. Raises what the handler of a
+// signal raises meanwhile.
+void awaitCurrentStream(c10::Device device);
+
+// Makes the current stream of `later` wait for what the current one of `earlier` has so far.
+void orderStreams(c10::Device earlier, c10::Device later);
+
+// Makes the device the current one of the calling thread, one of this project's, and lets the
+// thread call the device's runtime without invalidating what other threads capture. Else a
+// library's call there could make a context on device 0, and end a capture. Does not raise.
+void takeDevice(c10::Device device) noexcept;
+
 class AcceleratorDevice final {
  public:
   // Raises if this process cannot use the device.
@@ -54,6 +66,8 @@ class AcceleratorDevice final {
   c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
+  // Takes one of torch's streams, of which it hands out a few in turn.
+  c10::Stream newStream(bool highPriority) const;
 
   // Records the end of what is in `stream` so far. `timed`: for a duration.
   EventPtr record(const c10::Stream& stream, bool timed);

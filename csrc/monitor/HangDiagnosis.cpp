@@ -240,7 +240,7 @@ void HangDiagnosis::run() {
     stepping_.reset();
     if (phase_ != Phase::idle) {
       changed_.wait_for(
-          lock, std::max<std::chrono::microseconds>(kTick, options_.size * kTickOfRank));
+          lock, std::max<std::chrono::microseconds>(kTick, options_.ranks.size() * kTickOfRank));
     }
   }
   running_ = false;
@@ -362,7 +362,7 @@ void HangDiagnosis::publish(Clock::time_point now) {
 }
 
 void HangDiagnosis::lead(Clock::time_point now) {
-  for (int rank = 0; rank < options_.size; ++rank) {
+  for (const int rank : options_.ranks) {
     if (round_.answers.count(rank) == 0) {
       if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
         if (auto answer = decodeStatus(*text)) {
@@ -371,11 +371,11 @@ void HangDiagnosis::lead(Clock::time_point now) {
       }
     }
   }
-  if (round_.answers.size() < static_cast<size_t>(options_.size) && now - round_.begun < kGather) {
+  if (round_.answers.size() < options_.ranks.size() && now - round_.begun < kGather) {
     return;
   }
   std::map<int, Silent> silent;
-  for (int rank = 0; rank < options_.size; ++rank) {
+  for (const int rank : options_.ranks) {
     if (round_.answers.count(rank) == 0) {
       silent[rank] = options_.describeSilent(rank);
     }

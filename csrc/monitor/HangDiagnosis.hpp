@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "monitor/PythonStackDump.hpp"
 #include "monitor/Verdict.hpp"
@@ -53,8 +54,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
 
   struct Options {
     int rank = 0;
-    std::string number;  // `rank` for texts
-    int size = 0;
+    std::string number;                              // `rank` for texts
+    std::vector<int> ranks;                          // those that take part
     std::function<Silent(int rank)> describeSilent;  // describes a rank that does not answer
     // Set where a ring does not reach all ranks: the board is then looked at now and then, and this
     // called before. `thorough`: there may be news. Returns whether there is, for the ranks that

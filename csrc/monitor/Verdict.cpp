@@ -283,7 +283,8 @@ class Report {
     // Groups the other ranks by the place at which they wait.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
-      if (!contains(guilty, rank)) {
+      const bool asked = answers_.count(rank) + silent_.count(rank) > 0;
+      if (asked && !contains(guilty, rank)) {
         places[about(rank, !disagree_ && contains(blame_.missing, rank))].push_back(rank);
       }
     }

@@ -54,7 +54,7 @@ constexpr OpTraits kTraits[] = {
      OpName::all_to_all,
      "all_to_all"},
     {TORCHCOMMS_PG_NAMES(
-         allToAllSingle, "all_to_all_single", "all_to_all", "all_to_all", ALLTOALL_BASE),
+         allToAllSingle, "all_to_all_single", "all_to_all", "all_to_allv", ALLTOALL_BASE),
      OpName::all_to_all_single,
      "all_to_all",
      kUnchecked,
@@ -143,7 +143,35 @@ const OpTraits& traits(OpKind kind) {
   return kTraits[static_cast<size_t>(kind)];
 }
 
-const char* profilingTitle(const Operation& op, const Group& group) {
+bool needsAlive(const Operation& op, int rank, int other) {
+  switch (op.kind == OpKind::coalesced ? op.parts : op.kind) {
+    case OpKind::allReduce:
+    case OpKind::allGatherSingle:
+    case OpKind::reduceScatter:
+    case OpKind::reduceScatterSingle:
+    case OpKind::barrier: return true;
+    case OpKind::allGather: return op.numelIn > 0;
+    case OpKind::allToAllSingle: return op.inputSplits.empty() && op.outputSplits.empty();
+    case OpKind::broadcast:
+    case OpKind::scatter: return op.kind != OpKind::coalesced && op.peer == rank;
+    case OpKind::reduce:
+    case OpKind::gather:
+    case OpKind::gatherSingle: return op.kind != OpKind::coalesced && op.peer == other;
+    case OpKind::send: return op.kind != OpKind::coalesced && op.peer == other;
+    default: return false;
+  }
+}
+
+std::string rangeName(const Operation& op, const Group& group, int rank, bool onAccelerator) {
+  if (onAccelerator) {
+    const auto* const recorded =
+        op.kind == OpKind::coalesced ? traits(op.parts).recordedBatch : traits(op.kind).recorded;
+    const std::string text = std::string("nccl:") + (recorded ? recorded : name(op.kind));
+    const bool sends = op.kind == OpKind::send;
+    return sends || op.kind == OpKind::recv
+               ? text + " " + std::to_string(rank) + (sends ? "->" : "<-") + std::to_string(op.peer)
+               : text;
+  }
   if (group.backend != "gloo") {
     return traits(op.kind).title;
   }
@@ -151,6 +179,25 @@ const char* profilingTitle(const Operation& op, const Group& group) {
     return "gloo:recvAnySource";
   }
   return traits(op.kind == OpKind::coalesced ? op.parts : op.kind).titleOfGloo;
+}
+
+const char* profileName(const Operation& op) {
+  if (op.kind != OpKind::coalesced) {
+    return traits(op.kind).profile;
+  }
+  return op.parts == OpKind::allGatherSingle ? "allgather_into_tensor_coalesced"
+                                             : traits(op.parts).recordedBatch;
+}
+
+std::pair<int64_t, int64_t> profileSizes(const Operation& op, int size) {
+  switch (op.kind) {
+    case OpKind::gather:
+    case OpKind::gatherSingle: return {op.numelIn, op.numelIn * size};
+    case OpKind::scatter: return {op.numelOut * size, op.numelOut};
+    case OpKind::send: return {op.numelIn, op.numelIn};
+    case OpKind::recv: return {op.numelOut, op.numelOut};
+    default: return {op.numelIn, op.numelOut};
+  }
 }
 
 std::string describe(const Operation& op) {

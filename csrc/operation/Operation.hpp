@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/TorchCompat.hpp"
@@ -118,7 +119,7 @@ struct NumberedMessage {
 
 struct Operation {
   OpKind kind = OpKind::allReduce;
-  OpKind parts = OpKind::coalesced;  // kind of a coalesced one's parts, where c10d has a function
+  OpKind parts = OpKind::coalesced;  // kind of a coalesced one's parts, where these are of one kind
   uint64_t seq = 0;  // counts collectives and point-to-point operations of a group apart, from 1
   bool collective = false;  // `seq` counts collectives
   int peer = -1;  // root of a collective, other side of a message, put or signal; -1: none
@@ -163,9 +164,22 @@ struct Operation {
   }
 };
 
+// Returns whether the operation of `rank` cannot end, unless it has by now, once the process of
+// `other` is dead: it gives that one something, or both have to give. What `other` alone gives may
+// be under way.
+bool needsAlive(const Operation& op, int rank, int other);
+
 // Returns the name of the operation's range in a profile, e.g. "torchcomms:all_reduce"; Gloo's name
-// in a group that is called gloo.
-const char* profilingTitle(const Operation& op, const Group& group);
+// in a group that is called gloo, and that of ProcessGroupNCCL on an accelerator, such as
+// "nccl:send 0->1", for which tools look. `rank`: this one's.
+std::string rangeName(const Operation& op, const Group& group, int rank, bool onAccelerator);
+
+// Returns ProcessGroupNCCL's name of the operation in records of what it moves.
+const char* profileName(const Operation& op);
+
+// Returns the numbers of elements in and out as ProcessGroupNCCL records them: of what the root
+// has, on all ranks, and of a message on both sides.
+std::pair<int64_t, int64_t> profileSizes(const Operation& op, int size);
 
 // Describes the operation, e.g. "all_reduce #12 (1024 x Float, SUM)" or "send #3 to rank 2 (16 x
 // Int)".

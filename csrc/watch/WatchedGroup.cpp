@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <numeric>
 
 #include "base/OutstandingTask.hpp"
 #include "comm/Peer.hpp"
@@ -98,7 +99,8 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
   StoreBoard(own).set("who/" + std::to_string(rank_), Peer::self().text());
   HangDiagnosis::Options options;
   options.rank = rank_;
-  options.size = size_;
+  options.ranks.resize(size_);
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
   options.number = group_.numberOf(rank_);
   options.describeSilent = [own](int peer) {
     const auto who = StoreBoard(own).get("who/" + std::to_string(peer));

@@ -154,10 +154,12 @@ def hold_nccl(where):
         where: "launch", before it launches operations; "finalize", before a communicator is
             finalized; "end", when a thread has set the state of its communicators, and has not
             ended yet. A communicator that blocks stops at the first two, too.
+
+    Gives a function that returns how many threads are held up.
     """
     places = ("launch", "finalize", "end")
     _native().emulatedNcclHold(*(place == where for place in places))
     try:
-        yield
+        yield _native().emulatedNcclHeld
     finally:
         _native().emulatedNcclHold(0, 0, 0)

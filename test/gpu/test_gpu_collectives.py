@@ -56,7 +56,7 @@ def test_collectives_are_those_of_plain_values(world, operation):
     # Ranks that share a GPU go through sockets.
     sizes = SIZES if world <= torch.cuda.device_count() else SIZES[:-1]
     # The futures of torch 2.11's nccl come before operations of different sizes have ended.
-    early = dist.get_backend() == "nccl" and "_v" in operation
+    early = gpus.over_nccl() and "_v" in operation
     ways = [how for how in WAYS if how != "future" or not early]
     cases = (Case(world, rows).over(ways) for rows in sizes)
     catalogue.run(catalogue.OPERATIONS[operation], itertools.chain.from_iterable(cases))

@@ -1,5 +1,6 @@
 """Collectives in CUDA graphs: captured, replayed, and ended in any order."""
 
+import concurrent.futures
 import contextlib
 import gc
 import time
@@ -209,6 +210,76 @@ def test_a_capture_right_after_an_operation_is_not_disturbed(world, mode):
     assert result.cpu()[0] == 2 and more.cpu()[0] == 2
 
 
+@contextlib.contextmanager
+def captured_beside(stream):
+    """Captures a graph in the stream, in the mode that forbids most calls to all threads."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+    yield graph
+    with torch.cuda.stream(stream):
+        graph.capture_end()
+
+
+@gpus.on_own_ranks(1, 2)
+def test_a_group_that_connects_its_gpus_disturbs_no_capture(port, prefix, world):
+    gpus.take_device(world)
+    device, values = gpus.current_device(), torch.ones(LENGTH, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(2)]  # torch makes all of them now
+    with captured_beside(streams[0]) as graph:
+        gpus.torchcomms(port, prefix, world, 30, device_id=device)
+        backend = dist.group.WORLD._get_backend(device)
+        assert ranks.wait_for(backend._is_initialized, BOUND)
+        with torch.cuda.stream(streams[0]):
+            result = values * 2
+            dist.all_reduce(result)
+    graph.replay()
+    assert (result.cpu() == 2 * world).all()
+    del graph
+
+
+@gpus.on_own_ranks(1)
+def test_a_group_that_ends_with_its_last_graph_disturbs_no_capture(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    group = dist.new_group()
+    values = torch.ones(LENGTH, device="cuda")
+    for each in (None, group):
+        dist.all_reduce(values, group=each)
+    with capture() as graph:
+        dist.all_reduce(values, group=group)
+    dist.destroy_process_group(group)  # its end waits for the graph, in a thread of its own
+    with captured_beside(torch.cuda.Stream()) as other:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.reset()
+        assert ranks.wait_for(lambda: "tcpg_nccl" not in ranks.thread_names(), BOUND)
+    other.replay()
+    dist.all_reduce(values)
+    torch.cuda.synchronize()
+
+
+@gpus.on_own_ranks(2)
+def test_a_graph_outlives_its_group_that_has_failed(port, prefix, world):
+    gpus.torchcomms(port, f"{prefix}/first", world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    values = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(values)
+    with capture() as graph:
+        dist.all_reduce(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    ranks.meet(store, "replayed", world)
+    dist.distributed_c10d._abort_process_group()
+    time.sleep(0.5)  # a communicator that does not wait for its graphs has gone by then
+    graph.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    gpus.torchcomms(port, f"{prefix}/second", world, 30)
+    dist.all_reduce(values.fill_(1))
+    assert (values.cpu() == world).all()
+    dist.destroy_process_group()
+
+
 @on_gpus(2)
 def test_waiting_joins_the_streams_of_a_capture(world):
     tensor, side = torch.ones(LENGTH, device="cuda"), torch.cuda.Stream()
@@ -224,6 +295,93 @@ def test_waiting_joins_the_streams_of_a_capture(world):
         tensor.fill_(1)
         graph.replay()
         assert (result.cpu() == 2 * world).all()
+
+
+@on_gpus(2)
+def test_what_follows_an_asynchronous_operation_runs_beside_it_in_a_replay(world):
+    """As the rest of a captured step does beside the reduction of its gradients."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    values, one = torch.ones(LENGTH, device="cuda"), torch.ones(1, device="cuda")
+    seen = torch.zeros(1, pin_memory=True)
+    dist.all_reduce(values)
+    with capture() as graph:
+        work = dist.all_reduce(values, async_op=True)
+        seen.copy_(one, non_blocking=True)
+        work.wait()
+        result = values + 1
+    values.fill_(1)
+    torch.cuda.synchronize()
+    try:
+        if rank == 0:
+            graph.replay()
+            # The other rank replays after this, so that the reduction has not ended.
+            assert ranks.wait_for(lambda: seen.item() == 1, BOUND), "it waits for the reduction"
+        else:
+            store.wait(["looked"])
+    finally:
+        if rank == 0:
+            store.set("looked", "")
+    if rank != 0:
+        graph.replay()
+    assert (result.cpu() == world + 1).all()
+    if rank == 0:
+        store.delete_key("looked")
+
+
+@pytest.mark.parametrize("kept", ("work", "future", "nothing"))
+@on_ours(1, 2)
+def test_memory_that_an_operation_of_a_graph_still_uses_is_given_to_nobody(world, kept):
+    inputs = all_data(world, LENGTH)
+    mine, output = inputs[dist.get_rank()].cuda(), torch.empty(world * LENGTH, device="cuda")
+    dist.all_gather_into_tensor(output, mine)
+    with capture() as graph:
+        sent = mine * 1
+        waited = dist.all_gather_into_tensor(output, sent, async_op=True)
+        if kept != "work":
+            waited = waited.get_future() if kept == "future" else None
+        del sent
+        # Would be written while the operation reads, if its memory were that of `sent`.
+        others = [torch.full((LENGTH,), -7.0, device="cuda") for _ in range(8)]
+        if waited is not None:
+            waited.wait()
+        result = output * 2
+    for _ in range(3):
+        graph.replay()
+        assert_same(result.cpu(), 2 * torch.cat(inputs))
+    del others
+
+
+@on_ours(1, 2)
+def test_a_graph_waits_for_what_nobody_waits_for(world):
+    values = torch.ones(LENGTH, device="cuda")
+    dist.all_reduce(values)
+    with capture() as graph:
+        dist.all_reduce(values, async_op=True)
+        result = values + 1
+    for _ in range(2):
+        values.fill_(1)
+        graph.replay()
+        assert (result.cpu() == world + 1).all()
+
+
+@on_ours(2)
+def test_what_a_thread_issues_while_another_one_captures_is_not_in_the_graph(world):
+    captured, eager = (torch.ones(LENGTH, device="cuda") for _ in range(2))
+    dist.all_reduce(captured)
+
+    def issue():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            dist.all_reduce(eager, async_op=True).wait()
+            torch.cuda.current_stream().synchronize()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, capture("thread_local") as graph:
+        work = dist.all_reduce(captured, async_op=True)
+        thread.submit(issue).result()
+        work.wait()
+    captured.fill_(1)
+    for _ in range(2):
+        graph.replay()
+    assert (captured.cpu() == world**2).all() and (eager.cpu() == world).all()
 
 
 @on_gpus(1, 2)
@@ -283,12 +441,13 @@ def test_a_group_and_its_graph_end_in_any_order(version, first):
 
 def capture_first(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
-    tensor, graph = torch.ones(LENGTH, device="cuda"), torch.cuda.CUDAGraph()
-    with pytest.raises(
-        RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
-    ):
-        with torch.cuda.graph(graph):
-            dist.all_reduce(tensor)
+    tensor = torch.ones(LENGTH, device="cuda")
+    for first in (lambda: dist.all_reduce(tensor), dist.barrier):
+        with pytest.raises(
+            RuntimeError, match="no connections for cuda:0 yet, .* being captured; run "
+        ):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                first()
     dist.all_reduce(tensor)
     assert (tensor == world).all()
 

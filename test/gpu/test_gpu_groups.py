@@ -3,7 +3,9 @@
 import concurrent.futures
 import datetime
 import functools
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -61,6 +63,19 @@ def test_groups_are_made_lazily_with_a_device_anew_and_by_splitting(port, prefix
             part = dist.split_group(split_ranks=[part for part in (first, rest) if part])
             assert_sums(part, len(first if rank in first else rest))
         dist.destroy_process_group()
+
+
+@on_ours(1, 2)
+def test_options_of_torchs_own_nccl_are_taken_over(world):
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options.config.max_ctas = 4
+    group = dist.new_group(pg_options=options)
+    assert_sums(group, world)
+    taken = group._get_backend(gpus.current_device()).options
+    assert taken.is_high_priority_stream and taken.config.max_ctas == 4
+    assert taken.config.min_ctas is None
+    dist.destroy_process_group(group)
 
 
 @on_ours(1, 2, 3)
@@ -138,6 +153,90 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend", list(gpus.GROUPS))
+@gpus.on_own_ranks(3)
+def test_two_ranks_exchange_messages_that_the_third_takes_no_part_in(port, prefix, world, backend):
+    """As the group's first operation on GPUs, and between ranks of other numbers than 0 and 1."""
+    gpus.GROUPS[backend](port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = torch.full((1000,), float(rank), device="cuda")
+
+    def message(source, target, times=2):
+        for _ in range(times):
+            if rank == source:
+                dist.send(tensor, target)
+            elif rank == target:
+                dist.recv(tensor, source)
+                assert (tensor.cpu() == source).all()
+                tensor.fill_(rank)
+
+    message(1, 2)
+    if rank == 0:
+        store.wait(["1 to 2"])
+    elif rank == 2:
+        store.set("1 to 2", "")
+    dist.barrier()
+    message(2, 1)
+    message(0, 1)
+    assert_sums(None, world)
+    message(1, 2)  # through what they have had
+    message(2, 0)  # through the group's
+    dist.barrier()
+    assert_sums(None, world)
+
+
+@on_gpus(2)
+def test_the_result_of_a_message_is_its_tensor_on_both_sides(world):
+    rank, tensor = dist.get_rank(), ones(7)
+    dist.all_reduce(tensor)
+    work = (dist.isend if rank == 0 else dist.irecv)(tensor, 1 - rank)
+    work.wait()
+    (result,) = work.result()
+    assert result.data_ptr() == tensor.data_ptr()
+
+
+@gpus.on_own_ranks(3)
+def test_messages_all_around_connect_the_whole_group(port, prefix, world):
+    """Each rank begins with a send to the next, which begins with another one."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank = dist.get_rank()
+    sent, got = torch.full((10,), float(rank), device="cuda"), torch.zeros(10, device="cuda")
+    works = [dist.isend(sent, (rank + 1) % world), dist.irecv(got, (rank - 1) % world)]
+    for work in works:
+        work.wait()
+    assert (got.cpu() == (rank - 1) % world).all()
+    assert torchcomms_pg.get_comm(device="cuda").get_size() == world
+
+
+def waits_in_vain_for_a_message(port, prefix, world):
+    """Rank 1 does not take the second message of rank 2, to which no other rank belongs."""
+    gpus.torchcomms(port, prefix, world, 4)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor, told = torch.ones(1 << 20, device="cuda"), ""
+    if rank == 1:
+        dist.recv(tensor, 2)
+        torch.cuda.synchronize()
+    elif rank == 2:
+        dist.send(tensor, 1)
+        work = dist.isend(tensor, 1)
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            work.wait(datetime.timedelta(seconds=4))
+        told = str(raised.value)
+        store.set("over", "")
+    store.wait(["over"], datetime.timedelta(seconds=30))
+    return told
+
+
+@gpus.emulated_only  # NCCL may end a send before it is received
+def test_a_message_in_vain_names_its_peer_by_its_number_in_the_group():
+    told = gpus.apart(3, waits_in_vain_for_a_message)[2]
+    assert "send #2 to rank 1 (1048576 x Float) of group '0' on rank 2: timed out" in told, told
+    assert re.search("verdict on group '0', 3 ranks: rank 1 has not (queued|arrived at) ", told), (
+        told
+    )
+    assert "rank 0" not in told, told
+
+
 # ---------------------------------------------------------------- the ranks together
 
 
@@ -148,7 +247,7 @@ def barriers():
         yield functools.partial(dist.barrier, **arguments)
         begin = functools.partial(dist.barrier, async_op=True, **arguments)
         yield lambda begin=begin: begin().wait()
-    if dist.get_backend() != "nccl":
+    if not gpus.over_nccl():
         comm = torchcomms_pg.get_comm(device=f"cuda:{device}")
         yield lambda: comm.barrier(False)
         yield lambda: comm.barrier(True).wait()
@@ -176,6 +275,50 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
 
             holder = thread.submit(let_go)
             barrier()
+            holder.result()
+
+
+@gpus.on_own_ranks(2)
+def test_barriers_meet_whatever_device_a_rank_names(port, prefix, world):
+    """Before the group has connected its GPUs, and afterwards."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, devices = dist.get_rank(), torch.cuda.device_count()
+    named = [{}, {"device_ids": [rank % devices]}, {"device_ids": [(rank + 1) % devices]}]
+    for connected in (False, True):
+        if connected:
+            assert_sums(None, world)
+        for first in range(3):
+            for async_op in (False, True):
+                work = dist.barrier(async_op=async_op, **named[(first + rank) % 3])
+                if async_op:
+                    work.wait()
+
+
+@gpus.on_own_ranks(2)
+def test_a_barrier_waits_for_the_stream_of_the_device_it_names(port, prefix, world):
+    """Also before the group has connected its GPUs, and in a group that has used another one."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, devices = dist.get_rank(), torch.cuda.device_count()
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    for number, device in enumerate((rank % devices, rank % devices, (rank + 1) % devices)):
+        released = f"{number} released"
+        if number == 1:
+            assert_sums(None, world)
+            torch.cuda.synchronize()
+        if rank == 0:
+            dist.barrier(device_ids=[device])
+            assert store.check([released])
+            continue
+        stream = torch.cuda.current_stream(device)
+        with streams.hold(stream) as release, concurrent.futures.ThreadPoolExecutor(1) as thread:
+
+            def let_go():
+                time.sleep(0.3)  # a barrier that does not wait is over by then
+                store.set(released, "")
+                release()
+
+            holder = thread.submit(let_go)
+            dist.barrier(device_ids=[device])
             holder.result()
 
 
@@ -234,6 +377,106 @@ def test_a_rank_that_waits_in_vain_is_released_and_can_make_a_new_group(port, pr
 
 @gpus.emulated_only
 @gpus.on_own_ranks(2)
+def test_a_group_that_fails_makes_no_context_elsewhere(port, prefix, world):
+    """Some 500 MB of GPU 0, from each rank of the host."""
+    gpus.torchcomms(port, prefix, world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    ranks.meet(store, "connected", world)
+    dist.distributed_c10d._abort_process_group()
+    assert set(emulated.contexts()) == {torch.cuda.current_device()}
+
+
+@gpus.emulated_only
+@gpus.on_own_ranks(1)
+def test_a_failure_does_not_meet_the_launch_of_another_thread(port, prefix, world):
+    """Which NCCL would let spin for ever."""
+    gpus.torchcomms(port, prefix, world, 30)
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    backend = dist.group.WORLD._get_backend(gpus.current_device())
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with emulated.hold_nccl("launch") as held:
+            issuing = thread.submit(lambda: dist.all_reduce(tensor, async_op=True))
+            assert ranks.wait_for(held, BOUND)
+            backend.abort()
+            time.sleep(0.2)  # a revocation that does not wait has come by then
+        issuing.exception()
+    torch.cuda.synchronize()
+
+
+def waits_for_a_killed_rank(port, prefix, world, connected):
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    if connected:
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    ranks.meet(store, "here", world)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.all_reduce(tensor, async_op=True).wait(datetime.timedelta(seconds=25))
+    assert time.monotonic() - begun < 10, raised.value
+    if gpus.EMULATED:
+        assert re.search(r"rank 1 \(pid \d+\) died", str(raised.value)), raised.value
+        assert raised.value.ranks == [1]
+
+
+@pytest.mark.parametrize("connected", (True, False), ids=("connected", "new"))
+def test_a_killed_rank_is_named_long_before_the_deadline(connected):
+    """Inside a host NCCL tells nobody."""
+    with ranks.Ranks(2, init=False, started_with=gpus.environment) as both:
+        both.start(waits_for_a_killed_rank, *both.store_args(), 2, connected)
+        outcomes = both.wait()
+        ranks.check(outcomes[:1])
+        assert "exit code -9" in outcomes[1].died
+
+
+def goes_on_after_its_deadline(port, prefix, world):
+    """Rank 0, as a program without a handler of errors: it would save what it has."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank != 0:
+        store.wait(["rank 0 ends"], datetime.timedelta(seconds=30))
+        return
+    torchcomms_pg.get_comm(device="cuda").set_timeout(datetime.timedelta(seconds=2))
+
+    def told():
+        store.set("rank 0 ends", "")
+        time.sleep(2)  # as a hook that writes a dump
+
+    torchcomms_pg.get_comm(device="cuda").register_abort_hook(told)
+    dist.all_reduce(tensor)
+    for step in (torch.cuda.synchronize, lambda: dist.all_reduce(tensor)):
+        try:
+            step()
+        except Exception as error:
+            print(f"went on: {error}", flush=True)
+        print("went on", flush=True)
+    time.sleep(20)
+
+
+def test_a_process_that_a_deadline_ends_does_not_go_on_meanwhile():
+    variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    options = dict(init=False, env=variables, started_with=gpus.environment)
+    with ranks.Ranks(2, **options) as both:
+        both.start(goes_on_after_its_deadline, *both.store_args(), 2)
+        outcomes = both.wait()
+        ranks.check(outcomes[1:])
+        assert "exit code 1" in outcomes[0].died, outcomes[0]
+        assert "went on" not in both.output(0), both.output(0)
+
+
+@gpus.emulated_only
+@gpus.on_own_ranks(2, env={"NCCL_HOSTID": "apart"})  # inside a host it would not hear of it
 def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl(port, prefix, world):
     """Which destroys no communicator that has failed: its memory would stay."""
     gpus.torchcomms(port, prefix, world, 30)

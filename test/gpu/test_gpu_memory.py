@@ -49,6 +49,31 @@ def test_the_result_of_an_operation_lives_as_long_as_its_users(world, how):
     assert peak(gather) <= 2 * world * MIB
 
 
+@pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
+@on_gpus(2)
+def test_a_list_of_tensors_takes_no_memory_beside_them(world, async_op):
+    part = torch.ones(MIB // 4, device="cuda")
+    parts = [torch.empty_like(part) for _ in range(world)]
+    of_root = parts if dist.get_rank() == 0 else None
+    calls = {
+        "all_gather": lambda **how: dist.all_gather(parts, part, **how),
+        "reduce_scatter": lambda **how: dist.reduce_scatter(part, parts, **how),
+        "gather": lambda **how: dist.gather(part, of_root, 0, **how),
+        "scatter": lambda **how: dist.scatter(part, of_root, 0, **how),
+        "all_to_all": lambda **how: dist.all_to_all(parts, [*parts[1:], part], **how),
+    }
+    if dist.get_backend() == gpus.LEGACY:
+        del calls["all_gather"], calls["reduce_scatter"]  # through one tensor of all
+
+    def once(call):
+        work = call(async_op=async_op)
+        if async_op:
+            work.wait()
+
+    for name, call in calls.items():
+        assert peak(lambda call=call: once(call)) < MIB, name
+
+
 def backend():
     """Of the default group, connected."""
     dist.all_reduce(torch.ones(1, device="cuda"))

@@ -120,6 +120,23 @@ def test_a_future_holds_up_no_stream_of_the_user(world):
     assert (done.wait().cpu() == 2).all()
 
 
+@gpus.on_own_ranks(1, 2)
+def test_an_operation_that_has_completed_has_a_duration(port, prefix, world):
+    """At once, and not when the thread has come by that looks for ends."""
+    gpus.torchcomms(port, prefix, world, 30)
+    dist.group.WORLD._get_backend(gpus.current_device())._enable_collectives_timing()
+    tensor = torch.ones(LENGTH, device="cuda")
+    for _ in range(20):
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        torch.cuda.synchronize()
+        assert work.is_completed() and work._get_duration() >= 0
+    with streams.hold():
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(RuntimeError, match="the duration is known when the operation has fin"):
+            work._get_duration()
+
+
 # ---------------------------------------------------------------- what it costs the host
 
 

@@ -1,7 +1,7 @@
 """Tests on GPUs over torch's own nccl and over torchcomms: on emulated GPUs, or on this machine's.
 
-`on_gpus` makes a function a test whose body runs on every rank over each of the two, so that what
-holds for one is compared with the other. Rank r has the device cuda:(r % number of GPUs). The GPUs
+`on_gpus` makes a function a test whose body runs on every rank over each of them, so that what
+holds for one is compared with the others. Rank r has the device cuda:(r % number of GPUs). The GPUs
 are those of the emulated CUDA; with `pytest --device cuda`, as tools/gpu_check calls it, those of
 this machine.
 """
@@ -94,7 +94,20 @@ def no_group(port, prefix, world, timeout):
     take_device(world)
 
 
-GROUPS = {"nccl": nccl, "torchcomms": torchcomms}
+def nccl_legacy(*args, **kwargs):
+    start(LEGACY, *args, **kwargs)
+
+
+# Torch's nccl of up to 2.14, whose name that is there.
+LEGACY = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") else "nccl"
+GROUPS = {"nccl": nccl, "nccl-legacy": nccl_legacy, "torchcomms": torchcomms}
+if LEGACY == "nccl":
+    del GROUPS["nccl"]
+
+
+def over_nccl():
+    """Called in a rank: whether the default group is one of torch's own."""
+    return dist.get_backend().startswith("nccl")
 
 
 def assert_no_misuse():
@@ -155,7 +168,7 @@ def on_own_ranks(*worlds, env=None):
 
 def by_root_over_nccl(name):
     """Whether torch's nccl runs a collective as messages from or to the root."""
-    return dist.get_backend() == "nccl" and name in ("gather", "scatter")
+    return over_nccl() and name in ("gather", "scatter")
 
 
 def current_device():

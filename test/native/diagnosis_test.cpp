@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -102,7 +103,8 @@ class Group {
       HangDiagnosis::Options options;
       options.rank = rank;
       options.number = std::to_string(rank);
-      options.size = size;
+      options.ranks.resize(size);
+      std::iota(options.ranks.begin(), options.ranks.end(), 0);
       if (heard > 0) {
         options.poll = [this, rank](bool wanted) {
           ++(wanted ? thorough : quiet)[rank];

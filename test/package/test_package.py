@@ -395,6 +395,17 @@ def setup_py(monkeypatch):
     return module
 
 
+def test_a_compiler_is_named_with_or_without_its_folder(setup_py, monkeypatch, tmp_path):
+    compiler = tmp_path / "g++-13"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    assert setup_py.find_tool(str(compiler), "") == str(compiler)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup_py.find_tool("g++-13", "") == str(compiler)
+    with pytest.raises(setup_py.SetupError, match="12 was not found. Install it:\n    this"):
+        setup_py.find_tool(str(tmp_path / "g++-12"), "this")
+
+
 def test_build_without_torch_says_what_to_install(setup_py, monkeypatch):
     monkeypatch.setattr(setup_py, "package_folder", lambda name: None)
     with pytest.raises(setup_py.SetupError, match=r"pip install --no-build-isolation \."):

@@ -16,7 +16,7 @@ import pip
 import pytest
 import torch
 
-from harness import ROOT, TESTS
+from harness import ROOT, TESTS, gpu_check
 from harness.programs import run_python
 
 # Each run of a tool may take 110 s.
@@ -351,3 +351,47 @@ def test_without_a_gpu_it_says_so():
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "sees no GPU" in done.stderr and "tools/gpu_check --emulated" in done.stderr
+
+
+def test_a_python_with_torch_is_told_what_it_lacks_and_nothing_is_downloaded(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'pytest' else find(name, *rest)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TORCH"}
+    done = subprocess.run(
+        [ROOT / "tools" / "gpu_check", "--emulated"],
+        env=dict(env, PYTHON=sys.executable, PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "has torch, and lacks pytest." in done.stderr, done.stderr
+    assert f"{sys.executable} -m pip install pytest\n" in done.stderr, done.stderr
+
+
+def test_a_step_that_fails_or_takes_too_long_is_in_the_report_and_keeps_none_from_running(tmp_path):
+    path = tmp_path / "report.txt"
+    report = gpu_check.Report(path)
+    (tmp_path / "test_gpu_sums.py").write_text(CASES)
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "-c", os.devnull]
+    steps = {
+        "late": ([sys.executable, "-c", "import time; time.sleep(60)"], 1),
+        "tests": ([*tests, "--rootdir", str(tmp_path), str(tmp_path)], 50),
+        "none": ([*tests, "--rootdir", str(tmp_path), str(tmp_path), "-k", "nothing"], 50),
+        "well": ([sys.executable, "-c", "print('fine')"], 50),
+    }
+    well = [name for name, step in steps.items() if gpu_check.run(report, name, *step)]
+    assert well == ["none", "well"]
+    said = path.read_text()
+    assert "--- late: not ended after 1 s, " in said and "--- tests: FAILED, " in said
+    assert "sums: sums are right" in said and "3: AssertionError: 3 is not" in said
+    assert "--- none: nothing chosen, " in said and "--- well: ok, 0 s\nfine\n" in said
+
+
+def test_a_report_of_gpus_says_what_ran_where():
+    said = "\n".join(gpu_check.facts("emulated"))
+    assert "card: an emulated CUDA" in said and f"torch {torch.__version__}" in said
+    assert re.search(r"date: \d{4}-\d\d-\d\dT\d\d:\d\d", said), said

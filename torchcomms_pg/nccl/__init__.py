@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 from torchcomms_pg import _C, env
+
+# Value of a number in torch's NCCLConfig that nobody has set: NCCL_CONFIG_UNDEF_INT.
+_UNSET = -(2**31)
 
 
 def load(path: str | None = None) -> _C.NcclLibrary:
@@ -49,6 +54,31 @@ def stay_deterministic() -> None:
     """Excludes NVLS if torch is to use deterministic algorithms. Call before creating a group."""
     if torch.are_deterministic_algorithms_enabled():
         env.exclude_nvls()
+
+
+def is_options(options: object) -> bool:
+    """Returns whether these are options of torch's own ``nccl``, which not every torch has."""
+    nccl = getattr(c10d, "ProcessGroupNCCL", None)
+    return nccl is not None and isinstance(options, nccl.Options)
+
+
+def options_like(theirs: Any) -> _C.Backend.Options:
+    """Returns options for this backend with what those of torch's own ``nccl`` say of a group.
+
+    Args:
+        theirs: a ``ProcessGroupNCCL.Options``. Its priority and its configuration of NCCL are
+            taken over, but for ``blocking``: communicators are set up in a thread of their own.
+
+    Raises:
+        ValueError: NCCL would refuse a value of the configuration.
+    """
+    own = _C.Backend.Options()
+    own.is_high_priority_stream = theirs.is_high_priority_stream
+    for name in set(_C.nccl_config_names.values()) - {"blocking"}:
+        value = getattr(theirs.config, name, None)  # older versions of torch have fewer
+        if value not in (None, _UNSET):
+            setattr(own.config, name, value)
+    return own
 
 
 @functools.cache

@@ -136,11 +136,11 @@ EMULATED_API cudaError_t cudaHostAlloc(void** place, size_t size, unsigned) {
 EMULATED_API cudaError_t cudaFree(void* memory) {
   calledDriver(__func__);
   if (unloading()) return failed(cudaErrorCudartUnloading, __func__);
+  if (const auto error = refuseUnsafe(__func__)) return error;
   if (memory == nullptr) {
     needContext(__func__);  // the usual way to make one
     return cudaSuccess;
   }
-  if (const auto error = refuseUnsafe(__func__)) return error;
   int device = currentDevice();
   {
     const std::lock_guard lock(ranges().mutex);

@@ -37,6 +37,7 @@ struct ncclComm {
   std::atomic<bool> revoked{false};
   std::atomic<bool> finalized{false};
   std::atomic<bool> suspended{false};
+  std::atomic<bool> freed{false};  // with graphs that still live
   // Captures with operations of the communicator, in graphs that still live.
   std::atomic<int> persistent{0};
 
@@ -79,6 +80,15 @@ ncclResult_t asyncError(Comm& comm);
 // Follows src/init.cc, ncclCommEnsureReady: returns ncclInvalidArgument while something is in
 // progress, or the communicator's error; completes the background job.
 ncclResult_t ensureReady(Comm& comm, const char* function);
+
+// Returns whether peers hear of a rank that dies, aborts or revokes: over a network, whose sockets
+// close. Inside a host kernels spin, and nobody is told. Ranks are on hosts of their own where
+// NCCL_HOSTID says so.
+bool overNetwork();
+
+// Returns after a kernel's work: at once, unless a peer will never come, of which nobody tells.
+// Then when the communicator is aborted or revoked here.
+void spin(Comm& comm);
 
 // Returns the result of a refused call; a communicator that does not block keeps it as its state
 // (src/enqueue.cc, ncclEnqueueCheck: ncclCommSetAsyncError).

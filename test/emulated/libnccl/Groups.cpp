@@ -179,3 +179,9 @@ extern "C" __attribute__((visibility("default"))) void emulatedNcclHold(
   all.finalize.close(finalize != 0);
   all.end.close(end != 0);
 }
+
+// Returns how many threads are held up.
+extern "C" __attribute__((visibility("default"))) int emulatedNcclHeld() {
+  auto& all = emulated::gates();
+  return all.launch.held() + all.finalize.held() + all.end.held();
+}

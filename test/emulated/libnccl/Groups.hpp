@@ -43,7 +43,12 @@ class GroupJob {
 // A place where a test can hold the background up.
 class Gate {
  public:
-  void pass() const { closed_.wait(true); }
+  void pass() {
+    ++held_;
+    closed_.wait(true);
+    --held_;
+  }
+  int held() const { return held_; }
   void close(bool closed) {
     closed_.store(closed);
     closed_.notify_all();
@@ -51,6 +56,7 @@ class Gate {
 
  private:
   std::atomic<bool> closed_{false};
+  std::atomic<int> held_{0};
 };
 
 struct Gates {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "libcudart/Emulated.hpp"
 #include "libnccl/Communicator.hpp"
 #include "libnccl/Groups.hpp"
 #include "libnccl/Misuse.hpp"
@@ -63,6 +64,17 @@ void awaitGraphs(Comm& comm) {
   for (int left = comm.persistent; left != 0; left = comm.persistent) comm.persistent.wait(left);
 }
 
+// ncclGroupEnd and what goes through it set the device again that they found (src/group.cc,
+// savedDev), which makes a context there (Runtime API, cudaSetDevice).
+void restoreDevice() {
+  cudaSetDevice(currentDevice());
+}
+
+// commFree: a call that captures of other threads forbid.
+void freeHostMemory() {
+  cudaFreeHost(nullptr);
+}
+
 ncclResult_t init(
     ncclComm_t* made,
     int ranks,
@@ -86,6 +98,8 @@ ncclResult_t init(
   auto* const comm = publish(std::make_unique<Comm>(rank, ranks, blocking));
   std::atomic_ref(*made).store(comm);
   return submit({comm, /*setup=*/true, [comm, ranks, id, rank] {
+                   // "Make sure the CUDA runtime is initialized."
+                   if (cudaFree(nullptr) != cudaSuccess) return ncclUnhandledCudaError;
                    auto quiet = nonBlocking();
                    ncclComm_t joined = nullptr;
                    const auto begun = shm().commInitRankConfig(&joined, ranks, id, rank, &quiet);
@@ -246,6 +260,8 @@ EMULATED_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm->finalized.exchange(true)) awaitGraphs(*comm);
   const auto result = shm().commDestroy(comm->shm);
   end(*comm);
+  freeHostMemory();
+  restoreDevice();
   return result;
 }
 
@@ -268,7 +284,14 @@ EMULATED_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (const auto joinedLate = comm->shm.load(); joinedLate != leftBehind) {
     result = shm().commAbort(joinedLate);
   }
-  awaitGraphs(*comm);
+  // Revoke has set finalizeCalled, so that commReclaim leaves out commDestroySync, which waits.
+  if (comm->revoked) {
+    comm->freed.store(true);
+  } else {
+    awaitGraphs(*comm);
+  }
+  freeHostMemory();
+  restoreDevice();
   return result;
 }
 
@@ -285,6 +308,7 @@ EMULATED_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     const std::lock_guard lock(comm->mutex);
     hadJob = comm->job != nullptr;
   }
+  restoreDevice();
   auto* const joined = comm->shm.load();
   const auto result = shm().commRevoke(joined, flags);
   completeJob(*comm);

@@ -1,6 +1,10 @@
 // Collectives, messages and signals (src/collectives.cc, src/enqueue.cc).
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "host/HostStream.hpp"
@@ -22,6 +26,35 @@ bool hasType(ncclDataType_t type) {
   const int types = ncclVersion() >= NCCL_VERSION(2, 24, 3) ? 12 : 10;  // without float8
   return type >= 0 && type < types;
 }
+
+// A stream with the kernels of one communicator, which spin where a peer never comes.
+class Kernels final : public torchcomms_pg::host::HostStream {
+ public:
+  Kernels(Comm& comm, HostStream& stream) : comm_(comm), stream_(stream) {}
+
+  void enqueue(std::function<void()> task) override {
+    stream_.enqueue([&comm = comm_, task = std::move(task)] {
+      task();
+      spin(comm);
+    });
+  }
+  bool idle() override { return stream_.idle(); }
+  bool capture(const std::function<void()>& issue) override { return stream_.capture(issue); }
+
+  // Returns those of the communicator in the stream. Never freed: graphs keep them.
+  static Kernels& of(Comm& comm, HostStream& stream) {
+    static auto* const mutex = new std::mutex;
+    static auto* const all = new std::map<std::pair<Comm*, HostStream*>, Kernels*>;
+    const std::lock_guard lock(*mutex);
+    auto*& found = (*all)[{&comm, &stream}];
+    if (found == nullptr) found = new Kernels(comm, stream);
+    return *found;
+  }
+
+ private:
+  Comm& comm_;
+  HostStream& stream_;
+};
 
 // ncclEnqueueCheck: the communicator, that it is ready, then the arguments
 // (src/argcheck.cc, ArgsCheck; what csrc/shm refuses comes with the launch).
@@ -58,15 +91,17 @@ ncclResult_t operate(
   if (captured) {
     ++comm->persistent;
     keepWithGraph(stream, std::shared_ptr<void>(comm, [](void* held) {
-                    auto& persistent = static_cast<Comm*>(held)->persistent;
-                    --persistent;
-                    persistent.notify_all();
+                    auto& comm = *static_cast<Comm*>(held);
+                    // src/enqueue.cc, persistentDestructor: enqueues into comm->callbackQueue.
+                    if (comm.freed) misuse("a graph's end", "its communicator has been freed");
+                    --comm.persistent;
+                    comm.persistent.notify_all();
                   }));
   }
   return submit(
       {comm,
        /*setup=*/false,
-       [=, at = host->handle()] { return launch(comm->shm.load(), at); },
+       [=, at = Kernels::of(*comm, *host).handle()] { return launch(comm->shm.load(), at); },
        currentDevice(),
        captured ? nullptr : host});
 }

@@ -1,0 +1,130 @@
+"""The steps of tools/gpu_check, one after another, and a report of them all in one file.
+
+A step that fails, or takes too long, does not keep the next one from running.
+"""
+
+import argparse
+import datetime
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+
+from harness import ROOT, TESTS
+
+# Seconds for each step, on GPUs. The files of the first row take ten minutes together.
+QUICK = {"groups": 130, "graphs": 130, "streams": 70, "memory": 60, "profiler": 40, "models": 70}
+REST = {"torchcomm": 160, "collectives": 320, "dtypes": 320}
+SPEED, MEMCHECK = 120, 180
+GRACE = 20  # for the table of a step that is ended
+
+
+class Report:
+    """Prints lines, and writes them to a file."""
+
+    def __init__(self, path):
+        self.file = open(path, "w")
+
+    def line(self, text=""):
+        print(text, flush=True)
+        print(text, file=self.file, flush=True)
+
+
+def driver():
+    """The version of the GPUs' driver."""
+    if shutil.which("nvidia-smi") is None:
+        return "unknown: there is no nvidia-smi"
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).strip().partition("\n")[0]
+
+
+def facts(device):
+    """What ran where, as lines."""
+    import torch
+
+    import torchcomms_pg
+    from torchcomms_pg import nccl
+
+    if device == "emulated":
+        yield "card: an emulated CUDA. Nothing here runs on a GPU"
+    else:
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        yield "card: " + ", ".join(names)
+        yield f"driver: {driver()}"
+        try:
+            library = nccl.load()
+            yield f"NCCL: {nccl.version_text(library.version)}, {library.path}"
+        except RuntimeError as error:
+            yield f"NCCL: {error}"
+    yield f"date: {datetime.datetime.now().astimezone().isoformat(timespec='minutes')}"
+    yield f"torch {torch.__version__}, torchcomms_pg {torchcomms_pg.__version__}"
+    cores = len(os.sched_getaffinity(0))
+    yield f"Python {platform.python_version()}, {cores} cores, Linux {platform.release()}"
+
+
+def run(report, name, command, limit):
+    """Runs a step. Returns whether it is well."""
+    begun = datetime.datetime.now()
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    late = False
+    try:
+        output = process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        late = True
+        process.send_signal(signal.SIGINT)  # pytest prints what it has
+        try:
+            output = process.communicate(timeout=GRACE)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output = process.communicate()[0]
+    took = (datetime.datetime.now() - begun).total_seconds()
+    # pytest ends with 5 where its arguments choose no test of the file.
+    chosen = process.returncode != 5
+    well = process.returncode in (0, 5) and not late
+    state = "ok" if well else f"not ended after {limit:.0f} s" if late else "FAILED"
+    report.line(f"--- {name}: {state if chosen else 'nothing chosen'}, {took:.0f} s")
+    _, _, table = output.partition("what GPUs have shown")
+    for line in table.splitlines()[1:] if table else output.splitlines()[-40:]:
+        report.line(line)
+    return well
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cuda", "emulated"), required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--report", type=pathlib.Path, required=True)
+    options, chosen = parser.parse_known_args()
+    report = Report(options.report)
+    for line in facts(options.device):
+        report.line(line)
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "--device"]
+    steps = {}
+    for file, limit in (QUICK if options.quick else QUICK | REST).items():
+        path = TESTS / "gpu" / f"test_gpu_{file}.py"
+        # An emulated GPU shares the cores with what is emulated.
+        limit *= 4 if options.device == "emulated" else 1
+        steps[file] = [*pytest, options.device, str(path), *chosen], limit
+    if not options.quick and not chosen:
+        speed = [sys.executable, "-m", "benchmarks", "--gpus", options.device]
+        steps["speed beside nccl"] = speed, SPEED
+        if options.device == "cuda" and (sanitizer := shutil.which("compute-sanitizer")):
+            tests = str(TESTS / "gpu" / "test_gpu_streams.py")
+            body = [*pytest, "cuda", tests, "-k", "1ranks", "--timeout", str(MEMCHECK)]
+            check = [sanitizer, "--tool", "memcheck", "--leak-check", "no", *body]
+            steps["memcheck of compute-sanitizer"] = check, MEMCHECK
+    failed = [name for name, step in steps.items() if not run(report, name, *step)]
+    report.line("all is well" if not failed else "FAILED: " + ", ".join(failed))
+    print(f"this report: {options.report}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
