@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 
-from torchcomms_pg import check_nccl, env
+from torchcomms_pg import env
 
 USAGE = "python -m torchcomms_pg.run [--check-nccl | --watch] PROGRAM [ARGS], or -m MODULE [ARGS]"
 
@@ -40,6 +40,8 @@ def main() -> None:
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # of the interpreter; without this module
     command = [sys.executable, *flags, *program]
     if options.check_nccl:
+        from torchcomms_pg import check_nccl  # imports torch.distributed
+
         raise SystemExit(check_nccl.check(command))
     os.execv(sys.executable, command)
 
