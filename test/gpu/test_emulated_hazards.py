@@ -4,6 +4,7 @@ On the emulated NCCL, whose kernels run in the order of their launches (NCCL_LAU
 """
 
 import datetime
+import json
 
 import pytest
 
@@ -130,3 +131,21 @@ def test_torchs_nccl_refuses_what_is_said_to_be_refused(what):
     mine = torch.ones(4, dtype=torch.int32, device="cuda")
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)):
         REFUSED[what](mine)
+
+
+def captured():
+    return json.loads(torchcomms_pg.hooks.process_recorder().dump_json()).get("captured", 0)
+
+
+@gpus.on_ours(2)
+def test_operations_in_graphs_are_counted_since_they_are_not_recorded():
+    mine = torch.ones(4, device="cuda")
+    dist.all_reduce(mine)
+    torch.cuda.synchronize()
+    before, graph = captured(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(mine)
+        dist.all_reduce(mine)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert captured() == before + 2
