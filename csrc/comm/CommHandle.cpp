@@ -129,8 +129,12 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
 
 void CommHandle::failNow() {
   const std::lock_guard failing(failMutex_);
-  if (blocks_) {
-    takeDevice(device_);
+  try {
+    if (blocks_) {
+      takeDevice(device_);
+    }
+  } catch (const std::exception&) {
+    // The driver is being unloaded, or the device has failed: the library finds that out itself.
   }
   ncclComm_t comm = nullptr;
   {

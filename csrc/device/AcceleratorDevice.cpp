@@ -56,8 +56,9 @@ void orderStreams(c10::Device earlier, c10::Device later) {
   event.block(implementation(later).getStream(later));
 }
 
-void takeDevice(c10::Device device) noexcept {
-  implementation(device).uncheckedSetDevice(device);
+void takeDevice(c10::Device device) {
+  // Not uncheckedSetDevice, which leaves it for later where the device has no context yet.
+  implementation(device).setDevice(device);
   if (device.is_cuda()) {
     harmNoCudaCapture();
   }

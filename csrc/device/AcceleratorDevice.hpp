@@ -38,8 +38,9 @@ void orderStreams(c10::Device earlier, c10::Device later);
 
 // Makes the device the current one of the calling thread, one of this project's, and lets the
 // thread call the device's runtime without invalidating what other threads capture. Else a
-// library's call there could make a context on device 0, and end a capture. Does not raise.
-void takeDevice(c10::Device device) noexcept;
+// library's call there could make a context on device 0, and end a capture. Raises what torch does
+// where the device cannot be used.
+void takeDevice(c10::Device device);
 
 class AcceleratorDevice final {
  public:

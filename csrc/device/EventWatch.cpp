@@ -1,5 +1,6 @@
 #include "device/EventWatch.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <iterator>
@@ -7,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/Capture.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -100,7 +101,11 @@ void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
 }
 
 void EventWatch::run() {
-  takeDevice(device_);
+  // Sets the device: without that the first question would make a context on device 0.
+  c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
+  if (device_.is_cuda()) {
+    harmNoCudaCapture();
+  }
   std::unique_lock lock(mutex_);
   for (;;) {
     idle_ = awaited_.empty() && added_.empty();
