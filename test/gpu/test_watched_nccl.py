@@ -15,30 +15,26 @@ if reason := gpus.missing():
 
 import torchcomms_pg
 from failures.test_watch import all_say, stays_away
-from harness import streams
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on"
 )
-# That of torch 2.15 tells of completions; the other one is asked.
-BACKENDS = ["nccl", "nccl-legacy"] if torch.__version__ >= "2.15" else ["nccl"]
-backends = pytest.mark.parametrize("backend", BACKENDS)
 on_emulated_ranks = functools.partial(
     on_own_ranks, init=False, started_with=gpus.environment, timeout=45
 )
 
 
-def join(backend, args, world, limit):
+def join(args, world, limit):
     torchcomms_pg.watch(timeout=datetime.timedelta(seconds=limit))
-    gpus.start(backend, *args, world)
+    gpus.start("nccl", *args, world)
     tensor = torch.ones(7, device="cuda")
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
 
 
-def one_skips_an_operation(backend, args, world):
-    join(backend, args, world, 1.5)
+def one_skips_an_operation(args, world):
+    join(args, world, 1.5)
     if dist.get_rank() == 1:
         stays_away()
     tensor = torch.ones(1024, device="cuda")
@@ -48,10 +44,9 @@ def one_skips_an_operation(backend, args, world):
     return tensor[0].item()
 
 
-@backends
-def test_who_is_missed_is_named_and_the_program_goes_on(backend):
+def test_who_is_missed_is_named_and_the_program_goes_on():
     with Ranks(2, init=False, started_with=gpus.environment) as ranks:
-        ranks.start(one_skips_an_operation, backend, ranks.store_args(), 2)
+        ranks.start(one_skips_an_operation, ranks.store_args(), 2)
         ranks.wait_report(1)
         first, second = all_say(ranks, "rank 1 has not arrived at all_reduce #2")
         assert "rank 1: last completed all_reduce #1 (7 x Float)" in first
@@ -68,29 +63,23 @@ def recorded():
     return [(entry["profiling_name"], entry["state"]) for entry in entries]
 
 
-@backends
 @on_emulated_ranks(2)
-def test_a_capture_is_neither_watched_nor_disturbed(world, port, prefix, backend):
-    """While an operation is in flight, of which the watch may ask."""
-    join(backend, (port, prefix), world, 0.5)
-    values, side = torch.ones(100, device="cuda"), torch.cuda.Stream()
-    before = len(recorded())
-    with torch.cuda.stream(side), streams.hold(side) as release:
-        pending = torch.ones(3, device="cuda")
-        work = dist.all_reduce(pending, async_op=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(20):
-                dist.all_reduce(values)
-                values.div_(world)
-        release()
-        work.wait()
+def test_what_a_graph_captures_is_not_watched_and_its_replays_are_right(world, port, prefix):
+    join((port, prefix), world, 30)
+    values, before = torch.ones(100, device="cuda"), len(recorded())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            dist.all_reduce(values)
+            values.div_(world)
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()
-    assert (values == 1).all() and (pending == world).all()
-    assert len(recorded()) == before + 1
+    assert (values == 1).all()
+    assert len(recorded()) == before
+    dist.all_reduce(values)
     assert wait_for(lambda: all(state == "completed" for _, state in recorded())), recorded()
+    assert len(recorded()) == before + 1
     gpus.assert_no_misuse()
     del graph
     dist.destroy_process_group()
