@@ -213,8 +213,12 @@ struct FlightRecorder::State {
       told.emplace_back("device", c10::DeviceTypeName(record.device, /*lower_case=*/true));
     }
     if (record.isMessage()) {
-      told.emplace_back("tag", static_cast<int64_t>(known.tag));
-      told.emplace_back("batch", static_cast<int64_t>(known.batch));
+      if (known.tag) {
+        told.emplace_back("tag", static_cast<int64_t>(*known.tag));
+      }
+      if (known.batch) {
+        told.emplace_back("batch", static_cast<int64_t>(*known.batch));
+      }
       told.emplace_back("from_any", static_cast<int64_t>(record.peer < 0));
     }
     if (known.root >= 0) {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,10 +31,10 @@ struct OpRecord {
 
   // What c10d's schema has no place for.
   struct Details {
-    int tag = 0;                     // of a message
-    uint64_t batch = 0;              // number of its batch's first message; 0: in no batch
-    int root = -1;                   // of a collective, a rank of the group; -1: it has none
-    const char* reduceOp = nullptr;  // of a reduction
+    std::optional<int> tag = {};         // of a message; none: not known
+    std::optional<uint64_t> batch = {};  // number of its batch's first message; 0: in no batch
+    int root = -1;                       // of a collective, a rank of the group; -1: it has none
+    const char* reduceOp = nullptr;      // of a reduction
   };
 
   // An operation that is issued.

@@ -127,6 +127,20 @@ def test_a_rank_that_never_comes_to_a_groups_first_batch_is_named():
     assert kinds(hazards(ranks)) == []
 
 
+def test_messages_of_which_no_dump_tells_the_batch_are_not_judged():
+    """Those of groups of other backends that are watched."""
+    ranks = recorders(2, **{"0:0-1": [0, 1]})
+    for rank in ranks:
+        other = 1 - rank.rank
+        message(rank, "send", rank.rank, other, tag=1)
+        message(rank, "recv", other, rank.rank, tag=2)
+        for detail in rank.details:
+            del detail["tag"], detail["batch"]
+    report = hazards(ranks)
+    assert not report.found
+    assert any(line.startswith("4 messages") for line in report.not_covered)
+
+
 def test_messages_that_a_receive_from_any_rank_may_take_are_not_judged():
     """Their numbers are those of their coming."""
     ranks = recorders(2, **{"0:0-1": [0, 1]})
