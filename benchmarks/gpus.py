@@ -64,11 +64,11 @@ def cases(group: Any) -> dict[str, Callable[[], object]]:
     tensor = torch.ones(1000, device="cuda")
     output = torch.empty_like(tensor)
 
-    def reduced(**how: bool) -> Any:
-        return dist.all_reduce(tensor, group=group, **how)
+    def reduced(async_op: bool = False) -> Any:
+        return dist.all_reduce(tensor, group=group, async_op=async_op)
 
-    def gathered(**how: bool) -> Any:
-        return dist.all_gather_into_tensor(output, tensor, group=group, **how)
+    def gathered(async_op: bool = False) -> Any:
+        return dist.all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
 
     return {
         "all_reduce": reduced,
