@@ -125,7 +125,7 @@ def gather(mine):
     dist.gather(mine, parts if dist.get_rank() == 0 else None, 0)
 
 
-@gpus.on_gpus(2, groups=("nccl",))
+@gpus.on_gpus(2, groups=[name for name in gpus.GROUPS if name != "torchcomms"])
 @pytest.mark.parametrize("what", REFUSED)
 def test_torchs_nccl_refuses_what_is_said_to_be_refused(what):
     mine = torch.ones(4, dtype=torch.int32, device="cuda")

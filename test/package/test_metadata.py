@@ -248,4 +248,5 @@ def test_what_is_compiled_in_has_its_version_in_torchs_headers_and_its_license_i
     about = importlib.metadata.distribution("torch")
     for name in found:
         text = about.read_text(f"licenses/third_party/{name}/LICENSE")
-        assert text in (None, (ROOT / "licenses" / f"{name}.txt").read_text())
+        # A version of fmt adds an exception, of which no use is made.
+        assert text is None or (ROOT / "licenses" / f"{name}.txt").read_text().strip() in text

@@ -229,7 +229,7 @@ def test_the_sources_have_what_their_tools_need(tmp_path):
         for file in copy.rglob("*")
         if file.is_file() and not (sources / file.relative_to(copy)).exists()
     }
-    assert missing - {".gitignore"} == set(), missing
+    assert missing - {".gitignore", "compile_commands.json"} == set(), missing
     assert {entry.name for entry in sources.iterdir()} - made <= {e.name for e in copy.iterdir()}
 
 
@@ -372,7 +372,10 @@ def test_a_python_with_torch_is_told_what_it_lacks_and_nothing_is_downloaded(tmp
     assert f"{sys.executable} -m pip install pytest\n" in done.stderr, done.stderr
 
 
-def test_a_step_that_fails_or_takes_too_long_is_in_the_report_and_keeps_none_from_running(tmp_path):
+def test_a_step_that_fails_or_takes_too_long_is_in_the_report_and_keeps_none_from_running(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # as tools/gpu_check does
     path = tmp_path / "report.txt"
     report = gpu_check.Report(path)
     (tmp_path / "test_gpu_sums.py").write_text(CASES)
