@@ -25,28 +25,19 @@ RecordedOp::Recorders recordersOf(const Group& group, const std::vector<int64_t>
   return all;
 }
 
+bool ofOneSize(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::all_of(
+      tensors, [&](const auto& tensor) { return tensor.numel() == tensors.front().numel(); });
+}
+
 // Returns the name under which torch's analyser checks the sizes of the operation; see RecorderSet.
 const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
   const auto& known = traits(kind);
   switch (kind) {
     case OpKind::allReduce:
       return args.input_tensors.size() > 1 ? known.recordedBatch : known.recorded;
-    case OpKind::allGather:
-      return std::ranges::all_of(
-                 args.output_tensors,
-                 [&](const auto& tensor) {
-                   return tensor.numel() == args.output_tensors.front().numel();
-                 })
-                 ? known.recorded
-                 : kUnchecked;
-    case OpKind::reduceScatter:
-      return std::ranges::all_of(
-                 args.input_tensors,
-                 [&](const auto& tensor) {
-                   return tensor.numel() == args.input_tensors.front().numel();
-                 })
-                 ? known.recorded
-                 : kUnchecked;
+    case OpKind::allGather: return ofOneSize(args.output_tensors) ? known.recorded : kUnchecked;
+    case OpKind::reduceScatter: return ofOneSize(args.input_tensors) ? known.recorded : kUnchecked;
     default: return known.recorded;
   }
 }

@@ -283,6 +283,16 @@ def commit(fault, group, begin):
             work.wait()
 
 
+def operate_beside(fault, group):
+    """What every rank calls while the culprit does wrong, or has come back."""
+    if fault in ("another root", "a root of its own") and group.rank != CULPRIT:
+        group.broadcast(torch.ones(1000), 0)
+    elif fault == "another message" and group.rank == 0:
+        group.receive(torch.ones(1000))
+    group.operate()
+    group.operate_in_second()
+
+
 def run(fault, api, mode, args, server, dumps):
     """Returns what became of this rank: (error, its text, seconds, what is wrong afterwards)."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps, "trace_")
@@ -311,12 +321,7 @@ def run(fault, api, mode, args, server, dumps):
             # Over Gloo, and where errors end the process, the group itself fails in it.
             with contextlib.suppress(torchcomms_pg.CommError):
                 group.divide()
-        if fault in ("another root", "a root of its own") and group.rank != CULPRIT:
-            group.broadcast(torch.ones(1000), 0)
-        elif fault == "another message" and group.rank == 0:
-            group.receive(torch.ones(1000))
-        group.operate()
-        group.operate_in_second()
+        operate_beside(fault, group)
     except Exception as raised:
         error, text = type(raised).__name__, str(raised)
     took = time.monotonic() - begun

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from failures.faults import CULPRIT, LIMIT, WORLD, Group, commit, serve
+from failures.faults import CULPRIT, LIMIT, WORLD, Group, commit, operate_beside, serve
 from harness import gpus
 from harness.ranks import Ranks, connect_store, meet, wait_for
 
@@ -121,12 +121,7 @@ def run(fault, api, args, server):
             commit(fault, group, lambda: store.set("it begins", ""))
         elif fault == "abort during an operation":
             store.add("in the operation", 1)
-        if fault in ("another root", "a root of its own") and group.rank != CULPRIT:
-            group.broadcast(torch.ones(1000), 0)
-        elif fault == "another message" and group.rank == 0:
-            group.receive(torch.ones(1000))
-        group.operate()
-        group.operate_in_second()
+        operate_beside(fault, group)
     except Exception as raised:
         return f"{type(raised).__name__}: {raised}"
     if group.rank != CULPRIT and store.add("done", 1) == WORLD - 1:
