@@ -212,6 +212,7 @@ class Target:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_team_answers_and_a_rank_that_fails_ends_it():
     with Team(2, Target) as ranks:
         assert ranks.call("twice", 21) == [(0, 42), (1, 42)]
