@@ -1,13 +1,16 @@
 """torch's own tests of torch.distributed, over its own backends and over torchcomms.
 
 They are those of torch.testing._internal.distributed.distributed_test. Gated as for NCCL they run
-with two ranks on the emulated CUDA; gated as for Gloo, with three on CPU tensors, where the
-program's name for torchcomms is gloo (torchcomms_pg.as_gloo). Ranks are forked, which takes a
-fraction of a second where torch's own runner takes ten.
+with two ranks on the emulated CUDA, or on this machine's GPUs; gated as for Gloo, with three on CPU
+tensors, where the program's name for torchcomms is gloo (torchcomms_pg.as_gloo). Ranks are forked,
+which takes a fraction of a second where torch's own runner takes ten.
 
-    tools/torch_suite nccl|gloo [ARGUMENTS OF PYTEST]    prints what passes over it alone
+    tools/torch_suite nccl|gloo [--device cuda] [ARGUMENTS OF PYTEST]
+
+prints what passes over torch's own backend alone.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -24,6 +27,31 @@ ARGUED = {
     "nccl": {"test_get_backend": "asks for the name nccl"},
     "gloo": {},
 }
+
+
+def share_one_gpu():
+    """Has both ranks take the machine's only GPU where the tests give each one of its own."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal import common_distributed
+
+    from harness.gpus import SHARED_GPU
+
+    set_device, init_group = torch.cuda.set_device, dist.init_process_group
+
+    def first_device(device):
+        return set_device(0 if torch.device(device).index else device)
+
+    def init_process_group(*args, **kwargs):
+        rank = kwargs.get("rank", os.environ.get("RANK"))
+        os.environ.update(SHARED_GPU, NCCL_HOSTID=f"gpus-{rank}")
+        return init_group(*args, **kwargs)
+
+    torch.cuda.device_count = lambda: int(WORLD["nccl"])
+    torch.cuda.set_device = first_device
+    dist.init_process_group = init_process_group
+    # Both are looked up when distributed_test is imported.
+    common_distributed.init_multigpu_helper = lambda world, _: {rank: [0] for rank in range(world)}
 
 
 def collected():
@@ -47,6 +75,8 @@ def collected():
             return original(OURS if backend == suite else backend, *args, **kwargs)
 
         dist.init_process_group = init_process_group
+    if suite == "nccl" and torch.cuda.device_count() == 1:
+        share_one_gpu()
     # The parent has asked how many devices there are, and nothing else.
     torch.cuda._is_in_bad_fork = lambda: False
     from torch.testing._internal.distributed import distributed_test
@@ -63,10 +93,10 @@ def collected():
 
 def passed(suite, over, arguments):
     """The names of the tests of a suite that pass over a backend."""
-    import emulated
+    from harness import gpus
 
     with tempfile.TemporaryDirectory() as folder:
-        device = emulated.environment() if suite == "nccl" else {}
+        device = gpus.environment() if suite == "nccl" else {}
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
@@ -85,7 +115,11 @@ def passed(suite, over, arguments):
 
 
 def main():
-    suite, *arguments = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("suite", choices=WORLD)
+    parser.add_argument("--device", choices=("emulated", "cuda"), default="emulated")
+    options, arguments = parser.parse_known_args()
+    os.environ["TEST_DEVICE"], suite = options.device, options.suite
     theirs, ours = (passed(suite, over, arguments) for over in (suite, OURS))
     alone = theirs - ours
     for name in sorted(alone):

@@ -16,9 +16,9 @@ import sys
 from harness import ROOT, TESTS
 
 # Seconds for each step, on GPUs. The files of the first row take ten minutes together.
-QUICK = {"groups": 130, "graphs": 130, "streams": 70, "memory": 60, "profiler": 40, "models": 70}
-REST = {"torchcomm": 160, "collectives": 320, "dtypes": 320}
-SPEED, MEMCHECK = 120, 180
+QUICK = {"groups": 130, "graphs": 130, "streams": 70, "memory": 60, "profiler": 40, "models": 100}
+REST = {"work": 70, "torchcomm": 160, "collectives": 320, "dtypes": 320}
+SPEED, SUITE, MEMCHECK = 120, 600, 180
 GRACE = 20  # for the table of a step that is ended
 
 
@@ -107,14 +107,15 @@ def main():
         report.line(line)
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "--device"]
     steps = {}
+    slower = 4 if options.device == "emulated" else 1  # it shares the cores with what is emulated
     for file, limit in (QUICK if options.quick else QUICK | REST).items():
         path = TESTS / "gpu" / f"test_gpu_{file}.py"
-        # An emulated GPU shares the cores with what is emulated.
-        limit *= 4 if options.device == "emulated" else 1
-        steps[file] = [*pytest, options.device, str(path), *chosen], limit
+        steps[file] = [*pytest, options.device, str(path), *chosen], limit * slower
     if not options.quick and not chosen:
         speed = [sys.executable, "-m", "benchmarks", "--gpus", options.device]
         steps["speed beside nccl"] = speed, SPEED
+        suite = str(TESTS / "frameworks" / "torch_suite.py"), "nccl", "--device", options.device
+        steps["torch's own tests"] = [sys.executable, *suite], SUITE * slower
         if options.device == "cuda" and (sanitizer := shutil.which("compute-sanitizer")):
             tests = str(TESTS / "gpu" / "test_gpu_streams.py")
             body = [*pytest, "cuda", tests, "-k", "1ranks", "--timeout", str(MEMCHECK)]
