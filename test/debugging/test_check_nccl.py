@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from debugging.test_trace import recorders
-from harness import ROOT
+from harness import ROOT, limits
+from harness.programs import run_program
 from harness.ranks import wait_for
 from torchcomms_pg import check_nccl, env
 
@@ -65,13 +66,11 @@ def run(tmp_path, program, *arguments, ranks=0, name="program.py"):
     (tmp_path / name).write_text(program)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     command = ("-m", "torchcomms_pg.run", "--check-nccl", name, *arguments)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, *(torchrun if ranks else ()), *command],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
     )
     return done.returncode, done.stdout
 
@@ -167,7 +166,7 @@ def test_the_program_ends_with_the_command(tmp_path, number):
         assert wait_for(lambda: pid.is_file() and pid.read_text(), 60)
         child = int(pid.read_text())
         process.send_signal(number)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=limits.grown(30))
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert not out
     assert wait_for(lambda: not os.path.exists(f"/proc/{child}"), 30)

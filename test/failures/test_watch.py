@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import parity
 from harness.leaks import library_threads
+from harness.programs import run_program
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
 from hosts.test_hosts import move
@@ -477,7 +478,7 @@ main()
 def test_an_unchanged_program_is_watched(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
+    done = run_program(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             *("-m", "torchcomms_pg.run", "--watch", program),
@@ -490,8 +491,6 @@ def test_an_unchanged_program_is_watched(tmp_path):
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
     )
     assert done.returncode == 0, done.stdout
     for rank in range(2):
