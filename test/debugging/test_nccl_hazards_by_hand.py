@@ -127,6 +127,43 @@ def test_a_rank_that_never_comes_to_a_groups_first_batch_is_named():
     assert kinds(hazards(ranks)) == []
 
 
+def test_of_a_rank_whose_ring_has_lost_operations_it_is_not_said_that_it_never_comes():
+    ranks = recorders(3, **{"0:0-1": [0, 1], "other": [2]})
+    message(ranks[0], "send", 0, 1, batch=1)
+    message(ranks[1], "recv", 0, 1, batch=1)
+    ranks[2].call("barrier").call("barrier", "other")
+    del ranks[2].entries[0]
+    assert kinds(hazards(ranks)) == []
+
+
+def test_a_batch_is_told_with_the_number_of_its_messages():
+    ranks = recorders(2, **{"0:0-1": [0, 1], "other": [0, 1]})
+    for rank in ranks:
+        rank.call("barrier")
+    ranks[1].call("all_reduce", "other")
+    for number in (1, 2):
+        message(ranks[0], "send", 0, 1, number, batch=1)
+        message(ranks[1], "recv", 0, 1, number, batch=1)
+    ranks[0].call("all_reduce", "other")
+    (told,) = map(str, hazards(ranks).found)
+    assert "rank 0: a batch of 2, with send" in told and "then a batch of 2, with recv" in told
+
+
+def test_a_message_in_a_batch_on_one_rank_alone_is_told_in_full():
+    ranks = recorders(2, **{"0:0-1": [0, 1]})
+    for rank in ranks:
+        rank.call("all_reduce", line=1)
+    message(ranks[0], "send", 0, 1, batch=1, line=2)
+    message(ranks[1], "recv", 0, 1, line=3)
+    report = hazards(ranks)
+    assert kinds(report) == ["batch"]
+    title, sent, received, why, *_ = str(report.found[0]).splitlines()
+    assert title.endswith("are in a batch on rank 0 alone")
+    assert sent.startswith("  rank 0: send") and sent.endswith("at train.py:2 in step")
+    assert received.startswith("  rank 1: recv") and received.endswith("at train.py:3 in step")
+    assert why.startswith("  over torch's nccl before 2.15") and "more times" not in str(report)
+
+
 def test_messages_of_which_no_dump_tells_the_batch_are_not_judged():
     """Those of groups of other backends that are watched."""
     ranks = recorders(2, **{"0:0-1": [0, 1]})
@@ -217,6 +254,16 @@ def test_threads_whose_order_is_another_on_another_rank_are_a_hazard():
     report = crossed(("1", "2"))
     assert kinds(report) == ["threads"] and not report.doubts
     assert "rank 0 called them from two threads" in str(report)
+    assert "issue from one thread, or let each have its own group" in str(report)
+
+
+def test_lines_that_met_by_chance_are_told_once_for_all_ranks():
+    ranks = recorders(3)
+    for rank in ranks:
+        for line in (1, 2) if rank.rank == 0 else (2, 1):
+            rank.call("all_reduce", line=line)
+    assert [(hazard.kind, hazard.times) for hazard in hazards(ranks).doubts] == [("lines", 2)]
+    assert "issue from one thread" not in str(hazards(ranks))
 
 
 def test_a_branch_for_the_root_is_no_doubt():
@@ -239,6 +286,7 @@ def test_a_group_with_tensors_on_two_devices_is_shown():
         rank.call("all_reduce", detail=CPU).call("all_reduce", detail={"device": "cuda"})
     report = hazards(ranks)
     assert not report.found and [hazard.kind for hazard in report.doubts] == ["device"]
+    assert not any(line.startswith("tensors: all were on the CPU") for line in report.not_covered)
 
 
 # ---------------------------------------------------------------- what is not known
@@ -259,6 +307,13 @@ def test_of_some_ranks_dumps_what_they_say_is_said(tmp_path, capsys):
     assert main([str(tmp_path), "--nccl"]) == 1
     out = capsys.readouterr().out
     assert "ranks 0, 1 call operations" in out and "ranks 2, 3: no dump" in out
+
+
+@pytest.mark.parametrize("size,told", [(9, "1, 2, 3, 4, 5, 6, 7, 8: no"), (10, "7, 8, ...: no")])
+def test_of_many_ranks_without_a_dump_the_first_are_named(size, told):
+    (first, *_) = recorders(size)
+    first.call("all_reduce")
+    assert any(told in line for line in hazards([first]).not_covered)
 
 
 def test_of_one_rank_nothing_is_said(tmp_path, capsys):
