@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+import torchcomms_pg
 from harness.leaks import descriptors, library_threads, mappings
 from harness.rank_process import report
 from harness.ranks import wait_for
@@ -28,6 +29,7 @@ TIMEOUT = 6.0  # of every operation, seconds
 class Round(NamedTuple):
     """What a seed has drawn for all ranks of a round."""
 
+    backend: str  # of all groups; watched, if it is not this project's
     seed: int
     size: int
     threads: int
@@ -95,14 +97,15 @@ class _Rank:
         timeout = datetime.timedelta(seconds=TIMEOUT)
         # Children are told apart from the ranks of other lives by the file.
         store = dist.FileStore(f"{self.store}-{life}", plan.size)
+        if plan.backend != "torchcomms":
+            torchcomms_pg.watch(timeout=timeout)
         dist.init_process_group(
-            "torchcomms", store=store, rank=self.rank, world_size=plan.size, timeout=timeout
+            plan.backend, store=store, rank=self.rank, world_size=plan.size, timeout=timeout
         )
         generator = random.Random(f"{plan.seed}/{life}")
         teams = [self._teams(generator) for _ in range(plan.threads)]
         # Whoever leaves before would fail their making, and not an operation.
-        store.set(f"{self.rank} has its groups", "")
-        store.wait([f"{rank} has its groups" for rank in range(plan.size)])
+        self._meet(store, "has its groups")
         threads = [
             threading.Thread(target=self._run, args=(life, number, teams[number]))
             for number in range(1, plan.threads)
@@ -112,11 +115,17 @@ class _Rank:
         self._run(life, 0, teams[0])
         for thread in threads:
             thread.join()
+        if plan.backend == "gloo" and not self.error:  # whose connections end with the first
+            self._meet(store, "has done all")
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
         del teams
         gc.collect()
         self._look_for_leaks()
+
+    def _meet(self, store: dist.Store, what: str) -> None:
+        store.set(f"{self.rank} {what}", "")
+        store.wait([f"{rank} {what}" for rank in range(self.plan.size)])
 
     def _teams(self, generator: random.Random) -> list[Team]:
         """Groups of one thread; every rank makes all of them, in the same order."""
@@ -139,7 +148,7 @@ class _Rank:
                 if life == plan.lives - 1 and thread == 0 and step == plan.when:
                     self._fault()
                 team = generator.choice(teams)
-                drawn = draw(generator, len(team.ranks))
+                drawn = draw(generator, len(team.ranks), plan.backend)
                 if self.rank in team.ranks:
                     perform(team, drawn)
                     self._count()
