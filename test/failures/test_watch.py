@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import os
 import random
 import re
@@ -21,6 +20,7 @@ from harness.leaks import library_threads
 from harness.programs import run_program
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
+from harness.recorders import process_trace
 from hosts.test_hosts import move
 
 pytestmark = [
@@ -294,8 +294,7 @@ def test_every_operation_is_in_the_ring_and_readable(world, port, prefix):
     with dist.distributed_c10d._coalescing_manager():
         dist.all_reduce(t)
         dist.all_reduce(torch.ones(3))
-    ring = torchcomms_pg.hooks.process_recorder()
-    entries = lambda: json.loads(ring.dump_json())["entries"]  # noqa: E731
+    entries = lambda: process_trace()["entries"]  # noqa: E731
     names = [entry["profiling_name"] for entry in entries()]
     assert names == [
         "nccl:all_reduce",
@@ -331,13 +330,23 @@ def test_destroyed_groups_are_forgotten_and_made_again(world, port, prefix):
 @on_own_ranks(2, init=False)
 def test_a_fork_inherits_no_watch(world, port, prefix):
     store, second = join((port, prefix), world, limit=0.3)
+    import torch.testing._internal.distributed.fake_pg
+
+    fake = dist.new_group(backend="fake")  # whose operations end in a child, too
+    dist.all_reduce(torch.ones(1), group=fake)
+    assert len(torchcomms_pg.watching._watches) == 3 and library_threads()
+    recorded = len(process_trace()["entries"])
     child = os.fork()
     if child == 0:
-        torchcomms_pg.watching._watches.clear()
-        del second
-        os._exit(0)
+        code = 99
+        try:
+            dist.all_reduce(torch.ones(1), group=fake)
+            code = len(library_threads()) + 10 * (torchcomms_pg._C.process_recorder() is not None)
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     dist.all_reduce(torch.ones(1))
+    assert len(process_trace()["entries"]) > recorded
 
 
 @on_own_ranks(2, init=False)
