@@ -181,6 +181,7 @@ Failure FailureState::endOf(const Operation& op, Failure failure) const {
 }
 
 std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result) {
+  told_.store(true, std::memory_order_relaxed);
   if (const auto known = get()) {
     meet(*known);
     return std::make_exception_ptr(CommError(endOf(op, *known)));
@@ -234,7 +235,7 @@ void FailureState::meet(const Failure& failure) const {
 
 void FailureState::raise(const Failure& failure) const {
   meet(failure);
-  raised_.store(true, std::memory_order_relaxed);
+  told_.store(true, std::memory_order_relaxed);
   throw CommError(failure);
 }
 

@@ -48,8 +48,8 @@ class FailureState {
 
   // Raises the failure as a CommError, or ends the process where it does that.
   [[noreturn]] void raise(const Failure& failure) const;
-  // Returns whether a call has raised it.
-  bool raised() const { return raised_.load(std::memory_order_relaxed); }
+  // Returns whether a call has raised it, or an operation has ended with it.
+  bool told() const { return told_.load(std::memory_order_relaxed); }
 
   // Sets whether a failure, other than a requested one, ends the process when the hooks have run;
   // after a failure elsewhere, with the next call. No call returns or raises in the meantime, and
@@ -108,7 +108,7 @@ class FailureState {
   std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread ends the process when hooks have run
-  mutable std::atomic<bool> raised_{false};
+  mutable std::atomic<bool> told_{false};
   mutable std::mutex mutex_;
   std::shared_future<void> hooksDone_;
 };

@@ -316,7 +316,7 @@ void Communicator::end() {
     std::rethrow_exception(interrupted);
   }
   // Tells the caller of operations that do not match, where only the monitor has learned of it.
-  if (failed && failed->type == c10d::ErrorType::REMOTE_ERROR && !failureState_.raised() &&
+  if (failed && failed->type == c10d::ErrorType::REMOTE_ERROR && !failureState_.told() &&
       report.state == ncclInvalidUsage) {
     throw CommError(*failed);
   }

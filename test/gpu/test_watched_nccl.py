@@ -14,7 +14,7 @@ if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)
 
 import torchcomms_pg
-from failures.test_watch import all_say, stays_away
+from failures.test_watch import again_if_a_rank_did_not_answer, all_say, stays_away
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
 
 pytestmark = pytest.mark.skipif(
@@ -44,6 +44,7 @@ def one_skips_an_operation(args, world):
     return tensor[0].item()
 
 
+@again_if_a_rank_did_not_answer
 def test_who_is_missed_is_named_and_the_program_goes_on():
     with Ranks(2, init=False, started_with=gpus.environment) as ranks:
         ranks.start(one_skips_an_operation, ranks.store_args(), 2)
