@@ -30,10 +30,36 @@ def set_python_stack_source(
 def set_waiting_functions(functions: Sequence[Callable[..., object]]) -> None:
     """Names functions that wait for the end of what they issue asynchronously."""
 
+class _RankLateness:
+    @property
+    def later(self) -> float: ...
+    @property
+    def share(self) -> float: ...
+
+class _Lateness:
+    """A judgement; see `RankLateness` in torchcomms_pg/late_ranks.py."""
+
+    @property
+    def ranks(self) -> list[_RankLateness]: ...
+    @property
+    def collectives(self) -> int: ...
+    @property
+    def seconds(self) -> float:
+        """Time in which those were."""
+
+    @property
+    def late(self) -> int | None: ...
+
+def set_late_warning(on: bool) -> None:
+    """Sets whether rank 0 of a group warns of one that is always late."""
+
 class Watch:
     """The watch over one process group, as long as that lives."""
 
     def set_timeout(self, timeout: timedelta) -> None: ...
+    def lateness(self, operation: str) -> _Lateness:
+        """Judges what the ranks have told of their arrivals; `operation` is named in errors."""
+
     def close(self) -> None:
         """Forgets the group, which is destroyed. Idempotent."""
 
@@ -402,6 +428,9 @@ class Communicator:
 
     @property
     def failed(self) -> bool: ...
+    def lateness(self, operation: str) -> _Lateness:
+        """Judges what the ranks have told of their arrivals; `operation` is named in errors."""
+
     @property
     def ends_process(self) -> bool:
         """True if a failure ends the process."""

@@ -13,6 +13,7 @@ __all__ = [
     "CommOptions",
     "NcclConfig",
     "OpName",
+    "RankLateness",
     "RedOpType",
     "ReduceOp",
     "RemovableHandle",
@@ -28,6 +29,7 @@ __all__ = [
     "get_comm",
     "get_process_group",
     "hooks",
+    "lateness",
     "nccl",
     "new_comm",
     "objcol",
@@ -54,6 +56,7 @@ if not runs_apart():
     from torchcomms_pg.comm import TorchComm
     from torchcomms_pg.creation import get_comm, new_comm
     from torchcomms_pg.errors import CommError
+    from torchcomms_pg.late_ranks import RankLateness, lateness
     from torchcomms_pg.options import CommOptions
     from torchcomms_pg.process_group import get_process_group
     from torchcomms_pg.reduce_op import RedOpType, ReduceOp

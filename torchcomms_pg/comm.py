@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torchcomms_pg import _C, compile_ops, objcol
 from torchcomms_pg._version import __version__
 from torchcomms_pg.handle import Handle
+from torchcomms_pg.late_ranks import RankLateness, of_communicator
 from torchcomms_pg.operations import Operations
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
@@ -192,6 +193,18 @@ class TorchComm(Operations, Handle):
     def is_aborted(self) -> bool:
         """Returns whether the communicator has failed, by `abort` or otherwise."""
         return self._comm.failed
+
+    def lateness(self) -> list[RankLateness]:
+        """Returns how late each rank is, by its latest collectives; the others wait meanwhile.
+
+        Returns:
+            By rank. Empty: not enough is known yet, which takes 16 steps or more.
+
+        Raises:
+            RuntimeError: the communicator has one rank, is one of an accelerator, where operations
+                are queued and waits are not seen, has ended, or its store does not answer in 4 s.
+        """
+        return of_communicator(self._comm)
 
     def finalize(self) -> None:
         """Waits for what is in flight, then frees all resources. Idempotent.

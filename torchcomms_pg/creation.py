@@ -103,6 +103,7 @@ def new_comm(
     assert chosen.timeout is not None  # resolved
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
     compile_watch.configure()
+    _C.set_late_warning(env.late_warning())
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend in ("shm", "gloo"):
         comm = _C.new_host_communicator(

@@ -94,6 +94,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
         own.enable_reconfigure = True
     flight_recorder.configure()
     compile_watch.configure()
+    _C.set_late_warning(env.late_warning())
     nccl.stay_deterministic()
     if isinstance(group_options, SharedOptions):
         backend = Backend(group_options.communicator, own)

@@ -59,6 +59,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
         raise ValueError(f"watch: timeout is {timeout}, wanted 1 ms or more")
     flight_recorder.configure()
     compile_watch.configure()
+    _C.set_late_warning(env.late_warning())
     python_stacks.watch_over_monitor()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
     if group is not None:
@@ -83,6 +84,11 @@ def watch_as_told() -> None:
             watch()
     except (RuntimeError, ValueError) as error:
         _tell(f"TORCHCOMMS_PG_WATCH is set, and no group is watched: {error}")
+
+
+def watch_over(group: dist.ProcessGroup) -> _C.Watch | None:
+    """Returns the watch over the group; None: it is not watched, or has been destroyed."""
+    return _watches.get(group.group_name)
 
 
 def _begin(group: Any, ranks: list[int], timeout: timedelta) -> None:

@@ -140,12 +140,30 @@ void bindOperations(py::class_<Comm>& comm) {
   bindOperation(comm, "gather_single", &Collectives::gatherSingle, "output", "input", "root");
 }
 
+void bindLateness(py::module_& module, py::class_<Comm>& comm) {
+  py::class_<RankLateness>(module, "_RankLateness")
+      .def_readonly("later", &RankLateness::later)
+      .def_readonly("share", &RankLateness::share);
+  py::class_<Lateness>(module, "_Lateness")
+      .def_readonly("ranks", &Lateness::ranks)
+      .def_readonly("collectives", &Lateness::collectives)
+      .def_readonly("seconds", &Lateness::seconds)
+      .def_readonly("late", &Lateness::late);
+  module.def("set_late_warning", &LatenessClient::setWarning, py::arg("on"));
+  comm.def(
+      "lateness",
+      [](Comm& self, const char* operation) { return self->lateness().ask(operation); },
+      py::arg("operation"),
+      NoGil());
+}
+
 }  // namespace
 
 void bindCommunicator(py::module_& module) {
   py::class_<Comm> comm(module.attr("Communicator"));
   bindLife(comm);
   bindOperations(comm);
+  bindLateness(module, comm);
 }
 
 }  // namespace torchcomms_pg

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,17 @@ void bindWatch(py::module_& module) {
             }
           },
           py::arg("timeout"),
+          NoGil())
+      .def(
+          "lateness",
+          [](const WatchHandle& self, const char* operation) {
+            const auto watch = self.watch.lock();
+            if (!watch) {
+              throw std::runtime_error(std::string(operation) + ": the group has ended");
+            }
+            return watch->lateness(operation);
+          },
+          py::arg("operation"),
           NoGil())
       .def(
           "close",

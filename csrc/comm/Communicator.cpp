@@ -199,6 +199,9 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   executor_->prepare(op);  // before the operation counts
   issued_.number(call);
   op.issued = Clock::now();
+  if (op.collective) {
+    lateness_.arrive(op.seq, op.issued);
+  }
   if (C10_UNLIKELY(recorders_.any())) {
     recorders_.record(call);
   }
@@ -206,6 +209,9 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     work = newWork(call);
   } else if (work) {
     work->assign(op, call.inputs, call.outputs);
+  }
+  if (work && op.async && op.collective) {
+    work->setPass(lateness_.follow());
   }
   const OpenCall open(*this, &op);
   const auto run = [&] { executor_->run(call, work); };
@@ -256,6 +262,7 @@ std::string Communicator::failureMessage() const {
 
 void Communicator::check(Clock::time_point now) noexcept {
   diagnosis_->check(now);
+  lateness_.check(now);
 }
 
 }  // namespace torchcomms_pg

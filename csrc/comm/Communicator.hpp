@@ -184,6 +184,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const CommHandle& library() const { return library_; }
   const NcclApi& api() const { return library_.api(); }
   Executor& executor() const { return *executor_; }
+  LatenessClient& lateness() { return lateness_; }
+  const LatenessClient& lateness() const override { return lateness_; }
   InFlightOps& inFlight() { return inFlight_; }
   const InFlightOps& inFlight() const override { return inFlight_; }
   bool queues() const override { return executor_->queues(); }
@@ -224,6 +226,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   CommHandle library_;
   const std::unique_ptr<Executor> executor_;
   InFlightOps inFlight_;
+  LatenessClient lateness_;
   FailureState failureState_{*this};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   GroupHooks groupHooks_;

@@ -77,6 +77,10 @@ void DiagnosisClient::open(
   };
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&diagnosis_, HangDiagnosis::open(std::move(board), std::move(options)));
+  if (!comm_.queues() && comm_.pair().empty()) {
+    comm_.lateness().open(
+        store, std::to_string(key_) + "/" + prefix, comm_.group(), comm_.rank(), comm_.size());
+  }
   enlist(comm_.shared_from_this());
 }
 

@@ -8,6 +8,7 @@
 
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
+#include "comm/LatenessClient.hpp"
 #include "comm/Peer.hpp"
 #include "monitor/HangDiagnosis.hpp"
 #include "operation/Group.hpp"
@@ -33,6 +34,8 @@ class GroupActivity {
   // Returns whether who executes the operations finds out by itself that the ranks' sizes differ.
   virtual bool comparesSizes() const = 0;
   virtual bool closed() const = 0;
+  // Returns what knows which rank is late.
+  virtual const LatenessClient& lateness() const = 0;
 };
 
 // Has `group` told of in the diagnoses of all groups, as long as it lives.

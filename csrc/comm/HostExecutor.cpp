@@ -61,6 +61,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   }
   comm_.inFlight().end(entry, !error);
   const auto ended = Clock::now();
+  comm_.lateness().wait(ended - call.op.issued, call.op.collective);
   if (call.op.recording) {
     call.op.recording->end(!error, ended - call.op.issued, -1);
   }
@@ -291,6 +292,10 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     return;
   }
   const auto waiting = work.waiting();
+  BackwardPass::forget();
+  const auto waited = c10::make_scope_exit([&, from = Clock::now()] {
+    comm_.lateness().wait(Clock::now() - from, work.operation().collective);
+  });
   if (timeout <= kNoTimeout) {
     // Runs queued tasks only without a timeout, since they may take longer, and only where the work
     // is behind them: other ranks may want what follows a message before they do their part.

@@ -308,6 +308,7 @@ void Communicator::end() {
   }
   // Gives everything back, as nothing is in flight any more.
   diagnosis_->close();
+  lateness_.close();
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();

@@ -36,6 +36,8 @@ class StoreBoard final : public SharedBoard {
 
   int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
 
+  void erase(const std::string& key) { store().deleteKey(key); }
+
  private:
   // Returns a connection of its own, since another thread may wait in the shared one; made with the
   // first use, since most groups never need it.

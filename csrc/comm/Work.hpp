@@ -9,8 +9,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "comm/BackwardPass.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -82,6 +84,8 @@ class Work final : public latest::Work {
   void setSource(int rank);
   int source() const;  // -1: not known
   void setTimed(bool timed);
+  // Sets whom finish() tells. Call before the operation is launched.
+  void setPass(std::shared_ptr<BackwardPass> pass) { pass_ = std::move(pass); }
   // Gives a batch, when it is launched, the operation that it turned out to be.
   void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
   // Notes that the operation is in a stream of an accelerator, or in a graph.
@@ -122,6 +126,7 @@ class Work final : public latest::Work {
   std::atomic<bool> done_{false};
   std::atomic<int> waiting_{0};
   bool timed_ = false;
+  std::shared_ptr<BackwardPass> pass_;
   int source_ = -1;
   Clock::time_point started_{};
   Clock::time_point finished_{};

@@ -3,8 +3,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace torchcomms_pg {
@@ -21,6 +24,13 @@ struct Call {
   std::weak_ptr<WatchedOp> op;  // gone once its group is closed
   c10::Device device;
 };
+// The wait of a thread for the end of an operation.
+struct Waiting {
+  std::weak_ptr<WatchedGroup> group;
+  Clock::time_point issued;
+  bool collective;
+  std::atomic<Clock::rep> end{0};  // 0: not known
+};
 // What is known of a thread.
 struct Thread {
   // Operations that it has begun to issue; the innermost is the last. One whose call raises has no
@@ -28,10 +38,23 @@ struct Thread {
   std::vector<Call> calls;
   // The operation whose end it has been waiting for since its call returned, if it does so.
   std::weak_ptr<WatchedOp> waiting;
+  // The same, for the time that it has waited.
+  std::shared_ptr<const Waiting> waits;
 
   // Ends what it has been waiting for: it goes on.
   void pass(Clock::time_point now) {
-    if (auto op = waiting.lock()) {
+    auto op = waiting.lock();
+    if (const auto known = std::exchange(waits, nullptr)) {
+      Clock::time_point end{Clock::duration(known->end.load(std::memory_order_acquire))};
+      if (end == Clock::time_point{} && (!op || op->ask())) {
+        end = now;  // it has ended, and is about to tell so
+      }
+      const auto group = known->group.lock();
+      if (group && end > known->issued) {
+        group->lateness().wait(end - known->issued, known->collective);
+      }
+    }
+    if (op) {
       auto& group = op->group();
       group.pass(std::move(op), now);
     }
@@ -123,6 +146,30 @@ c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   }
 }
 
+// Returns the wait for the end of an operation whose call has returned, for Thread::pass; null: it
+// is not waited for there.
+std::shared_ptr<const Waiting> followWait(
+    WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
+  const auto& told = op.operation();
+  auto& lateness = op.group().lateness();
+  if (!work) {
+    lateness.wait(Clock::now() - told.issued, told.collective);
+    return nullptr;
+  }
+  if (!told.async) {
+    auto waiting =
+        std::make_shared<Waiting>(op.group().weak_from_this(), told.issued, told.collective);
+    const auto note = [waiting] {
+      waiting->end.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
+    };
+    return WatchedOp::whenEnded(*work, note) ? waiting : nullptr;
+  }
+  if (const auto pass = told.collective ? lateness.follow() : nullptr) {
+    WatchedOp::whenEnded(*work, [pass] { pass->end(); });
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::shared_ptr<Watch> Watch::begin(
@@ -179,6 +226,20 @@ void Watch::setTimeout(Milliseconds timeout) {
       part.group->setTimeout(timeout);
     }
   }
+}
+
+Lateness Watch::lateness(const char* operation) const {
+  if (const auto parts = std::atomic_load(&parts_)) {
+    for (const auto& part : *parts) {
+      if (!part.group->queues()) {
+        return part.group->lateness().ask(operation);
+      }
+    }
+  }
+  throw std::runtime_error(
+      std::string(operation) +
+      ": the watched group has ended, or has no backend for tensors of the CPU: on another device "
+      "operations are queued, and who waits for whom is not seen");
 }
 
 void Watch::close() {
@@ -258,6 +319,9 @@ void Watch::after(const latest::PostHookArgs& args) {
   const auto part =
       std::ranges::find(*parts, &group, [](const Part& each) { return each.group.get(); });
   try {
+    if (!group.queues() && !part->fake && group.size() > 1) {
+      thread.waits = followWait(*op, args.work);
+    }
     group.leave(op, part->fake ? c10::intrusive_ptr<c10d::Work>() : args.work, device, part->told);
     if (!op->operation().async && !group.queues()) {
       thread.waiting = op;

@@ -28,6 +28,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   ~Watch() { close(); }
 
   void setTimeout(Milliseconds timeout);
+  // Returns how late each rank is, by the operations on the CPU, see LatenessClient::ask.
+  Lateness lateness(const char* operation) const;
   // Forgets the group, which is destroyed. Idempotent.
   void close();
 

@@ -105,6 +105,9 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
   bell->listen(key_, diagnosis);
   std::atomic_store(&bell_, std::move(bell));
   std::atomic_store(&diagnosis_, std::move(diagnosis));
+  if (!queues()) {
+    lateness_.open(store, std::to_string(key_) + "/" + number, group_, rank_, size_);
+  }
   enlist(shared_from_this());
 }
 
@@ -112,6 +115,7 @@ void WatchedGroup::close() {
   if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
     return;
   }
+  lateness_.close();
   // The store's port may be wanted again at once.
   if (const auto diagnosis = std::atomic_exchange(&diagnosis_, {})) {
     diagnosis->close();
@@ -134,6 +138,9 @@ void WatchedGroup::close() {
 std::shared_ptr<WatchedOp> WatchedGroup::begin(
     Operation op, const latest::PreHookArgs& args, Stack stack, bool told) {
   issued_.number(op);
+  if (op.collective) {
+    lateness_.arrive(op.seq, op.issued);
+  }
   op.timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
   auto begun =
       std::make_shared<WatchedOp>(shared_from_this(), std::move(op), recorders_, std::move(stack));
@@ -339,6 +346,7 @@ void WatchedGroup::end(
 
 void WatchedGroup::check(Clock::time_point now) noexcept {
   try {
+    lateness_.check(now);
     const auto diagnosis = this->diagnosis();
     if (!diagnosis || closed()) {
       return;

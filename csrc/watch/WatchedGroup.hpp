@@ -76,6 +76,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   const Group& group() const override { return group_; }
   std::vector<int64_t> globalRanks() const override;
   uint64_t key() const override { return key_; }
+  LatenessClient& lateness() { return lateness_; }
+  const LatenessClient& lateness() const override { return lateness_; }
   const InFlightOps& inFlight() const override { return inFlight_; }
   InFlightOps& inFlight() { return inFlight_; }
   const IssueCounts& issued() const override { return issued_; }
@@ -114,6 +116,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> closed_{false};
   IssueCounts issued_;
+  LatenessClient lateness_;
   InFlightOps inFlight_;
   RecordedOp::Recorders recorders_;
   std::atomic<Clock::rep> lastEnd_{0};

@@ -46,6 +46,11 @@ VARIABLES = (
         "after how many seconds of an operation the ranks of a watched group say who holds it up",
     ),
     Variable(
+        "TORCHCOMMS_PG_LATE_WARNING",
+        "true",
+        "whether a line on stderr names a rank that the others always wait for, see lateness.md",
+    ),
+    Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
         "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
@@ -391,6 +396,15 @@ def watch_timeout() -> timedelta:
         ValueError: TORCHCOMMS_PG_WATCH_TIMEOUT is not a positive number.
     """
     return _seconds("TORCHCOMMS_PG_WATCH_TIMEOUT", 60, timedelta(milliseconds=1))
+
+
+def late_warning() -> bool:
+    """Returns whether a rank that the others always wait for is warned of.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_LATE_WARNING is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_LATE_WARNING", default=True)
 
 
 def exclude_nvls() -> None:

@@ -1,0 +1,69 @@
+#include "comm/BackwardPass.hpp"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// The last pass of a thread.
+struct Last {
+  int task = -1;  // autograd's number of it
+  std::shared_ptr<BackwardPass> pass;
+};
+Last& lastOfThread() {
+  static thread_local Last last;
+  return last;
+}
+
+}  // namespace
+
+std::shared_ptr<BackwardPass> BackwardPass::join(const std::shared_ptr<ArrivalLog>& log) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task < 0) {
+    return nullptr;
+  }
+  auto& last = lastOfThread();
+  if (!last.pass || last.task != task) {
+    last = {task, std::make_shared<BackwardPass>()};
+    last.pass->log_ = log;
+    // Before DDP's own, which waits: that is queued with the last collective of a pass.
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [known = std::weak_ptr(last.pass)] {
+          if (const auto pass = known.lock()) {
+            pass->passed_ = Clock::now().time_since_epoch().count();
+          }
+        });
+  }
+  last.pass->inFlight_.fetch_add(1);
+  return last.pass;
+}
+
+void BackwardPass::end() {
+  ended_ = Clock::now().time_since_epoch().count();
+  inFlight_.fetch_sub(1);
+}
+
+void BackwardPass::settle() {
+  auto& last = lastOfThread();
+  if (!last.pass || last.pass->passed_ == 0) {
+    return;
+  }
+  const auto pass = std::exchange(last.pass, nullptr);
+  const Clock::duration waited(pass->ended_ - pass->passed_);
+  if (pass->inFlight_ == 0 && waited > Clock::duration::zero()) {
+    WaitedTime::add(waited);
+    if (const auto log = pass->log_.lock()) {
+      log->addWait(waited);
+    }
+  }
+}
+
+void BackwardPass::forget() {
+  lastOfThread().pass = nullptr;
+}
+
+}  // namespace torchcomms_pg

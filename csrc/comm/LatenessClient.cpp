@@ -1,0 +1,285 @@
+#include "comm/LatenessClient.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <iomanip>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "base/OutstandingTask.hpp"
+#include "base/PerProcess.hpp"
+#include "comm/StoreBoard.hpp"
+#include "host/Process.hpp"
+#include "monitor/Fields.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Interval of publications in groups of up to kUsualSize ranks; in larger ones it grows with them,
+// so that the store gets as much.
+constexpr Milliseconds kInterval{2000};
+constexpr int kUsualSize = 64;
+
+// Least time that a warning tells of: for a few seconds chance may have loaded one core.
+constexpr double kWarnedSeconds = 10;
+
+constexpr std::chrono::minutes kBetweenWarnings{1};
+
+std::atomic<bool> warns{true};
+
+// The job's store, of which a process has one connection for this, whatever its groups.
+struct SharedStore {
+  explicit SharedStore(c10::intrusive_ptr<c10d::Store> store) : board(std::move(store)) {}
+
+  std::mutex mutex;
+  StoreBoard board;
+};
+
+struct Stores {
+  std::mutex mutex;
+  std::map<c10d::Store*, std::weak_ptr<SharedStore>> all;
+  std::optional<Clock::time_point> warned;
+};
+Stores& stores() {
+  static PerProcess<Stores> ofProcess;
+  return ofProcess.get();
+}
+
+// Gives access to what a PrefixStore keeps to itself: the keys that it makes.
+struct Prefix : c10d::PrefixStore {
+  static std::string join(c10d::PrefixStore& store, const std::string& key) {
+    return (store.*&Prefix::joinKey)(key);
+  }
+};
+
+// Returns the key's name in the store below all prefixes.
+std::string wholeKey(c10::intrusive_ptr<c10d::Store> store, std::string key) {
+  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    key = Prefix::join(*prefixed, key);
+    store = prefixed->getUnderlyingStore();
+  }
+  return key;
+}
+
+std::shared_ptr<SharedStore> sharedStoreOf(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto whole = store;
+  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    whole = prefixed->getUnderlyingNonPrefixStore();
+  }
+  auto& known = stores();
+  std::lock_guard lock(known.mutex);
+  std::erase_if(known.all, [](const auto& each) { return each.second.expired(); });
+  auto& slot = known.all[whole.get()];
+  auto shared = slot.lock();
+  if (!shared) {
+    shared = std::make_shared<SharedStore>(whole);
+    slot = shared;
+  }
+  return shared;
+}
+
+// Returns whether this process may warn now, and notes that it does.
+bool takesWarning(Clock::time_point now) {
+  auto& known = stores();
+  std::lock_guard lock(known.mutex);
+  if (known.warned && now - *known.warned < kBetweenWarnings) {
+    return false;
+  }
+  known.warned = now;
+  return true;
+}
+
+}  // namespace
+
+struct LatenessClient::State {
+  std::shared_ptr<SharedStore> store;
+  std::shared_ptr<const ArrivalLog> log;
+  std::string place;
+  const uint32_t pid = host::processId();
+  Group group;
+  int rank = 0;
+  int size = 0;
+  std::atomic<bool> busy{false};    // a thread publishes
+  std::atomic<bool> gone{false};    // so is the store
+  std::atomic<bool> closed{false};  // the group has ended
+  std::atomic<bool> published{false};
+
+  // State of the monitor's thread.
+  Clock::time_point due{};
+  uint64_t told = 0;  // the latest collective that was published
+
+  // State of the thread that publishes.
+  std::optional<int> late;  // by the last judgement
+
+  std::string key(int of) const { return place + std::to_string(of); }
+
+  void publish() {
+    std::lock_guard lock(store->mutex);
+    if (!closed) {
+      published = true;
+      store->board.set(key(rank), fields::write(log->get()));
+    }
+  }
+
+  // Returns what the ranks have published; none for those that have not.
+  std::vector<Arrivals> read() {
+    std::vector<Arrivals> all(size);
+    for (int each = 0; each < size; ++each) {
+      if (each == rank) {
+        all[each] = log->get();
+        continue;
+      }
+      std::lock_guard lock(store->mutex);
+      if (const auto text = store->board.get(key(each))) {
+        all[each] = fields::read<Arrivals>(*text).value_or(Arrivals{});
+      }
+    }
+    return all;
+  }
+
+  void takeBack() {
+    std::lock_guard lock(store->mutex);
+    store->board.erase(key(rank));
+  }
+
+  void warn(Clock::time_point now) {
+    const auto lateness = judgeLateness(read());
+    const auto before = std::exchange(late, lateness.late);
+    if (!late || late != before || lateness.seconds < kWarnedSeconds || closed ||
+        !takesWarning(now)) {
+      return;
+    }
+    const auto& found = lateness.ranks.at(*late);
+    std::ostringstream text;
+    text << "torchcomms_pg: " << group.rankName(*late) << " of group '" << group.name
+         << "' is always late: all others wait for it " << std::fixed << std::setprecision(0)
+         << 100 * found.share << " % of the time. It comes " << std::setprecision(1)
+         << 1000 * found.later << " ms later to a collective than the others, by the last "
+         << lateness.collectives << ", which took " << std::setprecision(0) << lateness.seconds
+         << " s";
+    printLine(text.str());
+  }
+};
+
+void LatenessClient::setWarning(bool on) {
+  warns = on;
+}
+
+void LatenessClient::open(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& place,
+    Group group,
+    int rank,
+    int size) {
+  if (size == 1 || store == nullptr) {
+    return;
+  }
+  const auto log = std::make_shared<ArrivalLog>();
+  auto state = std::make_shared<State>();
+  state->store = sharedStoreOf(store);
+  state->log = log;
+  state->place = wholeKey(store, "torchcomms_pg/late/" + place + "/");
+  state->group = std::move(group);
+  state->rank = rank;
+  state->size = size;
+  log_ = log;
+  std::atomic_store(&state_, std::move(state));
+  noting_.store(true, std::memory_order_release);
+}
+
+void LatenessClient::close() {
+  noting_.store(false, std::memory_order_release);
+  const auto state = std::atomic_exchange(&state_, {});
+  if (!state || state->pid != host::processId()) {
+    return;  // the connection is that of the parent of a forked child
+  }
+  state->closed = true;
+  if (!state->published || state->gone) {
+    return;
+  }
+  try {
+    Monitor::get().runApart([unfinished = OutstandingTask(), state] {
+      try {
+        state->takeBack();
+      } catch (const std::exception&) {
+        // The store went with the rank that served it, and the key with it.
+      }
+    });
+  } catch (const std::exception&) {
+    // No thread can be started: a key is left.
+  }
+}
+
+void LatenessClient::check(Clock::time_point now) noexcept {
+  const auto state = this->state();
+  if (!state || now < state->due || state->busy || state->gone) {
+    return;
+  }
+  const auto latest = state->log->latest();
+  if (latest == state->told || latest <= kFewestBlocks) {
+    return;
+  }
+  auto unfinished = OutstandingTask::begin();
+  if (!unfinished) {
+    return;
+  }
+  state->due = now + kInterval * std::max(state->size, kUsualSize) / kUsualSize;
+  state->told = latest;
+  state->busy = true;
+  try {
+    Monitor::get().runApart([unfinished = std::move(unfinished), state, now] {
+      try {
+        state->publish();
+        if (state->rank == 0 && warns) {
+          state->warn(now);
+        }
+      } catch (const std::exception&) {
+        state->gone = true;
+      }
+      state->busy = false;
+    });
+  } catch (...) {
+    state->busy = false;  // a later round tries again
+  }
+}
+
+Lateness LatenessClient::ask(const char* operation) const {
+  const auto state = this->state();
+  if (!state || state->pid != host::processId()) {
+    throw std::runtime_error(
+        std::string(operation) +
+        ": nothing is known of this group: it has ended, has one rank, is one of an accelerator "
+        "or of the parent of this process, or its ranks share no store");
+  }
+  const auto done = std::make_shared<std::promise<Lateness>>();
+  auto answer = done->get_future();
+  Monitor::get().runApart([unfinished = OutstandingTask(), state, done] {
+    try {
+      done->set_value(judgeLateness(state->read()));
+    } catch (...) {
+      done->set_exception(std::current_exception());
+    }
+  });
+  const auto silent = std::string(operation) + ": group '" + state->group.name +
+                      "': the store does not answer, by which the ranks tell each other when "
+                      "they come to collectives";
+  if (answer.wait_for(kPatience) != std::future_status::ready) {
+    throw std::runtime_error(silent);
+  }
+  try {
+    return answer.get();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(silent + ": " + error.what());
+  }
+}
+
+}  // namespace torchcomms_pg

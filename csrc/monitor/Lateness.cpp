@@ -1,0 +1,196 @@
+#include "monitor/Lateness.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Part of all own time after which a block ends: a collective that comes soon after another tells
+// little, and 20 of equal distance are a block each.
+constexpr double kBlockPart = 1.0 / 32;
+
+double medianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) {
+    return *middle;
+  }
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+// Returns the median, of an even number of values the lower one: of two ranks that which has not
+// stalled.
+double lowerMedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// What the ranks have done between two collectives: times in microseconds, by rank.
+struct Stretch {
+  std::vector<double> own;   // neither in a collective nor in another wait
+  std::vector<double> here;  // in collectives of the group
+  std::vector<double> took;
+  uint64_t collectives = 0;
+
+  void add(const Stretch& other) {
+    const auto addTo = [](auto& sums, const auto& values) {
+      sums.resize(values.size());
+      std::ranges::transform(sums, values, sums.begin(), std::plus<>());
+    };
+    addTo(own, other.own);
+    addTo(here, other.here);
+    addTo(took, other.took);
+    collectives += other.collectives;
+  }
+};
+
+bool isSound(const Arrivals& arrivals) {
+  const auto size = arrivals.seqs.size();
+  return size > 0 && arrivals.at.size() == size && arrivals.waited.size() == size &&
+         arrivals.here.size() == size && arrivals.threads.size() == size;
+}
+
+// Returns the stretches between collectives of which all ranks tell.
+std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
+  std::vector<Stretch> all;
+  std::vector<size_t> places(ranks.size(), 0);
+  std::vector<size_t> before;
+  for (;;) {
+    // Goes to the next collective that all tell of.
+    uint64_t seq = 0;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (places[rank] == ranks[rank].seqs.size()) {
+        return all;
+      }
+      seq = std::max(seq, ranks[rank].seqs[places[rank]]);
+    }
+    bool met = true;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const auto& seqs = ranks[rank].seqs;
+      while (places[rank] < seqs.size() && seqs[places[rank]] < seq) {
+        ++places[rank];
+      }
+      met = met && places[rank] < seqs.size() && seqs[places[rank]] == seq;
+    }
+    if (!met) {
+      continue;
+    }
+    if (!before.empty()) {
+      Stretch stretch;
+      bool known = true;
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        const auto& told = ranks[rank];
+        const auto from = before[rank];
+        const auto to = places[rank];
+        const auto passed = [&](const auto& times) {
+          return static_cast<double>(times[to] - times[from]);
+        };
+        known = known && told.threads[from] == told.threads[to];
+        stretch.took.push_back(passed(told.at));
+        stretch.here.push_back(passed(told.here));
+        stretch.own.push_back(std::max(passed(told.at) - passed(told.waited), 0.0));
+      }
+      stretch.collectives = seq - ranks[0].seqs[before[0]];
+      if (known) {
+        all.push_back(std::move(stretch));
+      }
+    }
+    before = places;
+    std::ranges::for_each(places, [](auto& place) { ++place; });
+  }
+}
+
+// Joins stretches to blocks of about equal own time, which end where the ranks have waited: what a
+// rank is late by shows in the waits of the others.
+std::vector<Stretch> blocksOf(const std::vector<Stretch>& stretches) {
+  double total = 0;
+  for (const auto& stretch : stretches) {
+    total += lowerMedianOf(stretch.own);
+  }
+  std::vector<Stretch> blocks;
+  Stretch block;
+  double own = 0;
+  for (const auto& stretch : stretches) {
+    block.add(stretch);
+    own += lowerMedianOf(stretch.own);
+    if (own >= total * kBlockPart && own > 0 && lowerMedianOf(stretch.here) > 0) {
+      blocks.push_back(std::move(block));
+      block = {};
+      own = 0;
+    }
+  }
+  return blocks;
+}
+
+// Returns the median of all but the value at `left`.
+double medianWithout(std::vector<double> values, size_t left) {
+  values.erase(values.begin() + static_cast<ptrdiff_t>(left));
+  return medianOf(std::move(values));
+}
+
+}  // namespace
+
+Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
+  Lateness lateness;
+  if (ranks.size() < 2 || !std::ranges::all_of(ranks, isSound)) {
+    return lateness;
+  }
+  const auto blocks = blocksOf(stretchesOf(ranks));
+  if (blocks.size() < kFewestBlocks) {
+    return lateness;
+  }
+  std::vector<double> took;
+  for (const auto& block : blocks) {
+    took.push_back(std::max(medianOf(block.took), 1.0));
+    lateness.seconds += took.back() * 1e-6;
+    lateness.collectives += block.collectives;
+  }
+  const auto perBlock = [&](const auto& valueOf) {
+    std::vector<double> values;
+    for (size_t block = 0; block < blocks.size(); ++block) {
+      values.push_back(valueOf(blocks[block]) / took[block]);
+    }
+    return values;
+  };
+  const auto perCollective = lateness.seconds / static_cast<double>(lateness.collectives);
+  size_t latest = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto excess = medianOf(perBlock(
+        [&](const Stretch& block) { return block.own[rank] - medianWithout(block.own, rank); }));
+    lateness.ranks.push_back({excess * perCollective, 0});
+    latest = excess * perCollective > lateness.ranks[latest].later ? rank : latest;
+  }
+  // Others wait for one rank alone as long as it takes more than each of them, and as that one
+  // waits more than it here.
+  double share = 1;
+  bool steady = true;
+  std::vector<double> scatters;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (rank == latest) {
+      continue;
+    }
+    auto differences = perBlock([&](const Stretch& block) {
+      return std::min(block.own[latest] - block.own[rank], block.here[rank] - block.here[latest]);
+    });
+    const auto difference = medianOf(differences);
+    share = std::min(share, difference);
+    const auto later = std::ranges::count_if(differences, [](double each) { return each > 0; });
+    steady = steady &&
+             static_cast<double>(later) >= kSteadyPart * static_cast<double>(differences.size());
+    for (auto& each : differences) {
+      each = std::abs(each - difference);
+    }
+    scatters.push_back(medianOf(std::move(differences)));
+  }
+  lateness.ranks[latest].share = std::max(share, 0.0);
+  if (steady && share > kLateShare && share >= kDeviations * medianOf(std::move(scatters))) {
+    lateness.late = static_cast<int>(latest);
+  }
+  return lateness;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,196 @@
+"""Who is always late: the rank that does more before collectives is named, and nobody else.
+
+What a rank does is to sleep, for so long that loaded cores and a rank that is stopped for three
+seconds change little of the median.
+"""
+
+import datetime
+import os
+import random
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torchcomms_pg
+from harness.rank_process import BACKEND
+from harness.ranks import Ranks, connect_store, meet, wait_for
+
+watched = pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on")
+BACKENDS = [BACKEND, pytest.param("gloo", marks=watched)]
+pytestmark = pytest.mark.beyond_gloo
+STEPS = 21  # 20 stretches between collectives
+SOON = 20.0
+
+
+def join(backend, args, world):
+    store = connect_store(*args)
+    if backend == "gloo":
+        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return rank, store
+
+
+def late(group=None):
+    """The ranks that are named; None: not enough is known yet."""
+    told = torchcomms_pg.lateness(group)
+    return [each.rank for each in told if each.late] if told else None
+
+
+class Slow(torch.nn.Linear):
+    """A layer that takes a given time."""
+
+    seconds = 0.0
+
+    def forward(self, tensor):
+        time.sleep(self.seconds)
+        return super().forward(tensor)
+
+
+def computes_longer(backend, args, world, ddp):
+    rank, store = join(backend, args, world)
+    seconds = 0.12 if rank == 1 else 0.04
+    model = Slow(4, 4)
+    model.seconds = seconds
+    step = DistributedDataParallel(model) if ddp else None
+    for _ in range(STEPS):
+        if ddp:
+            step(torch.ones(2, 4)).sum().backward()
+        else:
+            time.sleep(seconds)
+            dist.all_reduce(torch.ones(4))
+    if ddp:  # its last wait shows with the next collective
+        dist.barrier()
+    assert wait_for(lambda: late() is not None, SOON)
+    assert wait_for(lambda: late() == [1], SOON), torchcomms_pg.lateness()
+    told = torchcomms_pg.lateness()
+    meet(store, "told", world)
+    return told
+
+
+@pytest.mark.parametrize("ddp", [False, True], ids=["calls", "ddp"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_computes_longer_is_named_within_20_steps(backend, ddp):
+    with Ranks(3, init=False) as ranks:
+        for told in ranks.run(computes_longer, backend, ranks.store_args(), 3, ddp):
+            assert [each.rank for each in told] == [0, 1, 2]
+            assert [each.late for each in told] == [False, True, False]
+            assert 0.02 < told[1].later < 0.12, told
+            assert 0.3 < told[1].share < 0.9, told
+            assert told[0].share == told[2].share == 0
+            assert 16 <= told[1].collectives <= STEPS + 4
+
+
+def takes_equally_long(backend, args, world):
+    rank, store = join(backend, args, world)
+    chance = random.Random(rank)
+    seen = []
+    for _ in range(3 * STEPS):
+        time.sleep(chance.uniform(0.01, 0.04))
+        dist.all_reduce(torch.ones(4))
+        seen.append(late())
+    assert wait_for(lambda: late() is not None, SOON)
+    seen.append(late())
+    meet(store, "told", world)
+    return seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_ranks_that_take_equally_long_nobody_is_named(backend):
+    with Ranks(3, init=False) as ranks:
+        for seen in ranks.run(takes_equally_long, backend, ranks.store_args(), 3):
+            assert seen[-1] == []
+            assert all(not each for each in seen), seen
+
+
+def waits_in_another_group(backend, args, world):
+    rank, store = join(backend, args, world)
+    pair = dist.new_group([0, 1])
+    seen = []
+    for _ in range(STEPS):
+        time.sleep(0.12 if rank == 0 else 0.04)
+        if rank < 2:
+            dist.all_reduce(torch.ones(4), group=pair)
+        dist.all_reduce(torch.ones(4))
+        seen.append(late())
+    assert wait_for(lambda: late() is not None, SOON)
+    if rank < 2:
+        assert wait_for(lambda: late(pair) == [0], SOON), torchcomms_pg.lateness(pair)
+    seen.append(late())
+    told = torchcomms_pg.lateness()
+    meet(store, "told", world)
+    return seen, told
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_is_late_because_it_waits_in_another_group_is_not_named(backend):
+    with Ranks(3, init=False) as ranks:
+        for seen, told in ranks.run(waits_in_another_group, backend, ranks.store_args(), 3):
+            assert all(each in (None, [], [0]) for each in seen), seen
+            assert told[1].later < 0.02 < told[0].later, told
+
+
+def goes_on(backend, args, world):
+    rank, store = join(backend, args, world)
+    pair = dist.new_group([0, 2])
+    while not store.check(["enough"]):
+        time.sleep(0.12 if rank == 2 else 0.04)
+        if rank != 1:
+            dist.all_reduce(torch.ones(4), group=pair)
+    if rank != 1:
+        dist.all_reduce(torch.ones(4), group=pair)
+
+
+def test_a_line_names_the_late_rank_and_a_variable_turns_it_off():
+    silent = {"TORCHCOMMS_PG_LATE_WARNING": "0"}
+    with Ranks(3, init=False) as ranks, Ranks(3, init=False, env=silent) as others:
+        stores = []
+        for job in (others, ranks):
+            args = job.store_args()
+            job.start(goes_on, BACKEND, args, 3)
+            stores.append(connect_store(*args))
+        line = (
+            r"(?m)^torchcomms_pg: rank 1 \(global 2\) of group '\S+' is always late: all others "
+            r"wait for it \d+ % of the time\. It comes \d+\.\d ms later to a collective than the "
+            r"others, by the last \d+, which took \d+ s$"
+        )
+        assert wait_for(lambda: re.search(line, ranks.output(0)), 50.0), ranks.output(0)
+        for store in stores:
+            store.set("enough", "")
+        assert len(re.findall("always late", ranks.output(0))) == 1
+        assert not any("always late" in ranks.output(rank) for rank in (1, 2))
+        assert not any("always late" in others.output(rank) for rank in range(3))
+
+
+def asks_too_much(args, world):
+    rank, store = join(BACKEND, args, world)
+    with pytest.raises(ValueError, match="lateness: group is .*, wanted a process group this rank"):
+        torchcomms_pg.lateness(dist.GroupMember.NON_GROUP_MEMBER)
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(RuntimeError, match="lateness: the group of backend 'gloo' is not watched"):
+        torchcomms_pg.lateness(gloo)
+    alone = [dist.new_group([each]) for each in range(world)][rank]
+    with pytest.raises(RuntimeError, match="lateness: nothing is known of this group: .* one rank"):
+        torchcomms_pg.lateness(alone)
+    comm = torchcomms_pg.get_comm()
+    assert comm.lateness() == torchcomms_pg.lateness() == []
+    for _ in range(3 * STEPS):
+        time.sleep(0.01)
+        dist.all_reduce(torch.ones(1))
+    assert wait_for(comm.lateness, SOON)
+    assert wait_for(lambda: any("late/" in key for key in store.list_keys()), SOON)
+    meet(store, "told", world)
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="lateness: nothing is known .* it has ended"):
+        comm.lateness()
+    assert wait_for(lambda: not any("late/" in key for key in store.list_keys()), SOON)
+    meet(store, "gone", world)
+
+
+def test_a_group_that_cannot_tell_says_why_and_one_that_has_ended_leaves_no_keys():
+    with Ranks(2, init=False) as ranks:
+        ranks.run(asks_too_much, ranks.store_args(), 2)

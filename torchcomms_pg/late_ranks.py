@@ -1,0 +1,77 @@
+"""Which rank of a group is always late, so that the others wait for it: docs/lateness.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from torchcomms_pg import _C, watching
+from torchcomms_pg._C import Backend
+from torchcomms_pg._patches import unwrapped
+
+
+@dataclass(frozen=True)
+class RankLateness:
+    """How late a rank comes to the collectives of a group.
+
+    Attributes:
+        rank: in the group.
+        later: seconds that it takes longer before a collective than the median of the other ranks;
+            negative: it is sooner. Time that it waits for other ranks is not its own.
+        share: part of the time, 0 to 1, for which all others wait for this rank alone.
+        collectives: number of those looked at.
+        late: whether `share` is more than 0.1 beyond doubt; of one rank at most.
+    """
+
+    rank: int
+    later: float
+    share: float
+    collectives: int
+    late: bool
+
+
+def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
+    """Returns how late each rank of a process group is, by its latest collectives on the CPU.
+
+    The group is one of ``torchcomms``, or one of another backend that is watched, see `watch`. What
+    other ranks have done is known as of two seconds ago, of more than 64 ranks of longer ago.
+
+    Args:
+        group: None: the default group.
+
+    Returns:
+        By rank. Empty: not enough is known yet, which takes 16 steps or more.
+
+    Raises:
+        RuntimeError: the group is not watched, has one rank or no backend for the CPU, has ended,
+            or its store does not answer within 4 s.
+        ValueError: this process is not in `group`.
+    """
+    given = dist.group.WORLD if group is None else group
+    if not isinstance(given, dist.ProcessGroup):
+        raise ValueError(f"lateness: group is {given!r}, wanted a process group this rank is in")
+    cpu = torch.device("cpu")
+    if cpu in given._device_types:
+        backend = unwrapped(given._get_backend(cpu))
+        if isinstance(backend, Backend):
+            return of_communicator(backend.communicator(cpu))
+    if watch := watching.watch_over(given):
+        return _by_rank(watch.lateness("lateness"))
+    raise RuntimeError(
+        f"lateness: the group of backend {given.name()!r} is not watched, or has ended; "
+        "torchcomms_pg.watch(), or TORCHCOMMS_PG_WATCH=1, watches groups of other backends"
+    )
+
+
+def of_communicator(comm: _C.Communicator) -> list[RankLateness]:
+    """Returns how late each rank is, see `lateness`."""
+    return _by_rank(comm.lateness("lateness"))
+
+
+def _by_rank(told: _C._Lateness) -> list[RankLateness]:
+    return [
+        RankLateness(rank, each.later, each.share, told.collectives, told.late == rank)
+        for rank, each in enumerate(told.ranks)
+    ]
