@@ -46,6 +46,11 @@ VARIABLES = (
         "after how many seconds of an operation the ranks of a watched group say who holds it up",
     ),
     Variable(
+        "TORCHCOMMS_PG_METRICS_FILE",
+        "none",
+        "path of a file of metrics, with {rank} or {pid} in it, see metrics.md",
+    ),
+    Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
         "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
@@ -391,6 +396,11 @@ def watch_timeout() -> timedelta:
         ValueError: TORCHCOMMS_PG_WATCH_TIMEOUT is not a positive number.
     """
     return _seconds("TORCHCOMMS_PG_WATCH_TIMEOUT", 60, timedelta(milliseconds=1))
+
+
+def metrics_file() -> str:
+    """Returns the path of this process's file of metrics, with its places; "": none."""
+    return read("TORCHCOMMS_PG_METRICS_FILE") or ""
 
 
 def exclude_nvls() -> None:
