@@ -257,9 +257,10 @@ def does_nothing():
     assert dist.is_initialized()
 
 
-def computes_alone(results):
+def computes_alone(results, folder):
     """In a forked child, which has no group yet: that of its parent is the parent's."""
     comm = torchcomms().new_comm("shm", "cpu", "child", store=dist.HashStore(), rank=0, size=1)
+    assert wait_for((folder / str(os.getpid())).exists, SOON)  # the rest is for its end to write
     comm.all_reduce(torch.ones(5), torchcomms().ReduceOp.SUM, async_op=False)
     comm.finalize()
     results.put(os.getpid())
@@ -279,7 +280,7 @@ def test_a_forked_child_writes_its_own_groups_alone(world, port, prefix, tmp_pat
     assert idle.exitcode == 0
     assert list(tmp_path.iterdir()) == [own] and own.stat().st_ino == before
     results = forking.SimpleQueue()
-    busy = forking.Process(target=computes_alone, args=(results,))
+    busy = forking.Process(target=computes_alone, args=(results, tmp_path))
     busy.start(), busy.join()
     assert busy.exitcode == 0
     child = tmp_path / str(results.get())
@@ -304,15 +305,25 @@ def test_the_end_of_a_program_writes_it_and_without_the_variable_nothing_is_impo
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
         assert "prometheus_client" not in sys.modules
         dist.destroy_process_group()
-        import os
-        os.environ["TORCHCOMMS_PG_METRICS_FILE"] = sys.argv[1]
+        import os, pathlib, time
+        path = pathlib.Path(sys.argv[1])
+        os.environ["TORCHCOMMS_PG_METRICS_FILE"] = str(path.with_name("metrics.{rank}.prom"))
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+        while not path.exists():
+            time.sleep(0.01)
+        written = path.stat().st_ino
+        child = os.fork()
+        if child == 0:
+            sys.exit()
+        os.waitpid(child, 0)
+        assert path.stat().st_ino == written, "written by the child"
         for _ in range(9):
             dist.all_reduce(torch.ones(3))
         """
-    run = run_python("-c", program, str(tmp_path / "metrics.{rank}.prom"))
+    path = tmp_path / "metrics.0.prom"
+    run = run_python("-c", program, str(path))
     assert run.returncode == 0 and not run.stderr, run.stderr
-    found = samples(tmp_path / "metrics.0.prom", rank="0", operation="all_reduce")
+    found = samples(path, rank="0", operation="all_reduce")
     assert sum(v for key, v in found.items() if key[0] == "operations_total") == 9
 
 
@@ -381,3 +392,21 @@ def test_a_watched_group_of_gloo_is_counted_and_a_verdict_renews_the_file(tmp_pa
     # Ends are asked for, at most 50 ms late: what is told is what it has lasted at least.
     *_, seconds, waited = totals["all_reduce"]
     assert 0.9 < waited <= seconds <= took + 1, (took, totals)
+
+
+@watched
+@on_own_ranks(1, init=False)
+def test_a_watched_operation_counts_no_longer_than_it_has_lasted(world, port, prefix):
+    """Its end is asked for 20 times a second, which is long after that of a short one."""
+    torchcomms().watch()
+    dist.init_process_group("gloo", store=connect_store(port, prefix), rank=0, world_size=1)
+    took = 0.0
+    for _ in range(15):
+        begun = time.monotonic()
+        dist.all_reduce(torch.ones(3))
+        took += time.monotonic() - begun
+        time.sleep(0.06)  # longer than between two questions
+    (group,) = torchcomms()._C.process_totals().groups
+    (operation,) = group.operations
+    assert (operation.name, operation.ended) == ("all_reduce", 15)
+    assert operation.waited <= operation.seconds <= took
