@@ -96,6 +96,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindNccl(module);
   bindPythonStackDump(module);
   bindWatch(module);
+  bindMetrics(module);
 
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 

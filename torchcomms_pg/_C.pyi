@@ -68,6 +68,67 @@ def watch(
 ) -> Watch:
     """Watches the group's operations on these types of devices; `ranks`: the global ones."""
 
+class OperationTotals:
+    """Sums over the operations of one name that have ended in a group."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ended(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """Size of their input or output, the larger of both."""
+    @property
+    def seconds(self) -> float:
+        """Time from issue to end; at least that where ends are asked for."""
+    @property
+    def waited(self) -> float:
+        """Seconds for which threads of the program were blocked."""
+
+class GroupTotals:
+    """What the groups of one name and backend have done in this process."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def watched(self) -> bool: ...
+    @property
+    def live(self) -> bool:
+        """Whether one of them has not ended."""
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def oldest(self) -> float:
+        """Seconds since the issue of the oldest operation in flight; 0: there is none."""
+    @property
+    def failures(self) -> int:
+        """Failures of these groups; of watched ones, verdicts."""
+    @property
+    def operations(self) -> list[OperationTotals]: ...
+
+class ProcessTotals:
+    """What all groups have done in this process."""
+
+    @property
+    def rank(self) -> int:
+        """The global one in the first group; -1: there has been none."""
+    @property
+    def groups(self) -> list[GroupTotals]: ...
+
+def process_totals() -> ProcessTotals: ...
+def await_failure(written: int, patience: timedelta) -> int | None:
+    """Waits for the next failure after the first `written`, but no longer than `patience`.
+
+    Returns the number of failures; None: `end_metrics_writer` was called.
+    """
+
+def end_metrics_writer() -> None:
+    """Ends `await_failure`, now and later."""
+
 def compile_began(trigger: str) -> None:
     """Says that this process compiles from now on; calls may nest."""
 

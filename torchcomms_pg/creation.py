@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compile_watch, env, nccl, python_stacks
+from torchcomms_pg import _C, compile_watch, env, metrics, nccl, python_stacks
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
@@ -127,6 +127,7 @@ def new_comm(
             env.ranks_per_root(),
         )
     python_stacks.watch_over_monitor()
+    metrics.configure()
     return wrap(comm, backend, chosen, meeting)
 
 

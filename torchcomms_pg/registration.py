@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, compile_watch, env, nccl, python_stacks
+from torchcomms_pg import _C, _patches, compile_watch, env, metrics, nccl, python_stacks
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg._version import __version__
@@ -101,6 +101,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
     else:
         backend = Backend(options.store, options.group_rank, options.group_size, own)
         python_stacks.watch_over_monitor()
+    metrics.configure()
     if timing:
         backend._enable_collectives_timing()
     _C.log_info(

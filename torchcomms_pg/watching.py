@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, compile_watch, env, python_stacks
+from torchcomms_pg import _C, compile_watch, env, metrics, python_stacks
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
@@ -110,6 +110,7 @@ def _begin(group: Any, ranks: list[int], timeout: timedelta) -> None:
     _watches[group.group_name] = _C.watch(
         group=group, ranks=ranks, devices=sorted(devices), timeout=timeout
     )
+    metrics.configure()
 
 
 def _begin_unasked(group: Any, ranks: list[int]) -> None:

@@ -57,6 +57,7 @@ void bindPythonStackDump(py::module_& module);
 void usePythonStacks(py::module_& module);
 void bindCreation(py::module_& module);
 void bindWatch(py::module_& module);
+void bindMetrics(py::module_& module);
 void bindNccl(py::module_& module);
 // Extends the class Backend: call it after that is bound.
 void bindMemory(py::module_& module);

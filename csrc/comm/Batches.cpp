@@ -140,7 +140,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
   PreparedOp merged;
   merged.op = calls.front().op;
   merged.op.kind = OpKind::coalesced;
-  merged.op.numelIn = merged.op.numelOut = 0;
+  merged.op.numelIn = merged.op.numelOut = merged.op.bytes = 0;
   merged.op.peer = -1;
   const auto kind = calls.front().op.kind;
   const bool alike =
@@ -154,6 +154,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     merged.op.timeout = std::max(merged.op.timeout, call.op.timeout);
     merged.op.numelIn += call.op.numelIn;
     merged.op.numelOut += call.op.numelOut;
+    merged.op.bytes += call.op.bytes;
     merged.inputs.insert(merged.inputs.end(), call.inputs.begin(), call.inputs.end());
     merged.outputs.insert(merged.outputs.end(), call.outputs.begin(), call.outputs.end());
     epilogue |= call.epilogue != nullptr;

@@ -9,6 +9,7 @@
 #include "comm/DiagnosisClient.hpp"
 #include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
+#include "comm/ProcessTotals.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
@@ -16,6 +17,11 @@ namespace torchcomms_pg {
 namespace {
 
 constexpr std::chrono::microseconds kJoinPoll{200};
+
+// Returns the name of the backend for users; a communicator without a process group has none.
+std::string backendName(const Group& group) {
+  return group.backend.empty() ? "torchcomms" : group.backend;
+}
 
 }  // namespace
 
@@ -38,6 +44,12 @@ Communicator::Communicator(
       issued_(size),
       library_(api, std::move(made), place.device),
       executor_(makeExecutor(*this, place.device, place.highPriority)),
+      inFlight_(
+          process_totals::add(
+              group_.name,
+              backendName(group_),
+              /*watched=*/false,
+              Communicator::globalRanks()[rank])),
       signalSlots_(api.signals),
       diagnosis_(std::make_unique<DiagnosisClient>(*this)) {}
 
@@ -236,7 +248,15 @@ void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
     OpenCall::refuse(*this, "wait");
   }
   const OpenCall open(*this, &work.operation());
-  executor_->await(work, timeout, onHost);
+  {
+    const auto begun = work.done() ? Clock::time_point{} : Clock::now();
+    const auto waited = c10::make_scope_exit([&] {
+      if (begun != Clock::time_point{}) {
+        inFlight_.totals().noteWait(work.operation().kind, Clock::now() - begun);
+      }
+    });
+    executor_->await(work, timeout, onHost);
+  }
   if (work.done() && !work.isSuccess()) {
     failureState_.awaitHooks();
   }

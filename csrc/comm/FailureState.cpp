@@ -10,6 +10,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "comm/HookCall.hpp"
+#include "comm/ProcessTotals.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
@@ -26,7 +27,7 @@ constexpr std::chrono::seconds kHookPatience{30};
 // the first has ended.
 constexpr Milliseconds kDumpPatience{1500};
 
-// Times that a process that ends, and a thread that is about to raise, wait for what is printed.
+// Times that a process that ends, and a thread that is about to raise, wait for what is written.
 constexpr Milliseconds kLastWords{1000};
 constexpr Milliseconds kPrinting{100};
 
@@ -55,6 +56,7 @@ std::string describeAsNccl(const Operation& op) {
       "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
       "abort_process_on_timeout_or_error=False in pg_options or of new_comm)");
   awaitPrinted(kLastWords);
+  process_totals::awaitWritten(kLastWords);
   DumpPipe::removeAtExit();
   _exit(1);
 }
@@ -81,6 +83,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   }
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
     return none;  // the first one, which stands
+  }
+  if (cause != Cause::requested) {
+    process_totals::noteFailure(comm_.inFlight().totals());
   }
   const auto unfinished = OutstandingTask::begin();
   if (!unfinished) {  // the interpreter ends, which hooks and dumps need

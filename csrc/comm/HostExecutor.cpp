@@ -59,11 +59,13 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   } catch (...) {
     error = std::current_exception();
   }
-  comm_.inFlight().end(entry, !error);
   const auto ended = Clock::now();
-  comm_.lateness().wait(ended - call.op.issued, call.op.collective);
+  const auto lasted = ended - call.op.issued;
+  comm_.inFlight().end(entry, {.completed = !error, .lasted = lasted});
+  comm_.inFlight().totals().noteWait(call.op.kind, lasted);
+  comm_.lateness().wait(lasted, call.op.collective);
   if (call.op.recording) {
-    call.op.recording->end(!error, ended - call.op.issued, -1);
+    call.op.recording->end(!error, lasted, -1);
   }
   if (work) {
     work->setStarted(call.op.issued);
@@ -148,7 +150,7 @@ void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
   auto& inFlight = comm_.inFlight();
   const auto held = work;  // removing the entry may drop the last other reference
-  inFlight.end(entry, !error);
+  inFlight.end(entry, {.completed = !error, .lasted = Clock::now() - held->operation().issued});
   if (const auto& recording = held->operation().recording) {
     recording->end(!error, held->elapsed(), held->source());
   }

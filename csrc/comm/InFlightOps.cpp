@@ -8,15 +8,30 @@ namespace torchcomms_pg {
 InFlightOps::Entry InFlightOps::add(
     const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
   std::lock_guard lock(mutex_);
-  return ops_.insert(
+  const auto added = ops_.insert(
       ops_.end(), InFlight{&op, std::move(work), std::move(flight), {}, false, nullptr});
+  countInFlight();
+  return added;
 }
 
 InFlightOps::Entry InFlightOps::add(const Operation& op, std::shared_ptr<void> keeper) {
   InFlight entry{&op, nullptr, nullptr, {}, false, nullptr};
   entry.keeper = std::move(keeper);
   std::lock_guard lock(mutex_);
-  return ops_.insert(ops_.end(), std::move(entry));
+  const auto added = ops_.insert(ops_.end(), std::move(entry));
+  countInFlight();
+  return added;
+}
+
+void InFlightOps::noteEnd(const Operation& op, const OpEnd& end) {
+  if (end.completed) {
+    lastCompleted_.noteFrom(op);
+  }
+  totals_->end(op, end);
+}
+
+void InFlightOps::countInFlight() {
+  totals_->setInFlight(ops_.size(), ops_.empty() ? Clock::time_point{} : ops_.front().op->issued);
 }
 
 void InFlightOps::leave(const Operation& op) {
@@ -28,13 +43,12 @@ void InFlightOps::leave(const Operation& op) {
   }
 }
 
-void InFlightOps::end(Entry entry, bool completed) {
+void InFlightOps::end(Entry entry, const OpEnd& end) {
   std::lock_guard lock(mutex_);
-  if (completed) {
-    lastCompleted_.noteFrom(*entry->op);
-  }
+  noteEnd(*entry->op, end);
   entry->teller = std::this_thread::get_id();
   ending_.splice(ending_.end(), ops_, entry);
+  countInFlight();
   if (const auto extra = entry->op->extra.count(); extra > 0) {
     // The first to finish ends the extra time that was added before it was issued.
     const auto current = extraMs_.load(std::memory_order_relaxed);
@@ -56,6 +70,7 @@ void InFlightOps::remove(Entry entry) {
     std::lock_guard lock(mutex_);
     const bool ended = entry->teller != std::thread::id();
     gone.splice(gone.begin(), ended ? ending_ : ops_, entry);
+    countInFlight();
     if (!ops_.empty() || !ending_.empty()) {
       return;
     }
@@ -63,13 +78,12 @@ void InFlightOps::remove(Entry entry) {
   none_.notify_all();
 }
 
-void InFlightOps::finish(Entry entry, bool completed) {
+void InFlightOps::finish(Entry entry, const OpEnd& end) {
   List gone;  // freed after the lock is released
   std::lock_guard lock(mutex_);
-  if (completed) {
-    lastCompleted_.noteFrom(*entry->op);
-  }
+  noteEnd(*entry->op, end);
   gone.splice(gone.begin(), ops_, entry);
+  countInFlight();
   if (ops_.empty()) {
     none_.notify_all();
   }

@@ -7,7 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
+#include "comm/GroupTotals.hpp"
 #include "comm/Work.hpp"
 #include "operation/Operation.hpp"
 
@@ -26,11 +28,13 @@ struct InFlight {
 
 // The list of operations in flight, and the last completed one. An operation that has ended is no
 // more in flight for deadlines and diagnoses, but is until everybody has been told for those who
-// wait that nothing is. Thread-safe.
+// wait that nothing is. Keeps the totals of the group. Thread-safe.
 class InFlightOps {
  public:
   using List = std::list<InFlight>;  // sorted by issue
   using Entry = List::iterator;
+
+  explicit InFlightOps(std::shared_ptr<GroupTotals> totals) : totals_(std::move(totals)) {}
 
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
   Entry add(const Operation& op, std::shared_ptr<void> keeper);
@@ -38,15 +42,17 @@ class InFlightOps {
   // Notes that the call of an operation, which may have ended, has returned, and that nobody can
   // tell who waits for it.
   void leave(const Operation& op);
-  // Notes that an operation has ended, and that the calling thread is about to tell of it.
-  // `completed`: it becomes the last completed one.
-  void end(Entry entry, bool completed);
+  // Notes that an operation has ended, and that the calling thread is about to tell of it. One that
+  // has completed becomes the last completed one.
+  void end(Entry entry, const OpEnd& end);
   // Notes that the calling thread goes on with telling.
   void tellHere(Entry entry);
   // Removes an operation, when everybody has been told of its end, or where nobody is.
   void remove(Entry entry);
   // Does the same as end() and remove(), where nobody is told.
-  void finish(Entry entry, bool completed);
+  void finish(Entry entry, const OpEnd& end);
+
+  GroupTotals& totals() const { return *totals_; }
 
   // Returns whether the operation, of which `op` is a copy, has not ended.
   bool has(const Operation& op) const;
@@ -75,6 +81,11 @@ class InFlightOps {
   Milliseconds lengthened() const { return Milliseconds(extraMs_.load(std::memory_order_relaxed)); }
 
  private:
+  // Call with the lock held.
+  void noteEnd(const Operation& op, const OpEnd& end);
+  void countInFlight();
+
+  const std::shared_ptr<GroupTotals> totals_;
   mutable std::mutex mutex_;
   std::condition_variable none_;
   List ops_;     // operations that have not ended

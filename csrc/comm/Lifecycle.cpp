@@ -170,7 +170,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       } catch (const std::exception&) {
         // The communicator has failed meanwhile, which does not keep it from being shrunk.
       }
-      inFlight_.end(entry, /*completed=*/true);
+      inFlight_.end(entry, {.completed = true});
       inFlight_.remove(entry);
     }
     TORCH_CHECK(

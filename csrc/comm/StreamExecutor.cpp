@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -79,7 +80,9 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   }
   const auto& op = flight->operation();
   if (op.kind == OpKind::barrier && !op.async) {
+    const auto begun = Clock::now();
     awaitStarted(*flight, work.get(), kNoTimeout, /*onHost=*/true);
+    comm_.inFlight().totals().noteWait(op.kind, Clock::now() - begun);
   }
   if (work && work->hasFuture()) {
     work->completeFutures();  // a batch's: asked for before it was launched
@@ -172,7 +175,8 @@ bool StreamExecutor::recordEnd(const Flight& flight) const {
 
 void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool recorded) {
   const auto& op = flight.operation();
-  comm_.inFlight().end(flight.entry(), !error);
+  const auto seen = std::max(flight.lastPending() - op.issued, Clock::duration{});
+  comm_.inFlight().end(flight.entry(), {.completed = !error, .lasted = seen});
   const auto elapsed = error ? Clock::duration{} : flight.elapsed();
   if (op.recording && !recorded) {
     op.recording->end(!error, elapsed, -1);

@@ -123,7 +123,7 @@ void EventWatch::run() {
     ++begun_;
     beganAt_ = Clock::now();
     for (auto& [stream, queue] : added_) {
-      auto& all = awaited_[stream];
+      auto& all = awaited_[stream].all;
       all.splice(all.end(), queue);
     }
     added_.clear();
@@ -136,13 +136,15 @@ void EventWatch::run() {
 
 void EventWatch::askAll() {
   for (auto stream = awaited_.begin(); stream != awaited_.end();) {
-    auto& queue = stream->second;
+    auto& queue = stream->second.all;
     while (!queue.empty() && queue.front()->ask()) {
       auto ended = std::move(queue.front());
       queue.pop_front();
       auto& told = *ended;
+      told.lastPending_ = stream->second.lastPending;
       told.ended(std::move(ended));
     }
+    stream->second.lastPending = Clock::now();
     stream = queue.empty() ? awaited_.erase(stream) : std::next(stream);
   }
 }

@@ -32,6 +32,13 @@ class EventWatch {
     virtual bool ask() noexcept = 0;
     // Called once, when ask() is true. `self` is the watch's reference to this.
     virtual void ended(std::shared_ptr<Awaited> self) noexcept = 0;
+    // Returns when ask() was last false, of this or one before it in the stream; the epoch: never.
+    // Of use to ended().
+    std::chrono::steady_clock::time_point lastPending() const { return lastPending_; }
+
+   private:
+    friend class EventWatch;
+    std::chrono::steady_clock::time_point lastPending_{};
   };
 
   // Intervals at which events are asked: normally, and while a thread waits for nothing else.
@@ -70,8 +77,12 @@ class EventWatch {
   };
 
  private:
-  using Queue = std::list<std::shared_ptr<Awaited>>;
+  using List = std::list<std::shared_ptr<Awaited>>;
   using Clock = std::chrono::steady_clock;
+  struct Queue {
+    List all;
+    Clock::time_point lastPending{};
+  };
 
   void run();
   // Have a round begin now, and wait until it has ended. Returns the number of the round.
@@ -92,7 +103,7 @@ class EventWatch {
   int users_ = 0;
   int hurried_ = 0;
   bool idle_ = true;
-  std::unordered_map<c10::StreamId, Queue> added_;
+  std::unordered_map<c10::StreamId, List> added_;
   std::unordered_map<c10::StreamId, Queue> awaited_;  // owned by the thread
 };
 

@@ -51,6 +51,7 @@ enum class OpKind : uint8_t {
   resume,
   initialization,
 };
+inline constexpr size_t kOpKinds = static_cast<size_t>(OpKind::initialization) + 1;
 
 // Name under which torch's analyser of flight recorders checks only that all ranks came, and no
 // sizes. Every version knows the names of ProcessGroupNCCL.
@@ -128,6 +129,7 @@ struct Operation {
   std::shared_ptr<const std::vector<NumberedMessage>> messages;  // those of a batch; null: no batch
   int64_t numelIn = 0;
   int64_t numelOut = 0;
+  int64_t bytes = 0;  // of its input or its output, the larger of both; of a batch of all parts
   c10::ScalarType dtype = c10::ScalarType::Byte;
   const char* reduceOp = nullptr;
   bool async = false;

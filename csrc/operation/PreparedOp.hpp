@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -51,6 +52,7 @@ struct PreparedOp {
       op.numelOut += output.numel();
     }
     op.dtype = (in.empty() ? out : in).front().scalar_type();
+    op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
     op.reduceOp = reduceOp;
     inputs = std::move(in);
     outputs = std::move(out);

@@ -288,6 +288,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   if (args.output_tensors.empty()) {
     op.numelOut = op.numelIn;  // in place
   }
+  op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
   const auto begun = group.begin(std::move(op), args, std::move(stack), part->told);
   thread.calls.push_back({this, args.op_id, begun, device});
 } catch (const std::exception&) {

@@ -7,6 +7,7 @@
 
 #include "base/OutstandingTask.hpp"
 #include "comm/Peer.hpp"
+#include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
 #include "host/Process.hpp"
 #include "monitor/Printer.hpp"
@@ -54,6 +55,9 @@ WatchedGroup::WatchedGroup(
       key_(keyOf(*this, std::string("watched ") + c10::DeviceTypeName(type))),
       timeoutMs_(timeout.count()),
       issued_(size),
+      inFlight_(
+          process_totals::add(
+              group_.name, group_.backend, /*watched=*/true, WatchedGroup::globalRanks()[rank])),
       recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {}
 
 WatchedGroup::~WatchedGroup() {
@@ -131,7 +135,7 @@ void WatchedGroup::close() {
     told_.clear();  // the list keeps them
   }
   for (const auto& op : operations()) {
-    end(*op, op->ask().value_or(WatchedOp::End{}).completed);
+    endAsked(*op, op->ask().value_or(WatchedOp::End{}).completed);
   }
 }
 
@@ -220,7 +224,8 @@ class AskedOp final : public EventWatch::Awaited {
     return end_.has_value();
   }
   void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {
-    op_->group().end(*op_, end_->completed);
+    op_->notePending(lastPending());
+    op_->group().endAsked(*op_, end_->completed);
   }
 
  private:
@@ -266,7 +271,9 @@ void WatchedGroup::askWaiting() {
                 const auto end = op->ask();
                 left = left || !end;
                 if (end) {
-                  self->end(*op, end->completed);
+                  self->endAsked(*op, end->completed);
+                } else {
+                  op->notePending(Clock::now());
                 }
               }
             }
@@ -276,7 +283,7 @@ void WatchedGroup::askWaiting() {
 
 void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
   if (const auto end = op->ask()) {
-    this->end(*op, end->completed, {}, now);
+    endAsked(*op, end->completed, now);
     if (op.use_count() == 1) {
       op->drop();
     }
@@ -314,7 +321,7 @@ void WatchedGroup::discard(WatchedOp& op) {
   if (op.takeEnd()) {
     issued_.takeBack(op.operation());
     op.operation().recording->end(/*completed=*/false, {}, -1);
-    inFlight_.finish(op.entry(), /*completed=*/false);
+    inFlight_.finish(op.entry(), {.completed = false});
   }
 }
 
@@ -334,13 +341,32 @@ void WatchedGroup::completed(const latest::CompletionHookArgs& args) {
   }
 }
 
-void WatchedGroup::end(
-    WatchedOp& op, bool completed, Clock::duration duration, Clock::time_point now) {
-  if (!op.takeEnd()) {
+void WatchedGroup::end(WatchedOp& op, bool completed, Clock::duration duration) {
+  const auto now = Clock::now();
+  finish(op, completed, duration, now - op.operation().issued, now);
+}
+
+void WatchedGroup::endAsked(WatchedOp& op, bool completed, Clock::time_point now) {
+  // Nobody knows how long after its end it is asked.
+  const auto lasted = op.lastPending() - op.operation().issued;
+  finish(op, completed, {}, std::max(lasted, Clock::duration{}), now);
+}
+
+void WatchedGroup::finish(
+    WatchedOp& watched,
+    bool completed,
+    Clock::duration duration,
+    Clock::duration lasted,
+    Clock::time_point now) {
+  if (!watched.takeEnd()) {
     return;
   }
-  op.operation().recording->end(completed, duration, -1);
-  inFlight_.finish(op.entry(), completed);
+  const auto& op = watched.operation();
+  op.recording->end(completed, duration, -1);
+  if (!op.async && !queues()) {
+    inFlight_.totals().noteWait(op.kind, lasted);
+  }
+  inFlight_.finish(watched.entry(), {.completed = completed, .lasted = lasted, .known = !closed()});
   lastEnd_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
 }
 
@@ -381,6 +407,7 @@ void WatchedGroup::checkEnd(HangDiagnosis& diagnosis) {
   const auto standing = diagnosis.standing();
   if (standing && *standing != dumped_) {
     dumped_ = *standing;
+    process_totals::noteFailure(inFlight_.totals());
     dump();
   }
   settled_ = standing ? *standing : subject_ ? settled_ : Clock::time_point{};

@@ -64,12 +64,11 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void discard(WatchedOp& op);
   // Ends the operation that a backend has told to be completed.
   void completed(const latest::CompletionHookArgs& args);
-  // Ends an operation.
-  void end(
-      WatchedOp& op,
-      bool completed,
-      Clock::duration duration = {},
-      Clock::time_point now = Clock::now());
+  // Ends an operation that has ended now. `duration`: from start to end, as the backend tells; 0:
+  // it does not.
+  void end(WatchedOp& op, bool completed, Clock::duration duration = {});
+  // Ends an operation whose Work was asked for it.
+  void endAsked(WatchedOp& op, bool completed, Clock::time_point now = Clock::now());
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -92,6 +91,13 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
  private:
   void record(WatchedOp& op, const latest::PreHookArgs& args);
+  // Ends an operation of which it is known that it has lasted so long at least.
+  void finish(
+      WatchedOp& op,
+      bool completed,
+      Clock::duration duration,
+      Clock::duration lasted,
+      Clock::time_point now);
   EventWatch& watchOn(c10::Device device);
   void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
   void askWaiting();

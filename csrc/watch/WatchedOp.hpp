@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -50,6 +51,16 @@ class WatchedOp final {
   };
   std::optional<End> ask() const noexcept;
 
+  // Note, and return, when ask() has last said that it goes on; the epoch: never. One thread notes
+  // at a time.
+  void notePending(Clock::time_point at) {
+    const auto latest = std::max(at, lastPending());
+    lastPending_.store(latest.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  Clock::time_point lastPending() const {
+    return Clock::time_point(Clock::duration(lastPending_.load(std::memory_order_relaxed)));
+  }
+
   // Returns whether its thread is still in the call, as far as is known. False: it has left it by
   // an exception, as no post hook was called. None: Python is being asked, which takes a second at
   // most. For the monitor's thread.
@@ -76,6 +87,7 @@ class WatchedOp final {
   InFlightOps::Entry entry_;
   std::atomic<bool> returned_{false};
   std::atomic<bool> over_{false};
+  std::atomic<Clock::rep> lastPending_{0};
   c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`
   std::shared_ptr<Question> question_;   // of the monitor's thread
 };

@@ -51,6 +51,11 @@ VARIABLES = (
         "whether a line on stderr names a rank that the others always wait for, see lateness.md",
     ),
     Variable(
+        "TORCHCOMMS_PG_METRICS_FILE",
+        "none",
+        "path of a file of metrics, with {rank} or {pid} in it, see metrics.md",
+    ),
+    Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
         "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
@@ -405,6 +410,11 @@ def late_warning() -> bool:
         ValueError: TORCHCOMMS_PG_LATE_WARNING is neither true nor false.
     """
     return read_bool("TORCHCOMMS_PG_LATE_WARNING", default=True)
+
+
+def metrics_file() -> str:
+    """Returns the path of this process's file of metrics, with its places; "": none."""
+    return read("TORCHCOMMS_PG_METRICS_FILE") or ""
 
 
 def exclude_nvls() -> None:

@@ -1,0 +1,185 @@
+#include "comm/ProcessTotals.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <utility>
+
+#include "base/PerProcess.hpp"
+#include "device/EventWatch.hpp"
+
+namespace torchcomms_pg::process_totals {
+
+namespace {
+
+// Time that a device has to answer; the driver may hold up a thread for long.
+constexpr Milliseconds kPatience{500};
+
+struct State {
+  std::mutex mutex;
+  int64_t rank = -1;
+  std::vector<std::shared_ptr<GroupTotals>> groups;
+  std::list<Group> ended;  // the one that has ended last is the last
+
+  std::mutex newsMutex;
+  std::condition_variable news;
+  uint64_t failures = 0;
+  uint64_t written = 0;
+  bool writing = false;  // there is a writer
+  bool ending = false;
+};
+State& state() {
+  static PerProcess<State> ofProcess;
+  return ofProcess.get();
+}
+
+void addTo(GroupTotals::Sums& sums, const GroupTotals::Sums& more) {
+  sums.operations += more.operations;
+  sums.failures += more.failures;
+  sums.bytes += more.bytes;
+  sums.lasted += more.lasted;
+  sums.waited += more.waited;
+}
+
+void addTo(Group& group, const Group::Operation& more) {
+  const auto known = std::ranges::find(group.operations, more.kind, &Group::Operation::kind);
+  if (known == group.operations.end()) {
+    group.operations.push_back(more);
+  } else {
+    addTo(known->sums, more.sums);
+  }
+}
+
+void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
+  for (size_t number = 0; number < kOpKinds; ++number) {
+    const auto kind = static_cast<OpKind>(number);
+    // That of a shrink ends before it does: it is in flight until its ranks have joined.
+    const auto sums = more.sums(kind);
+    if (kind != OpKind::shrink && (sums.operations > 0 || sums.waited.count() > 0)) {
+      addTo(group, {kind, sums});
+    }
+  }
+  group.failures += more.failures();
+  if (const auto inFlight = more.inFlight()) {
+    group.inFlight += inFlight;
+    group.oldest = std::max(group.oldest, now - more.oldest());
+  }
+}
+
+// Returns the group of the name and backend in `groups`, which gets one where there is none.
+auto find(auto& groups, const std::string& name, const std::string& backend, bool watched) {
+  const auto same = [&](const Group& group) {
+    return group.name == name && group.backend == backend && group.watched == watched;
+  };
+  auto found = std::find_if(groups.begin(), groups.end(), same);
+  if (found == groups.end()) {
+    Group fresh;
+    fresh.name = name;
+    fresh.backend = backend;
+    fresh.watched = watched;
+    found = groups.insert(groups.end(), std::move(fresh));
+  }
+  return found;
+}
+
+// Moves the sums of groups that have ended out of `groups`. Call with the lock held.
+void settle(State& state) {
+  const auto now = Clock::now();
+  std::erase_if(state.groups, [&](const auto& totals) {
+    if (totals.use_count() > 1) {
+      return false;
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);  // the last holder's sums are here
+    totals->setInFlight(0, {});
+    const auto known = find(state.ended, totals->group(), totals->backend(), totals->watched());
+    addTo(*known, *totals, now);
+    state.ended.splice(state.ended.end(), state.ended, known);
+    return true;
+  });
+  const auto named = [](const Group& group) { return group.name != kOthers; };
+  for (auto left = std::ranges::count_if(state.ended, named); left > int64_t{kEnded}; --left) {
+    const auto oldest = std::ranges::find_if(state.ended, named);
+    const auto others = find(state.ended, kOthers, oldest->backend, oldest->watched);
+    for (const auto& operation : oldest->operations) {
+      addTo(*others, operation);
+    }
+    others->failures += oldest->failures;
+    state.ended.erase(oldest);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<GroupTotals> add(
+    const std::string& group, const std::string& backend, bool watched, int64_t rank) {
+  auto totals = std::make_shared<GroupTotals>(group, backend, watched);
+  auto& state = process_totals::state();
+  std::lock_guard lock(state.mutex);
+  settle(state);
+  if (state.rank < 0) {
+    state.rank = rank;
+  }
+  state.groups.push_back(totals);
+  return totals;
+}
+
+Totals read() {
+  EventWatch::askNow(kPatience);
+  auto& state = process_totals::state();
+  std::lock_guard lock(state.mutex);
+  settle(state);
+  Totals totals;
+  totals.rank = state.rank;
+  totals.groups.assign(state.ended.begin(), state.ended.end());
+  const auto now = Clock::now();
+  for (const auto& live : state.groups) {
+    const auto group = find(totals.groups, live->group(), live->backend(), live->watched());
+    group->live = true;
+    addTo(*group, *live, now);
+  }
+  return totals;
+}
+
+void noteFailure(GroupTotals& group) {
+  group.noteFailure();
+  auto& state = process_totals::state();
+  {
+    std::lock_guard lock(state.newsMutex);
+    ++state.failures;
+  }
+  state.news.notify_all();
+}
+
+std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
+  auto& state = process_totals::state();
+  std::unique_lock lock(state.newsMutex);
+  state.written = written;
+  state.writing = !state.ending;
+  state.news.notify_all();
+  state.news.wait_for(lock, patience, [&] { return state.ending || state.failures > written; });
+  if (state.ending) {
+    return std::nullopt;
+  }
+  return state.failures;
+}
+
+void endWriter() {
+  auto& state = process_totals::state();
+  {
+    std::lock_guard lock(state.newsMutex);
+    state.ending = true;
+    state.writing = false;
+  }
+  state.news.notify_all();
+}
+
+void awaitWritten(Milliseconds patience) {
+  auto& state = process_totals::state();
+  std::unique_lock lock(state.newsMutex);
+  state.news.wait_for(
+      lock, patience, [&] { return !state.writing || state.written >= state.failures; });
+}
+
+}  // namespace torchcomms_pg::process_totals
