@@ -78,6 +78,13 @@ void DiagnosisClient::open(
   auto board = std::make_unique<StoreBoard>(store_);
   std::atomic_store(&diagnosis_, HangDiagnosis::open(std::move(board), std::move(options)));
   enlist(comm_.shared_from_this());
+  const auto self = Peer::self();
+  const bool severalHosts =
+      std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
+  std::atomic_store(
+      &status_,
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(comm_.shared_from_this(), store_, severalHosts)));
 }
 
 void DiagnosisClient::openLike(
@@ -107,6 +114,7 @@ void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>
 }
 
 void DiagnosisClient::close() {
+  std::atomic_store(&status_, {});
   if (const auto diagnosis = this->diagnosis()) {
     diagnosis->close();
   }

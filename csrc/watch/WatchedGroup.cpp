@@ -106,6 +106,10 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
   std::atomic_store(&bell_, std::move(bell));
   std::atomic_store(&diagnosis_, std::move(diagnosis));
   enlist(shared_from_this());
+  std::atomic_store(
+      &status_,
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
 }
 
 void WatchedGroup::close() {
@@ -122,6 +126,7 @@ void WatchedGroup::close() {
     }
   }
   std::atomic_store(&bell_, {});
+  std::atomic_store(&status_, {});
   {
     std::lock_guard lock(mutex_);
     told_.clear();  // the list keeps them
