@@ -43,7 +43,7 @@ PACKAGE = "torchcomms_pg"
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "dist_info", "editable_wheel", "install"}
 GIB_PER_JOB = 2.0
 # Folders of csrc/ that must not need torch: without its headers they cannot.
-WITHOUT_TORCH = {"host", "monitor", "nccl", "shm"}
+WITHOUT_TORCH = {"host", "monitor", "nccl", "shm", "status"}
 
 
 def package_folder(name: str) -> Path | None:

@@ -13,6 +13,7 @@
 #include "monitor/Printer.hpp"
 #include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"
+#include "status/StatusServer.hpp"
 
 namespace torchcomms_pg {
 
@@ -54,6 +55,7 @@ NoGilDestructor<Backend> makeBackend(Args&&... args) {
 // see OutstandingTask.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
+  status::StatusServer::removeAtExit();
   constexpr std::chrono::seconds kGrace{2};     // time for peers that are on their way
   constexpr std::chrono::seconds kPatience{5};  // time for hooks
   if (!OutstandingTask::awaitNone(kGrace)) {

@@ -23,9 +23,9 @@ def set_comm_error(type: type[Exception]) -> None:
     """Names the class that failures on the wire are raised as."""
 
 def set_python_stack_source(
-    describe: Callable[[list[tuple[str, int, str]]], tuple[str, str]],
+    describe: Callable[[list[list[tuple[str, int, str]]]], tuple[str, list[str]]],
 ) -> None:
-    """Names the function that tells the places of this process's Python threads, and of a stack."""
+    """Names the function that tells the places of this process's Python threads, and of stacks."""
 
 def set_waiting_functions(functions: Sequence[Callable[..., object]]) -> None:
     """Names functions that wait for the end of what they issue asynchronously."""
@@ -135,6 +135,9 @@ def compile_began(trigger: str) -> None:
 def compile_ended() -> None: ...
 def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
     """Says on stderr when the monitor's thread is stuck, or the GIL held, for that long; 0: not."""
+
+def set_status(folder: str, run: str) -> None:
+    """Names the folder with the sockets of processes, "": none, and the run of this one."""
 
 def set_compile_limit(limit: timedelta) -> None:
     """Sets how much longer than its deadline an operation waits for ranks that compile."""

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 # What `python -m` runs with the standard library alone.
-APART = {"torchcomms_pg.env", "torchcomms_pg.trace"}
+APART = {"torchcomms_pg.env", "torchcomms_pg.status", "torchcomms_pg.trace"}
 
 
 def runs_apart() -> bool:

@@ -38,8 +38,8 @@ def watch_over_monitor() -> None:
     _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
 
 
-def describe(issued: list[Frame]) -> tuple[str, str]:
-    """Returns the places of all threads, a line for each, and that of `issued`.
+def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
+    """Returns the places of all threads, a line for each, and those of the stacks in `issued`.
 
     The place of a stack is the innermost lines of the user's own files, and before them the
     library's function that they called. Leaves out threads of libraries, but never the main thread.
@@ -53,7 +53,8 @@ def describe(issued: list[Frame]) -> tuple[str, str]:
             lines.append(f"{names.get(ident, 'a thread')}: {_tell(frames)}")
     if len(lines) > _THREADS:
         lines[_THREADS:] = [f"and {len(lines) - _THREADS} more threads"]
-    return "\n".join(lines), _tell([frame for frame in issued if _is_users(frame)] or issued)
+    places = [_tell([frame for frame in stack if _is_users(frame)] or stack) for stack in issued]
+    return "\n".join(lines), places
 
 
 def _walk(frame: FrameType | None) -> Iterable[Frame]:

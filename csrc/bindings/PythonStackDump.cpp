@@ -20,6 +20,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "comm/ProcessActivity.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
 #include "recorder/Stack.hpp"
@@ -35,15 +36,17 @@ namespace {
 
 using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
 
-Frames framesOf(const Stack& stack) {
-  Frames frames;
-  if (stack != nullptr && StackSource::get() != nullptr) {
-    const auto described = StackSource::get()->describe({stack});
-    for (const auto& frame : described.front()) {
-      frames.emplace_back(frame.file, frame.line, frame.name);
+std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
+  std::vector<Frames> all(stacks.size());
+  if (!stacks.empty() && StackSource::get() != nullptr) {
+    const auto described = StackSource::get()->describe(stacks);
+    for (size_t i = 0; i < stacks.size(); ++i) {
+      for (const auto& frame : described[i]) {
+        all[i].emplace_back(frame.file, frame.line, frame.name);
+      }
     }
   }
-  return frames;
+  return all;
 }
 
 // A line for each thread that has frames, with the innermost three, out of
@@ -139,17 +142,19 @@ void bindPythonStackDump(py::module_& module) {
         // The function is needed until the interpreter ends.
         auto& function = leaked<py::function>(std::move(describe));
         PythonStackDump::Source source;
-        source.ask = [&function](const Stack& stack) -> PythonStackDump::Told {
+        source.ask = [&function](const PythonStackDump::Stacks& stacks) -> PythonStackDump::Told {
+          const std::vector<std::string> none(stacks.size());
           if (Py_IsInitialized() == 0) {
-            return {"Python has ended", ""};
+            return {"Python has ended", none};
           }
           py::gil_scoped_acquire gil;
           try {
             auto [threads, calledAt] =
-                function(framesOf(stack)).cast<std::tuple<std::string, std::string>>();
+                function(framesOf(stacks))
+                    .cast<std::tuple<std::string, std::vector<std::string>>>();
             return {std::move(threads), std::move(calledAt)};
           } catch (const py::error_already_set& error) {
-            return {std::string("Python could not tell its stacks: ") + error.what(), ""};
+            return {std::string("Python could not tell its stacks: ") + error.what(), none};
           }
         };
         source.askWithoutGil = readWithoutGil;
@@ -164,6 +169,14 @@ void bindPythonStackDump(py::module_& module) {
       [](Milliseconds patience, bool endsProcess) { watchOverMonitor({patience, endsProcess}); },
       py::arg("patience"),
       py::arg("ends_process"));
+  module.def(
+      "set_status",
+      [](const std::string& folder, const std::string& run) {
+        status::StatusServer::setFolder(folder);
+        setRunId(run);
+      },
+      py::arg("folder"),
+      py::arg("run"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 
   py::class_<Comm> comm(module.attr("Communicator"));

@@ -71,6 +71,10 @@ std::vector<int64_t> Communicator::globalRanks() const {
   return ranks;
 }
 
+Milliseconds Communicator::relaxed() const {
+  return diagnosis_->relaxed();
+}
+
 uint64_t Communicator::key() const {
   return diagnosis_->key();
 }

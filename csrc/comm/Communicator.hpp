@@ -75,6 +75,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const Group& group() const override { return group_; }
   std::vector<int64_t> globalRanks() const override;
   uint64_t key() const override;
+  bool endsUnseen() const override { return false; }
+  Milliseconds relaxed() const override;
   const at::Device& device() const { return place_.device; }
   // Returns whether the tensors of a list are moved one by one, from and to where they lie, and not
   // through a copy of all. Memory of an accelerator is scarce; in host memory an operation for each

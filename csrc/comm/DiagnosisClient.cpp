@@ -82,6 +82,13 @@ void DiagnosisClient::open(
         store, std::to_string(key_) + "/" + prefix, comm_.group(), comm_.rank(), comm_.size());
   }
   enlist(comm_.shared_from_this());
+  const auto self = Peer::self();
+  const bool severalHosts =
+      std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
+  std::atomic_store(
+      &status_,
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(comm_.shared_from_this(), store_, severalHosts)));
 }
 
 void DiagnosisClient::openLike(
@@ -111,6 +118,7 @@ void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>
 }
 
 void DiagnosisClient::close() {
+  std::atomic_store(&status_, {});
   if (const auto diagnosis = this->diagnosis()) {
     diagnosis->close();
   }

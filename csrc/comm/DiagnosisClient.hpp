@@ -14,6 +14,7 @@
 
 #include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
+#include "comm/ProcessActivity.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
@@ -102,7 +103,8 @@ class DiagnosisClient {
       diagnosis_;  // accessed by std::atomic_load; null: a rank alone, or no store
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<Peer> peers_;
-  uint64_t key_ = 0;  // that of the group, see GroupCounts
+  uint64_t key_ = 0;                    // that of the group, see GroupCounts
+  std::shared_ptr<StatusPart> status_;  // accessed by std::atomic_load; null: none, or closed
   std::mutex relaxationsMutex_;
   std::multiset<Clock::time_point> relaxations_;  // ends of those that have not been ended
   std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them; 0: there are none

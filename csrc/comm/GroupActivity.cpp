@@ -23,17 +23,54 @@ Enlisted& ofProcess() {
   return all.get();
 }
 
-// Returns whether a thread waits for the end of the operation now.
+// Fills in what threads of this process wait in, and what it has issued, in all groups.
+void tellGroups(const GroupActivity& asked, RankStatus& answer) {
+  auto alive = enlisted();
+  // Ranks may be threads of one process: the groups of the others say nothing of this one.
+  const auto numberOf = [](const GroupActivity& group) {
+    return group.globalRanks()[group.rank()];
+  };
+  const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
+    return group->key() == asked.key() && group->rank() != asked.rank();
+  });
+  std::erase_if(
+      alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
+  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
+  for (const auto& group : alive) {
+    ++groups[group->key()];
+  }
+  for (const auto& group : alive) {
+    const bool here = group.get() == &asked;
+    const auto key = group->key();
+    const bool known = here || (groups[key] == 1 && key != asked.key());
+    const bool queues = group->queues();
+    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
+    // seems to have arrived, and is not blamed.
+    group->inFlight().inspect([&](const auto& ops, const Operation&) {
+      for (const auto& entry : ops) {
+        const bool awaited = isAwaited(entry) && !queues;
+        if (awaited || (queues && &entry == &ops.front()) || mayBeAwaited(entry)) {
+          answer.waits.push_back(describeWait(*group, ops, *entry.op, known ? key : 0, here));
+          answer.waits.back().indirect = !awaited;
+        }
+      }
+    });
+    if (known && !group->closed()) {
+      answer.counts.push_back(group->issued().all(key, group->globalRanks()));
+    }
+  }
+}
+
+}  // namespace
+
 bool isAwaited(const InFlight& entry) {
   return !entry.left && (entry.work == nullptr || !entry.op->async || entry.work->awaited());
 }
 
-// Returns whether a thread may wait for its end, though nobody can tell.
 bool mayBeAwaited(const InFlight& entry) {
   return entry.left || (entry.work != nullptr && entry.work->hasFuture());
 }
 
-// Returns what `op` of `group`, which has `ops` in flight, needs; `here`: of the group asked about.
 Wait describeWait(
     const GroupActivity& group,
     const InFlightOps::List& ops,
@@ -86,46 +123,6 @@ Wait describeWait(
   }
   return wait;
 }
-
-// Fills in what threads of this process wait in, and what it has issued, in all groups.
-void tellGroups(const GroupActivity& asked, RankStatus& answer) {
-  auto alive = enlisted();
-  // Ranks may be threads of one process: the groups of the others say nothing of this one.
-  const auto numberOf = [](const GroupActivity& group) {
-    return group.globalRanks()[group.rank()];
-  };
-  const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
-    return group->key() == asked.key() && group->rank() != asked.rank();
-  });
-  std::erase_if(
-      alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
-  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
-  for (const auto& group : alive) {
-    ++groups[group->key()];
-  }
-  for (const auto& group : alive) {
-    const bool here = group.get() == &asked;
-    const auto key = group->key();
-    const bool known = here || (groups[key] == 1 && key != asked.key());
-    const bool queues = group->queues();
-    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
-    // seems to have arrived, and is not blamed.
-    group->inFlight().inspect([&](const auto& ops, const Operation&) {
-      for (const auto& entry : ops) {
-        const bool awaited = isAwaited(entry) && !queues;
-        if (awaited || (queues && &entry == &ops.front()) || mayBeAwaited(entry)) {
-          answer.waits.push_back(describeWait(*group, ops, *entry.op, known ? key : 0, here));
-          answer.waits.back().indirect = !awaited;
-        }
-      }
-    });
-    if (known && !group->closed()) {
-      answer.counts.push_back(group->issued().all(key, group->globalRanks()));
-    }
-  }
-}
-
-}  // namespace
 
 void enlist(const std::shared_ptr<GroupActivity>& group) {
   auto& all = ofProcess();

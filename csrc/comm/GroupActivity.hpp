@@ -33,6 +33,10 @@ class GroupActivity {
   virtual bool meetsRootAlone() const = 0;
   // Returns whether who executes the operations finds out by itself that the ranks' sizes differ.
   virtual bool comparesSizes() const = 0;
+  // Returns whether a message that the other side has met may have ended, which nobody is told.
+  virtual bool endsUnseen() const = 0;
+  // Returns the time for which the rank has asked its peers to wait longer.
+  virtual Milliseconds relaxed() const = 0;
   virtual bool closed() const = 0;
   // Returns what knows which rank is late.
   virtual const LatenessClient& lateness() const = 0;
@@ -46,6 +50,19 @@ std::vector<std::shared_ptr<GroupActivity>> enlisted();
 // Returns what tells a group from every other, and is the same on its ranks. `part`: tells the
 // parts of a group apart that count their operations each for itself.
 uint64_t keyOf(const GroupActivity& group, const std::string& part);
+
+// Returns whether a thread waits for the end of the operation now.
+bool isAwaited(const InFlight& entry);
+// Returns whether a thread may wait for its end, though nobody can tell.
+bool mayBeAwaited(const InFlight& entry);
+// Returns what `op` of `group`, which has `ops` in flight, needs. `key`: the group's; 0: it cannot
+// be told from another. `here`: of the group asked about, which the text need not name.
+Wait describeWait(
+    const GroupActivity& group,
+    const InFlightOps::List& ops,
+    const Operation& op,
+    uint64_t key,
+    bool here);
 
 // Describes a rank that does not answer, by its process.
 Silent describeSilent(const Peer& peer);

@@ -345,7 +345,7 @@ void HangDiagnosis::publish(Clock::time_point now) {
       return;  // the monitor comes by
     }
     round_.answer = std::move(snapshot_->answer);
-    round_.stacks.emplace(std::move(snapshot_->stack));
+    round_.stacks.emplace(PythonStackDump::Stacks{std::move(snapshot_->stack)});
     snapshot_.reset();
   }
   if (!round_.stacks->ready()) {
@@ -354,7 +354,7 @@ void HangDiagnosis::publish(Clock::time_point now) {
   auto& answer = round_.answer;
   auto told = round_.stacks->tell();
   answer.threads = std::move(told.threads);
-  answer.calledAt = std::move(told.calledAt);
+  answer.calledAt = told.calledAt.empty() ? "" : std::move(told.calledAt.front());
   board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
   round_.answers[options_.rank] = answer;
   phase_ = round_.leads ? Phase::leading : Phase::following;

@@ -80,7 +80,7 @@ class Watch {
       if (now - asked_ >= options.patience) {
         asked_ = now;
         toldOfGil_ = false;
-        question_.emplace(nullptr);
+        question_.emplace(PythonStackDump::Stacks{});
       }
     } else if (question_->answered()) {
       question_.reset();

@@ -31,29 +31,31 @@ void PythonStackDump::setSource(Source set) {
   source() = &leaked<Source>(std::move(set));
 }
 
-PythonStackDump::PythonStackDump(std::shared_ptr<const void> stack)
-    : state_(std::make_shared<State>()), until_(std::chrono::steady_clock::now() + kPatience) {
+PythonStackDump::PythonStackDump(Stacks stacks)
+    : state_(std::make_shared<State>()), begun_(std::chrono::steady_clock::now()) {
+  const auto none = std::vector<std::string>(stacks.size());
   if (source() == nullptr) {
-    state_->told.emplace();
+    state_->told = Told{"", none};
     return;
   }
   auto unfinished = OutstandingTask::begin();
   if (!unfinished) {
-    state_->told = Told{"Python ends", ""};
+    state_->told = Told{"Python ends", none};
     return;
   }
   try {
-    startDetached("tcpg_python", [unfinished, state = state_, stack = std::move(stack)]() mutable {
-      auto told = source()->ask(stack);
-      stack.reset();
-      std::lock_guard lock(state->mutex);
-      state->told = std::move(told);
-    });
+    startDetached(
+        "tcpg_python", [unfinished, state = state_, stacks = std::move(stacks)]() mutable {
+          auto told = source()->ask(stacks);
+          stacks.clear();
+          std::lock_guard lock(state->mutex);
+          state->told = std::move(told);
+        });
   } catch (const std::system_error&) {
-    const auto seen = source()->askWithoutGil();
+    const auto seen = seenWithoutGil();
     state_->told = Told{
         "no thread can be started to ask Python" + (seen.empty() ? "" : "; its stacks:\n" + seen),
-        ""};
+        none};
   }
 }
 
@@ -63,7 +65,7 @@ bool PythonStackDump::answered() const {
 }
 
 bool PythonStackDump::ready() const {
-  return answered() || std::chrono::steady_clock::now() >= until_;
+  return answered() || std::chrono::steady_clock::now() - begun_ >= kPatience;
 }
 
 PythonStackDump::Told PythonStackDump::tell() const {
@@ -73,11 +75,15 @@ PythonStackDump::Told PythonStackDump::tell() const {
       return *state_->told;
     }
   }
-  const auto seen = source()->askWithoutGil();
+  const auto seen = seenWithoutGil();
   return {
       "a thread holds the GIL and does not give it back, most likely in native code" +
           (seen.empty() ? "" : "; Python's stacks:\n" + seen),
-      ""};
+      {}};
+}
+
+std::string PythonStackDump::seenWithoutGil() {
+  return source() == nullptr ? "" : source()->askWithoutGil();
 }
 
 }  // namespace torchcomms_pg

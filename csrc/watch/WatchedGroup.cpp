@@ -113,6 +113,10 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
     lateness_.open(store, std::to_string(key_) + "/" + number, group_, rank_, size_);
   }
   enlist(shared_from_this());
+  std::atomic_store(
+      &status_,
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
 }
 
 void WatchedGroup::close() {
@@ -130,6 +134,7 @@ void WatchedGroup::close() {
     }
   }
   std::atomic_store(&bell_, {});
+  std::atomic_store(&status_, {});
   {
     std::lock_guard lock(mutex_);
     told_.clear();  // the list keeps them

@@ -16,6 +16,7 @@
 
 #include "base/TorchCompat.hpp"
 #include "comm/GroupActivity.hpp"
+#include "comm/ProcessActivity.hpp"
 #include "comm/RecordedOp.hpp"
 #include "device/EventWatch.hpp"
 #include "monitor/HangDiagnosis.hpp"
@@ -83,6 +84,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   bool queues() const override { return type_ != c10::DeviceType::CPU; }
   bool meetsRootAlone() const override { return false; }
   bool comparesSizes() const override { return false; }
+  bool endsUnseen() const override { return !queues(); }
+  Milliseconds relaxed() const override { return Milliseconds(0); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   void check(Clock::time_point now) noexcept override;
@@ -128,6 +131,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::atomic<Clock::rep> lastEnd_{0};
   std::shared_ptr<HangDiagnosis> diagnosis_;  // accessed by std::atomic_load; null: a rank alone
   std::shared_ptr<Bell> bell_;                // as diagnosis_
+  std::shared_ptr<StatusPart> status_;        // as diagnosis_
 
   std::atomic<bool> asking_{false};  // the device's thread asks for operations that threads wait in
 

@@ -15,17 +15,18 @@ ROOMS = {
     "shm": "base host nccl",
     "monitor": "base",
     "device": "base host monitor",
+    "status": "base host monitor",
     "gloo": "base device host monitor nccl shm",
     "recorder": "base device monitor",
     "operation": "base nccl",
-    "comm": "base device gloo host monitor nccl operation recorder shm",
+    "comm": "base device gloo host monitor nccl operation recorder shm status",
     "watch": "base comm device host monitor operation recorder",
     "collectives": "base comm nccl operation",
     "connect": "base comm device gloo host monitor nccl operation shm",
     "window": "base comm device nccl operation",
     "backend": "base collectives comm connect device operation recorder window",
     "bindings": "base backend collectives comm connect device gloo host monitor nccl operation "
-    "recorder shm watch window",
+    "recorder shm status watch window",
 }
 
 

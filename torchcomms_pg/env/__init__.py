@@ -56,6 +56,14 @@ VARIABLES = (
         "path of a file of metrics, with {rank} or {pid} in it, see metrics.md",
     ),
     Variable(
+        "TORCHCOMMS_PG_STATUS",
+        "torchcomms_pg in XDG_RUNTIME_DIR, else /tmp/torchcomms_pg-<number of the user>",
+        "folder with the sockets by which processes answer python -m torchcomms_pg.status, see "
+        "status.md; 0: there are none",
+    ),
+    Variable("XDG_RUNTIME_DIR", "none", "folder of a user's session, where the sockets above are"),
+    Variable("TORCHELASTIC_RUN_ID", "none", "name of the run in its status, set by torchrun"),
+    Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
         "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
@@ -415,6 +423,24 @@ def late_warning() -> bool:
 def metrics_file() -> str:
     """Returns the path of this process's file of metrics, with its places; "": none."""
     return read("TORCHCOMMS_PG_METRICS_FILE") or ""
+
+
+def status_folders() -> list[str]:
+    """Returns the folders where sockets for the status may be, the best first; none: it is off.
+
+    A job may have been started outside of a session, and be asked from inside of one.
+    """
+    given = read("TORCHCOMMS_PG_STATUS")
+    if given is not None:
+        return [] if given.strip().lower() in _FALSE else [os.path.abspath(given)]
+    session = read("XDG_RUNTIME_DIR")
+    folders = [] if session is None else [os.path.join(session, "torchcomms_pg")]
+    return [*folders, f"/tmp/torchcomms_pg-{os.geteuid()}"]
+
+
+def run_id() -> str:
+    """Returns the name that a launcher gave the run; "": none."""
+    return read("TORCHELASTIC_RUN_ID") or ""
 
 
 def exclude_nvls() -> None:

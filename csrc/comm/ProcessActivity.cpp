@@ -1,0 +1,330 @@
+#include "comm/ProcessActivity.hpp"
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/Leaked.hpp"
+#include "base/PerProcess.hpp"
+#include "comm/RecordedOp.hpp"
+#include "comm/StoreBoard.hpp"
+#include "host/Process.hpp"
+#include "monitor/Compiling.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
+#include "status/Gathering.hpp"
+#include "status/JobReport.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Number of a group's oldest operations that are told of; those that are awaited are, too.
+constexpr size_t kOldest = 4;
+constexpr size_t kMostOps = 64;
+
+// Where a store is, and under which prefixes a group has its keys there.
+struct StorePlace {
+  std::string address;
+  std::string prefixes;
+  c10::intrusive_ptr<c10d::Store> shared;
+};
+
+// Access to the prefix, of which c10d has no method.
+struct WithPrefix : c10d::PrefixStore {
+  static const std::string& of(const c10d::PrefixStore& store) {
+    return store.*(&WithPrefix::prefix_);
+  }
+};
+
+StorePlace placeOf(c10::intrusive_ptr<c10d::Store> store) {
+  StorePlace place;
+  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    place.prefixes = WithPrefix::of(*prefixed) + "/" + place.prefixes;
+    store = prefixed->getUnderlyingStore();
+  }
+  if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(store.get())) {
+    place.address = tcp->getHost() + ":" + std::to_string(tcp->getPort());
+  } else if (const auto* const file = dynamic_cast<c10d::FileStore*>(store.get())) {
+    place.address = file->getPath();
+  } else {
+    // One in memory, such as a HashStore, whose ranks are threads of this process.
+    place.address = "memory of process " + std::to_string(host::processId());
+  }
+  place.shared = std::move(store);
+  return place;
+}
+
+struct Listed {
+  std::weak_ptr<GroupActivity> group;
+  uint64_t id = 0;
+  std::string store;
+};
+struct ListedGroups {
+  std::mutex mutex;
+  std::vector<Listed> all;
+  std::map<c10d::Store*, std::weak_ptr<status::Hosts>> hosts;
+};
+ListedGroups& listed() {
+  static PerProcess<ListedGroups> ofProcess;
+  return ofProcess.get();
+}
+
+struct Run {
+  std::mutex mutex;
+  std::string id;
+};
+Run& run() {
+  static Run& ofProcess = leaked<Run>();
+  return ofProcess;
+}
+
+// A group that is told of.
+struct Shown {
+  std::shared_ptr<GroupActivity> group;
+  uint64_t id = 0;
+  std::string store;
+
+  int64_t rank() const { return group->globalRanks()[group->rank()]; }
+};
+
+std::vector<Shown> shown() {
+  std::vector<Shown> alive;
+  auto& groups = listed();
+  std::lock_guard lock(groups.mutex);
+  for (const auto& known : groups.all) {
+    if (auto group = known.group.lock()) {
+      alive.push_back({std::move(group), known.id, known.store});
+    }
+  }
+  return alive;
+}
+
+// Lets go of groups, of which this may be the last holder by now: their end may take its time.
+void letGo(std::vector<Shown> groups) {
+  for (auto& each : groups) {
+    if (each.group.use_count() == 1) {
+      Monitor::get().runApart([group = std::move(each.group)]() mutable { group.reset(); });
+    }
+  }
+}
+
+// Where in the status the line of a stack goes.
+struct Line {
+  size_t rank;
+  size_t group;
+  size_t op;
+};
+
+// Puts together what a rank's groups do. `stacks`: those of its operations; `lines`: their places.
+void describeMember(
+    const Shown& shown,
+    bool known,
+    Clock::time_point now,
+    status::RankActivity& activity,
+    size_t place,
+    std::vector<std::shared_ptr<const void>>& stacks,
+    std::vector<Line>& lines) {
+  const auto& group = *shown.group;
+  status::MemberStatus told;
+  told.id = shown.id;
+  told.key = known ? group.key() : 0;
+  told.name = group.group().name;
+  told.description = group.group().description;
+  told.backend = group.group().backend;
+  told.rank = group.rank();
+  told.ranks = group.globalRanks();
+  told.queues = group.queues();
+  told.relaxedMs = group.relaxed().count();
+  if (const auto* const watched = dynamic_cast<const Monitor::Watched*>(&group)) {
+    told.failure = watched->failureMessage();
+  }
+  told.collectives = group.issued().collectives();
+  // Reads what the group waits in before what it has issued, as for a verdict.
+  group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
+    told.inFlight = ops.size();
+    for (const auto& entry : ops) {
+      const auto& op = *entry.op;
+      if (op.collective && op.seq <= told.collectives) {
+        told.collectives = op.seq - 1;  // they end in their order
+      }
+      const bool awaited = isAwaited(entry) && !told.queues;
+      const bool waits = awaited || (told.queues && &entry == &ops.front()) || mayBeAwaited(entry);
+      if (told.ops.size() >= (waits ? kMostOps : kOldest)) {
+        continue;
+      }
+      status::OpInFlight flying;
+      flying.text = describe(op);
+      flying.seq = op.collective ? op.seq : 0;
+      flying.signature = signature(op, !group.comparesSizes());
+      flying.ageMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
+      flying.timeoutMs = op.timeout.count();
+      flying.waits = waits;
+      flying.endsUnseen = isPointToPoint(op.kind) && group.endsUnseen();
+      flying.wait = describeWait(group, ops, op, told.key, /*here=*/false);
+      flying.wait.indirect = !awaited;
+      if (op.recording && op.recording->stack()) {
+        stacks.push_back(op.recording->stack());
+        lines.push_back({place, activity.groups.size(), told.ops.size()});
+      }
+      told.ops.push_back(std::move(flying));
+    }
+    if (lastCompleted.seq != 0) {
+      told.lastCompleted = describe(lastCompleted);
+    }
+  });
+  if (known) {
+    activity.counts.push_back(group.issued().all(told.key, told.ranks));
+  }
+  activity.groups.push_back(std::move(told));
+}
+
+status::Description describeProcess() {
+  const auto now = Clock::now();
+  status::Description description;
+  auto& told = description.status;
+  told.pid = host::processId();
+  told.host = host::hostName();
+  told.version = TORCHCOMMS_PG_VERSION;
+  {
+    std::lock_guard lock(run().mutex);
+    told.run = run().id;
+  }
+  const auto compiling = Compiling::state(now);
+  told.compilingMs = compiling.since ? compiling.since->count() : -1;
+  told.compiledMs = compiling.ended ? compiling.ended->count() : -1;
+
+  auto alive = shown();
+  auto all = alive;
+  std::erase_if(all, [](const auto& each) { return each.group->closed(); });
+  std::ranges::stable_sort(all, [](const auto& one, const auto& other) {
+    return one.group->size() > other.group->size();
+  });
+  // Ranks may be threads of one process; otherwise it has one number in the job, that of its
+  // largest group, though communicators of libraries may number their ranks by themselves.
+  std::map<uint64_t, int> parts;
+  for (const auto& each : all) {
+    ++parts[each.id];
+  }
+  const bool threads = std::ranges::any_of(parts, [](const auto& part) { return part.second > 1; });
+  std::map<int64_t, std::vector<const Shown*>> ranks;
+  for (const auto& each : all) {
+    told.store = told.store.empty() ? each.store : told.store;
+    ranks[threads ? each.rank() : all.front().rank()].push_back(&each);
+  }
+  auto lines = std::make_shared<std::vector<Line>>();
+  for (const auto& [number, groups] : ranks) {
+    status::RankActivity activity;
+    activity.rank = number;
+    std::map<uint64_t, int> keys;  // several groups of one key cannot be told apart
+    for (const auto* const each : groups) {
+      ++keys[each->group->key()];
+    }
+    for (const auto* const each : groups) {
+      const auto place = told.ranks.size();
+      const bool known = keys[each->group->key()] == 1;
+      describeMember(*each, known, now, activity, place, description.stacks, *lines);
+    }
+    told.ranks.push_back(std::move(activity));
+  }
+  description.setLines = [lines](
+                             status::ProcessStatus& status, const std::vector<std::string>& told) {
+    for (size_t i = 0; i < std::min(told.size(), lines->size()); ++i) {
+      const auto& line = (*lines)[i];
+      status.ranks[line.rank].groups[line.group].ops[line.op].calledAt = told[i];
+    }
+  };
+  all.clear();
+  letGo(std::move(alive));
+  return description;
+}
+
+std::string describeJob(const status::OfJob& question) {
+  const auto begun = Clock::now();
+  const auto until = begun + Milliseconds(question.waitMs);
+  std::vector<std::shared_ptr<status::Hosts>> stores;
+  {
+    auto& groups = listed();
+    std::lock_guard lock(groups.mutex);
+    for (const auto& [store, hosts] : groups.hosts) {
+      if (auto alive = hosts.lock()) {
+        stores.push_back(std::move(alive));
+      }
+    }
+  }
+  for (const auto& store : stores) {
+    store->ask(until);
+  }
+  const status::Folder folder(status::StatusServer::folder());
+  std::vector<status::HostStatus> hosts{status::gather(folder, Milliseconds(question.waitMs))};
+  std::vector<status::UnreachedHost> unreached;
+  status::JobQuestion asked{host::processId(), status::ownPlace(), question.lateMs, 0};
+  status::Roll roll(asked);
+  roll.add(hosts.front());
+  for (const auto& store : stores) {
+    if (roll.complete()) {
+      break;
+    }
+    auto told = store->take(until, [&](const auto& host) {
+      roll.add(host);
+      return roll.complete();
+    });
+    std::ranges::move(told.hosts, std::back_inserter(hosts));
+    std::ranges::move(told.unreached, std::back_inserter(unreached));
+  }
+  asked.tookMs = std::chrono::duration_cast<Milliseconds>(Clock::now() - begun).count();
+  return status::report(hosts, unreached, asked);
+}
+
+}  // namespace
+
+std::unique_ptr<StatusPart> StatusPart::begin(
+    const std::shared_ptr<GroupActivity>& group,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    bool severalHosts) {
+  auto part = std::make_unique<StatusPart>();
+  part->server_ = status::StatusServer::of({describeProcess, describeJob});
+  if (!part->server_) {
+    return nullptr;
+  }
+  const auto place = placeOf(store);
+  const auto text = place.address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
+  const auto id = host::hashBytes(text.data(), text.size());
+  auto& groups = listed();
+  std::lock_guard lock(groups.mutex);
+  std::erase_if(groups.hosts, [](const auto& each) { return each.second.expired(); });
+  if (severalHosts) {
+    auto& slot = groups.hosts[place.shared.get()];
+    part->hosts_ = slot.lock();
+    if (!part->hosts_) {
+      try {
+        part->hosts_ = std::make_shared<status::Hosts>(place.address, [shared = place.shared] {
+          return std::make_unique<StoreBoard>(shared);
+        });
+        slot = part->hosts_;
+      } catch (const std::exception& error) {
+        printLine(
+            std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
+      }
+    }
+  }
+  std::erase_if(groups.all, [](const auto& known) { return known.group.expired(); });
+  groups.all.push_back({group, id, place.address});
+  part->server_->add({id, group->globalRanks()[group->rank()]});
+  return part;
+}
+
+void setRunId(const std::string& id) {
+  std::lock_guard lock(run().mutex);
+  run().id = id;
+}
+
+}  // namespace torchcomms_pg

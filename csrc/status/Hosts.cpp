@@ -1,0 +1,299 @@
+#include "status/Hosts.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+#include "host/Process.hpp"
+#include "status/Folder.hpp"
+#include "status/Gathering.hpp"
+#include "status/StatusServer.hpp"
+
+namespace torchcomms_pg::status {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Interval of looks at the store, by one process of each host, and of looks whether it is this one.
+constexpr milliseconds kStoreLook{250};
+constexpr milliseconds kTurn{1000};
+
+// Time that the processes of a host get to answer; Python gets less (StatusServer).
+constexpr milliseconds kGather{500};
+
+// Time in which the thread of the question before leaves the store, unless that hangs.
+constexpr milliseconds kLeaving{100};
+
+// Interval in which the host that has asked looks for answers, and what it grows by with each other
+// host, since one process answers all of them.
+constexpr milliseconds kPoll{10};
+constexpr std::chrono::microseconds kPollOfHost{200};
+
+// Keys. A host has one answer, which the next replaces, so that the store does not grow.
+constexpr const char* kAsked = "torchcomms_pg/status/asked";
+constexpr const char* kHosts = "torchcomms_pg/status/hosts";
+std::string keyOfHost(int64_t number) {
+  return "torchcomms_pg/status/host/" + std::to_string(number);
+}
+std::string keyOfAnswer(const std::string& place) {
+  return "torchcomms_pg/status/answer/" + place;
+}
+
+// The locks of this process on the folder's file of turns, a byte for each store. They go with the
+// process, and a forked child has none of them. One descriptor for all: to close one lets go of
+// all.
+class Turns {
+ public:
+  // Returns whether this process answers for its host: it has the turn, or who has it is stopped.
+  bool have(const Folder& folder, const std::string& store) {
+    std::lock_guard lock(mutex_);
+    if (file_ < 0) {
+      file_ =
+          open((folder.path() + "/turns").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    }
+    struct flock wanted{};
+    wanted.l_type = F_WRLCK;
+    wanted.l_whence = SEEK_SET;
+    wanted.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
+    wanted.l_len = 1;
+    if (file_ < 0 || fcntl(file_, F_SETLK, &wanted) == 0) {
+      return true;  // without a file every process answers
+    }
+    if (fcntl(file_, F_GETLK, &wanted) != 0 || wanted.l_type == F_UNLCK) {
+      return true;
+    }
+    const char state = host::processState(static_cast<uint32_t>(wanted.l_pid));
+    return state == 'T' || state == 't';
+  }
+
+  void leave(const std::string& store) {
+    std::lock_guard lock(mutex_);
+    struct flock wanted{};
+    wanted.l_type = F_UNLCK;
+    wanted.l_whence = SEEK_SET;
+    wanted.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
+    wanted.l_len = 1;
+    fcntl(file_, F_SETLK, &wanted);
+  }
+
+ private:
+  std::mutex mutex_;
+  int file_ = -1;
+};
+Turns& turns() {
+  static PerProcess<Turns> ofProcess;
+  return ofProcess.get();
+}
+
+std::vector<std::string> registered(SharedBoard& board) {
+  std::vector<std::string> places;
+  for (int64_t number = 1, count = board.add(kHosts, 0); number <= count; ++number) {
+    const auto place = board.get(keyOfHost(number));
+    if (place && std::ranges::find(places, *place) == places.end()) {
+      places.push_back(*place);
+    }
+  }
+  return places;
+}
+
+// Returns the number of the question that an answer is to, and the rest of it.
+std::pair<int64_t, std::string> split(const std::string& answer) {
+  const auto blank = std::min(answer.find(' '), answer.size());
+  return {std::atoll(answer.c_str()), answer.substr(std::min(blank + 1, answer.size()))};
+}
+
+}  // namespace
+
+struct Hosts::State {
+  State(std::string name, MakeBoard make) : store(std::move(name)), makeBoard(std::move(make)) {}
+
+  const std::string store;
+  const MakeBoard makeBoard;
+  const uint32_t pid = host::processId();
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool stop = false;
+
+  // State of a question to the other hosts, under the mutex.
+  bool asking = false;  // a thread may be in the store
+  uint64_t asked = 0;   // number of questions
+  bool done = false;    // the last of them has all its answers
+  Told told;
+
+  void listen() {
+    const Folder folder(StatusServer::folder());
+    std::unique_ptr<SharedBoard> board;  // that of the process whose turn it is
+    int64_t heard = 0;
+    Clock::time_point looked{};
+    bool answers = false;
+    std::unique_lock lock(mutex);
+    while (!stop) {
+      lock.unlock();
+      if (const auto now = Clock::now(); now - looked >= kTurn) {
+        looked = now;
+        answers = turns().have(folder, store);
+      }
+      if (answers) {
+        if (!board) {
+          board = makeBoard();
+          enter(*board);
+          // A question that another process has left may still be open.
+          heard = std::max<int64_t>(board->add(kAsked, 0) - 1, 0);
+        }
+        if (const auto count = board->add(kAsked, 0); count > heard) {
+          heard = count;
+          const auto answer = std::to_string(count) + " " + encode(gather(folder, kGather));
+          board->set(keyOfAnswer(ownPlace()), answer);
+        }
+      }
+      lock.lock();
+      wake.wait_for(lock, answers ? kStoreLook : kTurn, [&] { return stop; });
+    }
+    lock.unlock();
+    turns().leave(store);
+  }
+
+  static void enter(SharedBoard& board) {
+    const auto place = ownPlace();
+    const auto places = registered(board);
+    if (std::ranges::find(places, place) == places.end()) {
+      board.set(keyOfHost(board.add(kHosts, 1)), place);
+    }
+  }
+
+  // Collects the answers to a question, unless another has been asked since.
+  void collect(uint64_t question, Clock::time_point until) {
+    const auto board = makeBoard();
+    const auto number = board->add(kAsked, 1);
+    auto places = registered(*board);
+    std::erase(places, ownPlace());
+    Told found;
+    for (const auto& place : places) {
+      found.unreached.push_back({place, "has not answered in time"});
+    }
+    publish(question, found, places.empty());
+    while (!places.empty() && Clock::now() < until && isOpen(question)) {
+      std::this_thread::sleep_for(kPoll + places.size() * kPollOfHost);
+      for (const auto& place : std::vector(places)) {
+        const auto text = board->get(keyOfAnswer(place));
+        const auto [to, body] = split(text.value_or(""));
+        if (to < number) {
+          continue;
+        }
+        std::erase(places, place);
+        const auto entry = std::ranges::find(found.unreached, place, &UnreachedHost::host);
+        if (auto host = decodeHost(body)) {
+          found.unreached.erase(entry);
+          found.hosts.push_back(std::move(*host));
+        } else {
+          entry->why = "has another version of torchcomms_pg";
+        }
+        publish(question, found, places.empty());
+      }
+    }
+  }
+
+  bool isOpen(uint64_t question) {
+    std::lock_guard lock(mutex);
+    return question == asked;
+  }
+
+  void publish(uint64_t question, const Told& found, bool all) {
+    {
+      std::lock_guard lock(mutex);
+      if (question != asked) {
+        return;
+      }
+      told = found;
+      done = all;
+    }
+    wake.notify_all();
+  }
+};
+
+Hosts::Hosts(std::string store, MakeBoard makeBoard)
+    : state_(std::make_shared<State>(std::move(store), std::move(makeBoard))) {
+  startDetached("tcpg_hosts", "its status for other hosts", [state = state_] {
+    try {
+      state->listen();
+    } catch (const std::exception&) {
+      // The store went with the process that serves it, or no descriptor is free: this host is said
+      // not to answer.
+    }
+  });
+}
+
+Hosts::~Hosts() {
+  if (state_->pid != host::processId()) {
+    return;  // the parent's, whose thread may hold the lock
+  }
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->wake.notify_all();
+}
+
+const std::string& Hosts::store() const {
+  return state_->store;
+}
+
+void Hosts::ask(Clock::time_point until) {
+  std::unique_lock lock(state_->mutex);
+  auto& state = *state_;
+  state.wake.wait_for(lock, kLeaving, [&] { return !state.asking; });
+  const auto question = ++state.asked;
+  state.told = Told();
+  state.told.unreached.push_back({"other hosts", "the job's store has not answered"});
+  state.done = false;
+  if (state.asking) {
+    return;  // a store that does not answer keeps one thread, not one for each question
+  }
+  startDetached("tcpg_hosts", "asking other hosts", [self = state_, question, until] {
+    Told wrong;
+    try {
+      self->collect(question, until);
+    } catch (const std::exception& error) {
+      const std::string what = error.what();
+      wrong.unreached.push_back(
+          {"other hosts", "the job's store is gone (" + what.substr(0, what.find('\n')) + ")"});
+    }
+    if (!wrong.unreached.empty()) {
+      self->publish(question, wrong, true);
+    }
+    {
+      std::lock_guard lock(self->mutex);
+      self->asking = false;
+    }
+    self->wake.notify_all();
+  });
+  state.asking = true;
+}
+
+Hosts::Told Hosts::take(
+    Clock::time_point until, const std::function<bool(const HostStatus&)>& enough) {
+  std::unique_lock lock(state_->mutex);
+  size_t seen = 0;
+  state_->wake.wait_until(lock, until, [&] {
+    bool over = state_->done;
+    for (; seen < state_->told.hosts.size(); ++seen) {
+      over = enough(state_->told.hosts[seen]) || over;
+    }
+    return over;
+  });
+  ++state_->asked;  // the question is over, also for the thread that asks
+  return state_->told;
+}
+
+}  // namespace torchcomms_pg::status

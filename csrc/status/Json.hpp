@@ -1,0 +1,119 @@
+// Writes JSON.
+#pragma once
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torchcomms_pg::status {
+
+// A text that is built from the outside in: each opened object or list is closed by its call's end.
+class Json {
+ public:
+  // Writes an object: `body` calls field().
+  template <class Body>
+  void object(Body&& body) {
+    within('{', '}', body);
+  }
+  template <class Body>
+  void list(Body&& body) {
+    within('[', ']', body);
+  }
+
+  // Write a field of an object, and an element of a list.
+  template <class T>
+  void field(const char* name, const T& value) {
+    key(name);
+    write(value);
+  }
+  template <class Body>
+  void objectField(const char* name, Body&& body) {
+    key(name);
+    within('{', '}', body);
+  }
+  template <class Body>
+  void listField(const char* name, Body&& body) {
+    key(name);
+    within('[', ']', body);
+  }
+  template <class T>
+  void element(const T& value) {
+    comma();
+    write(value);
+  }
+  template <class Body>
+  void objectElement(Body&& body) {
+    comma();
+    within('{', '}', body);
+  }
+
+  std::string take() { return std::move(text_); }
+
+ private:
+  template <class Body>
+  void within(char open, char close, Body&& body) {
+    text_ += open;
+    first_ = true;
+    body();
+    first_ = false;
+    text_ += close;
+  }
+  void comma() {
+    if (!first_) text_ += ',';
+    first_ = false;
+  }
+  void key(const char* name) {
+    comma();
+    write(std::string(name));
+    text_ += ':';
+  }
+
+  void write(bool value) { text_ += value ? "true" : "false"; }
+  void write(std::nullptr_t) { text_ += "null"; }
+  void write(const char* value) { write(std::string(value)); }
+  void write(double value) {
+    char digits[64];  // std::to_chars knows no locale, in which a comma may stand for the point
+    const auto number = std::isfinite(value) && std::abs(value) < 1e15 ? value : 0;
+    const auto end =
+        std::to_chars(digits, digits + sizeof digits, number, std::chars_format::fixed, 3);
+    text_.append(digits, end.ptr);
+  }
+  template <class T>
+    requires std::is_integral_v<T>
+  void write(T value) {
+    text_ += std::to_string(value);
+  }
+  template <class T>
+  void write(const std::vector<T>& values) {
+    within('[', ']', [&] {
+      for (const auto& each : values) element(each);
+    });
+  }
+  // Bytes that are no UTF-8 pass: the reader has to replace them.
+  void write(const std::string& value) {
+    text_ += '"';
+    for (const char letter : value) {
+      if (letter == '"' || letter == '\\') {
+        text_ += '\\';
+        text_ += letter;
+      } else if (static_cast<unsigned char>(letter) < 0x20) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof escaped, "\\u%04x", letter);
+        text_ += escaped;
+      } else {
+        text_ += letter;
+      }
+    }
+    text_ += '"';
+  }
+
+  std::string text_;
+  bool first_ = true;
+};
+
+}  // namespace torchcomms_pg::status

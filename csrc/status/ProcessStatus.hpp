@@ -1,0 +1,151 @@
+// What a process tells of itself when it is asked for its status: what the rule of blame needs
+// (monitor/RankStatus), and what people want to see. Knows nothing of torch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "monitor/RankStatus.hpp"
+#include "status/Folder.hpp"
+
+namespace torchcomms_pg::status {
+
+// An operation that has not ended.
+struct OpInFlight {
+  std::string text;
+  uint64_t seq = 0;         // place among the group's collectives; 0: not a collective
+  std::string signature;    // see RankStatus
+  int64_t ageMs = 0;        // time since its issue
+  int64_t timeoutMs = 0;    // that of the operation
+  bool waits = false;       // a thread, a queue or the holder of a future may wait for its end
+  bool endsUnseen = false;  // once all ranks have come it may have ended, which nobody is told
+  std::string calledAt;     // the line of Python that issued it, if known
+  Wait wait;
+
+  static void fields(auto& self, auto& visit) {
+    visit(
+        self.text,
+        self.seq,
+        self.signature,
+        self.ageMs,
+        self.timeoutMs,
+        self.waits,
+        self.endsUnseen,
+        self.calledAt,
+        self.wait);
+  }
+};
+
+// Ranks first, first + step, ...: `count` of them.
+struct Run {
+  int64_t first = 0;
+  int64_t step = 0;
+  uint64_t count = 0;
+
+  static void fields(auto& self, auto& visit) { visit(self.first, self.step, self.count); }
+};
+
+// The part of a rank in a group.
+struct MemberStatus {
+  uint64_t id = 0;   // tells the group from every other of every job
+  uint64_t key = 0;  // see GroupCounts; 0: several groups of the rank cannot be told apart
+  std::string name;
+  std::string description;
+  std::string backend;
+  int rank = 0;                // in the group
+  std::vector<int64_t> ranks;  // the job's numbers, by rank; travels as `runs`
+  std::vector<Run> runs;
+  bool queues = false;        // operations are queued on a device
+  uint64_t collectives = 0;   // number of those that have ended
+  std::string lastCompleted;  // the last operation that has; empty: none
+  std::string failure;        // reason why the group has failed here
+  int64_t relaxedMs = 0;      // see RankStatus
+  uint64_t inFlight = 0;      // number of operations, of which `ops` has the oldest and the awaited
+  std::vector<OpInFlight> ops;
+
+  static void fields(auto& self, auto& visit) {
+    visit(
+        self.id,
+        self.key,
+        self.name,
+        self.description,
+        self.backend,
+        self.rank,
+        self.runs,
+        self.queues,
+        self.collectives,
+        self.lastCompleted,
+        self.failure,
+        self.relaxedMs,
+        self.inFlight,
+        self.ops);
+  }
+};
+
+// A rank of the job: a process, or a thread of one whose ranks are threads.
+struct RankActivity {
+  int64_t rank = 0;  // the job's number
+  std::vector<MemberStatus> groups;
+  std::vector<GroupCounts> counts;  // see RankStatus
+
+  static void fields(auto& self, auto& visit) { visit(self.rank, self.groups, self.counts); }
+};
+
+struct ProcessStatus {
+  uint32_t pid = 0;
+  std::string host;
+  std::string version;          // of torchcomms_pg
+  std::string store;            // where the job's store is, such as "127.0.0.1:29500"
+  std::string run;              // id of the run that a launcher gave it; empty: none
+  std::string threads;          // places of Python's threads, one line for each
+  int64_t pythonSilentMs = -1;  // time for which Python has not answered; -1: it has
+  int64_t compilingMs = -1;     // see RankStatus
+  int64_t compiledMs = -1;
+  std::vector<RankActivity> ranks;
+
+  static void fields(auto& self, auto& visit) {
+    visit(
+        self.pid,
+        self.host,
+        self.version,
+        self.store,
+        self.run,
+        self.threads,
+        self.pythonSilentMs,
+        self.compilingMs,
+        self.compiledMs,
+        self.ranks);
+  }
+};
+
+// A process of which a socket is there, and which does not answer.
+struct SilentProcess {
+  uint32_t pid = 0;
+  std::string text;   // what is known of it
+  std::string state;  // "stopped", "dead" or "silent"
+  std::vector<Membership> memberships;
+
+  static void fields(auto& self, auto& visit) {
+    visit(self.pid, self.text, self.state, self.memberships);
+  }
+};
+
+// The processes of one host.
+struct HostStatus {
+  std::string host;
+  std::vector<ProcessStatus> processes;
+  std::vector<SilentProcess> silent;
+
+  static void fields(auto& self, auto& visit) { visit(self.host, self.processes, self.silent); }
+};
+
+// Encode, and decode: none if `text` is damaged, or another version's. Long lists of ranks travel
+// once, as runs.
+std::string encode(ProcessStatus status);
+std::optional<ProcessStatus> decodeProcess(const std::string& text);
+std::string encode(HostStatus status);
+std::optional<HostStatus> decodeHost(const std::string& text);
+
+}  // namespace torchcomms_pg::status

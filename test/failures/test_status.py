@@ -1,0 +1,539 @@
+"""The status of a running job: asked from outside, whatever its ranks do."""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchcomms_pg
+from harness import limits
+from harness.leaks import library_threads
+from harness.programs import PROGRAM_LIMIT, end_tree, run_python
+from harness.rank_process import keep_the_gil, receive, report
+from harness.ranks import Ranks, check, connect_store, meet, wait_for
+from hosts.test_hosts import move
+from torchcomms_pg.status.__main__ import main
+
+pytestmark = pytest.mark.beyond_gloo
+WATCHED = pytest.param(
+    "gloo",
+    marks=pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on"),
+)
+LATE = 0.5
+SOON = 20.0
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the processes of one test have their sockets."""
+    path = tmp_path / "status"
+    monkeypatch.setenv("TORCHCOMMS_PG_STATUS", str(path))
+    return path
+
+
+def started(world, folder, **env):
+    env["TORCHCOMMS_PG_STATUS"] = str(folder)
+    return Ranks(world, init=False, env=env)
+
+
+@pytest.fixture
+def ask(capsys):
+    """The code, and what is printed, as JSON where it is that; ranks are waited for long."""
+
+    def ask(*arguments, late=LATE, wait=15):
+        capsys.readouterr()
+        options = ["--json", "--late", str(late), "--wait", str(limits.grown(wait))]
+        code = main([*options, *map(str, arguments)])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else printed.err
+
+    return ask
+
+
+def join(args, world, backend="torchcomms"):
+    """The store; a default group that has been used."""
+    store = connect_store(*args)
+    if backend == "gloo":
+        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=300))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    dist.all_reduce(torch.ones(7))
+    return store
+
+
+def waiting(answer):
+    """What the first group with a waiting rank says; None: there is none."""
+    if not isinstance(answer, dict):
+        return None
+    return next((group["waits"] for group in answer["groups"] if group["waits"]), None)
+
+
+def stays_away():
+    report("away")
+    receive()
+
+
+def one_skips_an_operation(args, world, backend):
+    store = join(args, world, backend)
+    if os.environ["RANK"] == "1":
+        stays_away()
+    dist.all_reduce(torch.ones(1024))
+    meet(store, "done", world)
+    report("done")
+    receive()
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_who_is_waited_for_is_named_where_its_python_is_until_it_has_come(folder, ask, backend):
+    with started(3, folder) as ranks:
+        ranks.start(one_skips_an_operation, ranks.store_args(), 3, backend)
+        ranks.wait_report(1)
+        found = []
+
+        def named():
+            code, answer = ask()
+            waits = waiting(answer)
+            found[:] = [code, answer, waits]
+            return waits and waits["waits_for"] == [1] and "stays_away" in waits["verdict"]
+
+        assert wait_for(named, SOON), found
+        code, answer, waits = found
+        assert code == 1 and not answer["healthy"]
+        assert waits["behind"] == [1] and waits["rank"] in (0, 2)
+        assert re.match(r"all_reduce #2 \(1024 x Float", waits["operation"])
+        assert waits["since_s"] >= LATE
+        assert "rank 1 has not arrived at all_reduce #2" in waits["verdict"]
+        assert re.search(r"test_status.py:\d+ in stays_away", waits["verdict"])
+        assert [rank["rank"] for rank in answer["ranks"]] == [0, 1, 2]
+        assert sorted(rank["pid"] for rank in answer["ranks"]) == sorted(ranks.pids)
+        first, second = (rank["groups"][0] for rank in answer["ranks"][:2])
+        assert first["in_flight"] == 1 and first["oldest"][0]["awaited"]
+        assert re.search(r"test_status.py:\d+ in one_skips", first["oldest"][0]["called_at"])
+        assert second["last_completed"].startswith("all_reduce #1 (7 x Float")
+        assert second["completed_collectives"] == 1 and second["in_flight"] == 0
+        ranks.tell(1, "go on")
+        for rank in range(3):
+            ranks.wait_report(rank)
+        # The end of a watched operation is seen a moment later.
+        assert wait_for(lambda: ask()[0] == 0, SOON)
+        _, answer = ask()
+        assert answer["healthy"] and waiting(answer) is None, answer
+        for rank in range(3):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+def is_there(args, world, backend):
+    join(args, world, backend)
+    report("there")
+    receive()
+
+
+@pytest.mark.stops_ranks
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_ranks_that_are_stopped_or_dead_are_said_to_be(folder, ask, backend):
+    with started(4, folder) as ranks:
+        ranks.start(is_there, ranks.store_args(), 4, backend)
+        for rank in range(4):
+            ranks.wait_report(rank)
+        ranks.kill(1, signal.SIGSTOP)
+        ranks.kill(2)
+        assert ranks.exit_code(2) == -9
+        for asked in (ranks.pids[0], ranks.pids[1], ranks.pids[2]):
+            code, answer = ask(asked)
+            assert code == 1, answer
+            states = {rank["rank"]: rank["state"] for rank in answer["ranks"]}
+            assert states == {0: "answers", 1: "stopped", 2: "dead", 3: "answers"}
+            texts = [rank.get("text", "") for rank in answer["ranks"]]
+            assert any(f"its process is stopped (pid {ranks.pids[1]})" in text for text in texts)
+            assert any(f"its process is dead (pid {ranks.pids[2]})" in text for text in texts)
+            assert waiting(answer) is None  # nobody waits
+        for rank in (0, 3):
+            ranks.kill(rank)
+            assert ranks.exit_code(rank) == -9
+        code, said = ask()
+        assert code == 1 and f"process {ranks.pids[1]} is stopped" in said
+        ranks.kill(1)
+        assert ranks.exit_code(1) == -9
+        code, said = ask()
+        assert code == 2 and "no job of yours on this host" in said
+        assert not [name for name in os.listdir(folder) if "-" in name]
+
+
+def all_keep_the_gil(args, world, pipes):
+    join(args, world)
+    report("ready")
+    receive()
+    keep_the_gil(pipes[int(os.environ["RANK"])])
+
+
+def test_ranks_whose_python_is_stuck_answer(folder, ask, tmp_path):
+    pipes = [str(tmp_path / f"pipe{rank}") for rank in range(2)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    with started(2, folder) as ranks:
+        ranks.start(all_keep_the_gil, ranks.store_args(), 2, pipes)
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "go")
+        with open(pipes[0], "rb") as first, open(pipes[1], "rb") as second:
+            for _ in range(3):  # questions that Python cannot answer do not pile up
+                code, answer = ask()
+                assert code == 0, answer
+                for rank in answer["ranks"]:
+                    assert rank["python"]["silent_s"] >= 0.4
+                    lines = "\n".join(rank["python"]["threads"])
+                    assert re.search(r"rank_process.py:\d+ in keep_the_gil", lines), lines
+            for pid in ranks.pids:
+                names = [
+                    path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/comm")
+                ]
+                assert names.count("tcpg_python\n") == 1, names
+            first.read()
+            second.read()
+        check(ranks.wait())
+
+
+def compiles(args, world):
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    join(args, world)
+    if os.environ["RANK"] == "1":
+        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            stays_away()
+    dist.all_reduce(torch.ones(3))
+
+
+def test_a_rank_that_compiles_is_said_to(folder, ask):
+    with started(2, folder) as ranks:
+        ranks.start(compiles, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        assert wait_for(lambda: waiting(ask()[1]), SOON)
+        _, answer = ask()
+        assert waiting(answer)["prolonged"] and waiting(answer)["waits_for"] == [1]
+        assert "rank 1 has been compiling" in waiting(answer)["verdict"]
+        assert answer["ranks"][1]["compiling_s"] > 0
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def connect(folder):
+    (path,) = folder.glob("*.socket")
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(limits.grown(20))
+    made.connect(str(path))
+    return made
+
+
+def test_clients_that_send_garbage_or_never_read_harm_nothing(folder, ask):
+    with started(1, folder) as ranks:
+        ranks.start(two_in_one_process, ranks.store_args())
+        ranks.wait_report(0)
+        with contextlib.ExitStack() as stack:
+            for text in (b"\xff\x00\n", b"job\n", b"job 1 99999999\n", b"x" * 4096, b"job -1 1\n"):
+                client = stack.enter_context(connect(folder))
+                client.sendall(text)
+                answer = b""
+                with contextlib.suppress(ConnectionError):
+                    while part := client.recv(4096):
+                        answer += part
+                assert answer in (b"", b"no this question is not known\n"), answer
+            for _ in range(40):  # more than it takes at a time; none reads
+                with contextlib.suppress(OSError):
+                    client = stack.enter_context(connect(folder))
+                    client.sendall(b"job 1000 100\n")
+                    stack.enter_context(connect(folder))  # and this one does not ask
+            assert wait_for(lambda: ask()[0] == 0, SOON * 2)
+        ranks.tell(0, "go on")
+        check(ranks.wait())
+
+
+def two_in_one_process(args):
+    """Two ranks that are threads of this process."""
+    import threading
+
+    store = connect_store(*args)
+    comms = {}
+
+    def make(rank):
+        options = {"store": store, "rank": rank, "size": 2}
+        comms[rank] = torchcomms_pg.new_comm("shm", torch.device("cpu"), "pair", **options)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report("there")
+    receive()
+    for comm in comms.values():
+        comm.finalize()
+
+
+def test_ranks_that_are_threads_are_told_apart(folder, ask):
+    with started(1, folder) as ranks:
+        ranks.start(two_in_one_process, ranks.store_args())
+        ranks.wait_report(0)
+        code, answer = ask()
+        assert code == 0, answer
+        assert [(rank["rank"], rank["pid"]) for rank in answer["ranks"]] == [
+            (0, ranks.pids[0]),
+            (1, ranks.pids[0]),
+        ]
+        ranks.tell(0, "go on")
+        check(ranks.wait())
+
+
+def makes_and_destroys_groups(args, world, seconds):
+    join(args, world)
+    report("there")
+    store = connect_store(args[0], args[1] + "/end")
+    begun = time.monotonic()
+    goes_on = torch.ones(1)
+    while goes_on.item():
+        group = dist.new_group()
+        work = dist.all_reduce(torch.ones(100), group=group, async_op=True)
+        work.wait()
+        dist.destroy_process_group(group)
+        goes_on.fill_(float(time.monotonic() - begun < seconds))
+        dist.broadcast(goes_on, 0)
+    dist.destroy_process_group()
+    meet(store, "end", world)
+    del group, work
+    assert wait_for(lambda: not library_threads(), 10), library_threads()
+
+
+def test_groups_that_are_destroyed_while_they_are_asked_for_leave_nothing(folder, ask):
+    with started(2, folder) as ranks:
+        ranks.start(makes_and_destroys_groups, ranks.store_args(), 2, 3)
+        ranks.wait_report(0)
+        answers = 0
+        begun = time.monotonic()
+        while time.monotonic() - begun < 2:
+            code, answer = ask(late=30)
+            answers += isinstance(answer, dict)
+        assert answers > 3
+        check(ranks.wait())
+        assert not [name for name in os.listdir(folder) if "-" in name]
+
+
+def forks(args, world):
+    join(args, world)
+    child = os.fork()
+    if child == 0:
+        report("child")
+        receive()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_keep_the_socket_of_its_parent(folder, ask):
+    with started(2, folder) as ranks:
+        ranks.start(forks, ranks.store_args(), 2)
+        for rank in range(2):
+            ranks.wait_report(rank)
+            assert wait_for(lambda: not os.path.exists(f"/proc/{ranks.pids[rank]}/fd/0"), SOON)
+        assert wait_for(lambda: ask()[0] == 2, SOON), ask()  # its socket goes a moment later
+        for rank in range(2):
+            ranks.tell(rank, "end")
+
+
+# The folder
+
+
+def test_the_folder_is_the_users_alone(folder, ask):
+    with started(2, folder) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o755)
+        code, said = ask()
+        assert code == 2 and "is open to other users" in said
+        folder.chmod(0o700)
+        if os.geteuid() == 0:
+            os.chown(folder, 12345, -1)
+            code, said = ask()
+            os.chown(folder, 0, -1)
+            assert code == 2 and "is another user's (number 12345)" in said
+        for rank in range(2):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+@pytest.mark.parametrize("wrong", ["a file", "open to others", "another user's", "a link"])
+def test_a_folder_that_is_not_to_be_used_is_one_line_and_no_harm(folder, wrong):
+    if wrong == "a file":
+        folder.write_text("")
+    elif wrong == "a link":
+        (folder.parent / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(folder.parent / "elsewhere")
+    else:
+        folder.mkdir(mode=0o755 if wrong == "open to others" else 0o700)
+        if wrong == "another user's":
+            if os.geteuid() != 0:
+                pytest.skip("to give a folder away needs root")
+            os.chown(folder, 12345, -1)
+    with started(2, folder) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+        for rank in range(2):
+            said = f"process {ranks.pids[rank]} has no status for python -m torchcomms_pg.status: "
+            assert wait_for(lambda: said in ranks.output(rank)), ranks.output(rank)
+            assert ranks.output(rank).count("has no status") == 1
+
+
+def test_it_can_be_turned_off(folder, ask, monkeypatch):
+    with Ranks(2, init=False, env={"TORCHCOMMS_PG_STATUS": "0"}) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+            names = pathlib.Path(f"/proc/{ranks.pids[rank]}/task").glob("*/comm")
+            assert "tcpg_status\n" not in [name.read_text() for name in names]
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+    assert ask()[0] == 2
+    monkeypatch.setenv("TORCHCOMMS_PG_STATUS", "0")
+    code, said = ask()
+    assert code == 2 and "turns it off" in said
+
+
+def test_what_dead_processes_have_left_is_removed(folder, ask):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "4194304-1.socket"))
+    (folder / "4194304-1.ranks").write_text("17 0\n")
+    code, said = ask()
+    assert code == 2 and "no job of yours on this host" in said
+    assert not list(folder.iterdir())
+
+
+def test_arguments_that_name_no_job_are_told_from_others(folder, ask):
+    code, said = ask("4194304")
+    assert code == 2 and "there is no process 4194304" in said
+    code, said = ask(os.getpid())
+    assert code == 2 and f"process {os.getpid()} has no status" in said
+    code, said = ask("127.0.0.1:1")
+    assert code == 2 and "has its store at 127.0.0.1:1" in said
+    with started(2, folder) as one, started(2, folder) as other:
+        for ranks in (one, other):  # of one store, under prefixes of their own
+            ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for ranks in (one, other):
+            for rank in range(2):
+                ranks.wait_report(rank)
+        code, said = ask()
+        assert code == 2 and "there are several jobs" in said
+        assert str(min(one.pids)) in said and str(min(other.pids)) in said
+        code, answer = ask(other.pids[1])
+        assert code == 0 and answer["asked"]["pid"] == other.pids[1]
+        assert {rank["pid"] for rank in answer["ranks"]} == set(other.pids)
+        for ranks in (one, other):
+            for rank in range(2):
+                ranks.tell(rank, "end")
+            check(ranks.wait())
+
+
+# Several hosts
+
+
+def on_two_hosts(args, world, folders, backend):
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHCOMMS_PG_STATUS"] = folders[rank]
+    move("ab")
+    return one_skips_an_operation(args, world, backend)
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_ranks_of_another_host_tell_by_the_store(folder, ask, tmp_path, monkeypatch, backend):
+    folders = [str(folder), str(tmp_path / "other")]
+    with started(2, folder) as ranks:
+        ranks.start(on_two_hosts, ranks.store_args(), 2, folders, backend)
+        ranks.wait_report(1)
+        for each in folders:
+            monkeypatch.setenv("TORCHCOMMS_PG_STATUS", each)
+            found = []
+
+            def named():
+                found[:] = ask()
+                waits = waiting(found[1])
+                return waits and "stays_away" in waits["verdict"]
+
+            assert wait_for(named, SOON), found
+            _, answer = found
+            assert waiting(answer)["behind"] == [1]
+            assert [rank["host"] for rank in answer["ranks"]] == ["host-a", "host-b"]
+            assert not answer["unreached_hosts"]
+        ranks.tell(1, "go on")
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+# Programs
+
+PROGRAM = """
+import sys, time
+import torch
+import torch.distributed as dist
+
+def late():
+    print("late", flush=True)
+    time.sleep(600)
+
+dist.init_process_group(sys.argv[1])
+dist.all_reduce(torch.ones(2))
+if dist.get_rank() == 1:
+    late()
+dist.all_reduce(torch.ones(5))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_program_under_torchrun_is_asked_by_the_command_line(folder, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with open(tmp_path / "output", "w") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            + [str(program), "torchcomms"],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"},
+        )
+    try:
+        said = (tmp_path / "output").read_text
+        assert wait_for(lambda: "late" in said() or launcher.poll() is not None, PROGRAM_LIMIT / 2)
+        assert launcher.poll() is None, said()
+        run = []
+
+        def named():
+            run[:] = [run_python("-m", "torchcomms_pg.status", "--late", "0.5", "--wait", "5")]
+            return "rank 1 has not arrived" in run[0].stdout and "in late" in run[0].stdout
+
+        assert wait_for(named, SOON), run[0].stdout + run[0].stderr + said()
+        assert run[0].returncode == 1
+        assert re.search(r"program.py:\d+ in late", run[0].stdout)
+        store = re.match(
+            r"job of the store (\S+:\d+) \(run \S+\): 2 ranks on 1 host", run[0].stdout
+        )
+        assert store, run[0].stdout
+        assert main([store[1], "--late", "100", "--wait", "15"]) == 0
+    finally:
+        end_tree(launcher.pid)
+        launcher.wait()
+    assert main([]) == 2

@@ -1,0 +1,239 @@
+// The status of jobs: what processes tell, put together, and how they are asked.
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "Check.hpp"
+#include "status/Gathering.hpp"
+#include "status/JobReport.hpp"
+#include "status/StatusServer.hpp"
+
+using namespace torchcomms_pg;
+using namespace torchcomms_pg::status;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr uint64_t kId = 99;
+constexpr uint64_t kKey = 7;
+
+// A rank of a group of `size` that has issued `collectives`, and waits in the last of them.
+ProcessStatus rankOf(int rank, int size, uint64_t collectives, bool waits) {
+  ProcessStatus process;
+  process.pid = static_cast<uint32_t>(1000 + rank);
+  process.host = "host" + std::to_string(rank / 8);
+  process.threads = "MainThread: train.py:8 in load";
+  MemberStatus group;
+  group.id = kId;
+  group.key = kKey;
+  group.name = "world";
+  group.rank = rank;
+  group.ranks.resize(size);
+  std::iota(group.ranks.begin(), group.ranks.end(), 0);
+  group.collectives = collectives - (waits ? 1 : 0);
+  group.lastCompleted = "all_reduce #" + std::to_string(group.collectives) + " (8 x Float)";
+  if (waits) {
+    OpInFlight op;
+    op.text = "all_reduce #" + std::to_string(collectives) + " (8 x Float)";
+    op.seq = collectives;
+    op.signature = "all_reduce Float";
+    op.ageMs = 20'000;
+    op.timeoutMs = 60'000;
+    op.waits = true;
+    op.calledAt = "train.py:18 in main";
+    op.wait.text = op.text;
+    op.wait.group = kKey;
+    op.wait.members = group.ranks;
+    op.wait.collectives = {{collectives, -1}};
+    group.inFlight = 1;
+    group.ops.push_back(std::move(op));
+  }
+  RankActivity activity;
+  activity.rank = rank;
+  activity.groups.push_back(std::move(group));
+  activity.counts = {{kKey, collectives, 0, {}}};
+  process.ranks.push_back(std::move(activity));
+  return process;
+}
+
+// Passes the hosts' answers through their text, as the store does.
+std::vector<HostStatus> hostsOf(const std::vector<ProcessStatus>& processes) {
+  std::vector<HostStatus> hosts;
+  for (size_t first = 0; first < processes.size(); first += 8) {
+    HostStatus host;
+    host.host = processes[first].host;
+    for (size_t i = first; i < std::min(first + 8, processes.size()); ++i) {
+      host.processes.push_back(processes[i]);
+    }
+    const auto decoded = decodeHost(encode(host));
+    CHECK(decoded.has_value());
+    hosts.push_back(*decoded);
+  }
+  return hosts;
+}
+
+JobQuestion question() {
+  return {1000, "host0", 10'000, 100};
+}
+
+std::string makeFolder() {
+  char path[] = "/tmp/status_test_XXXXXX";
+  CHECK(mkdtemp(path) != nullptr);
+  return path;
+}
+
+// Makes a process that serves the status of a rank until it is killed.
+pid_t serve(const std::string& folder, int rank) {
+  int ready[2];
+  CHECK(pipe(ready) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    StatusServer::setFolder(folder);
+    const auto server = StatusServer::of(
+        {[rank] {
+           Description description;
+           description.status = rankOf(rank, 3, 4, false);
+           description.status.pid = static_cast<uint32_t>(getpid());
+           description.setLines = [](ProcessStatus&, const std::vector<std::string>&) {};
+           return description;
+         },
+         [](const OfJob&) { return std::string("{}"); }});
+    CHECK(server != nullptr);
+    server->add({kId, rank});
+    CHECK(write(ready[1], "r", 1) == 1);
+    for (;;) pause();
+  }
+  char byte = 0;
+  CHECK(read(ready[0], &byte, 1) == 1);
+  close(ready[0]);
+  close(ready[1]);
+  return child;
+}
+
+}  // namespace
+
+TEST(theRankThatAThousandOthersWaitForIsNamed) {
+  constexpr int kRanks = 1024;
+  std::vector<ProcessStatus> processes;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    processes.push_back(rankOf(rank, kRanks, rank == 77 ? 3 : 4, rank != 77));
+  }
+  const auto begun = std::clock();
+  const auto hosts = hostsOf(processes);
+  const auto decoded = std::clock();
+  const auto text = report(hosts, {}, question());
+  const auto ms = [](std::clock_t ticks) {
+    return static_cast<int>(ticks * 1000 / CLOCKS_PER_SEC);
+  };
+  std::printf(
+      "1024 ranks: %d ms of CPU for their texts, %d ms to report\n",
+      ms(decoded - begun),
+      ms(std::clock() - decoded));
+  CHECK_CONTAINS(text, "\"waits_for\":[77],\"behind\":[77]");
+  CHECK_CONTAINS(text, "rank 77 has not arrived at all_reduce #4 (8 x Float), issued 20 s ago");
+  CHECK_CONTAINS(text, "\"healthy\":false");
+}
+
+TEST(anOperationThatIsYoungerThanTheQuestionAccusesNobody) {
+  const std::vector<ProcessStatus> processes{rankOf(0, 2, 4, true), rankOf(1, 2, 3, false)};
+  auto asked = question();
+  asked.lateMs = 0;
+  asked.tookMs = 20'001;
+  CHECK_CONTAINS(report(hostsOf(processes), {}, asked), "\"healthy\":true");
+  asked.tookMs = 20'000;
+  CHECK_CONTAINS(report(hostsOf(processes), {}, asked), "\"behind\":[1]");
+}
+
+TEST(ofHostsThatHaveNotAnsweredNobodyIsAccused) {
+  std::vector<ProcessStatus> processes;
+  for (int rank = 0; rank < 8; ++rank) {
+    processes.push_back(rankOf(rank, 16, 4, true));
+  }
+  const auto text = report(hostsOf(processes), {{"host1", "has not answered in time"}}, question());
+  CHECK_CONTAINS(text, "{\"host\":\"host1\",\"why\":\"has not answered in time\"}");
+  CHECK_CONTAINS(text, "did not answer, so that nobody knows whether they have arrived");
+  CHECK_CONTAINS(text, "\"state\":\"unknown\"");
+}
+
+TEST(processesOfAnotherJobAreLeftOut) {
+  std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
+  processes.push_back(rankOf(5, 8, 9, true));
+  processes.back().ranks.front().groups.front().id = kId + 1;
+  const auto text = report(hostsOf(processes), {}, question());
+  CHECK_CONTAINS(text, "\"healthy\":true");
+  CHECK(text.find("1005") == std::string::npos);
+}
+
+TEST(damagedAnswersAreRefused) {
+  const auto text = encode(rankOf(0, 4, 4, true));
+  CHECK(decodeProcess(text).has_value());
+  CHECK(!decodeProcess(text.substr(0, text.size() / 2)).has_value());
+  CHECK(!decodeProcess(text + "1 ").has_value());
+  CHECK(!decodeProcess("").has_value());
+  auto strange = rankOf(0, 4, 4, true);
+  strange.ranks.front().groups.front().rank = 4;  // of 4
+  CHECK(!decodeProcess(encode(strange)).has_value());
+}
+
+TEST(ranksTravelWhateverTheirOrder) {
+  for (const auto& ranks : std::vector<std::vector<int64_t>>{
+           {0}, {3, 1}, {0, 8, 16, 24}, {5, 4, 3, 9, 9, 1, 2}, {7, 7, 7}}) {
+    auto process = rankOf(0, 1, 4, false);
+    process.ranks.front().groups.front().ranks = ranks;
+    const auto decoded = decodeProcess(encode(process));
+    CHECK(decoded.has_value());
+    CHECK(decoded->ranks.front().groups.front().ranks == ranks);
+  }
+}
+
+TEST(processesAreAskedAndThoseThatAreStoppedOrDeadAreKnown) {
+  const auto folder = makeFolder();
+  const pid_t there = serve(folder, 0);
+  const pid_t stopped = serve(folder, 1);
+  const pid_t dead = serve(folder, 2);
+  CHECK(kill(stopped, SIGSTOP) == 0);
+  CHECK(waitpid(stopped, nullptr, WUNTRACED) == stopped);
+  CHECK(kill(dead, SIGKILL) == 0);
+  CHECK(waitpid(dead, nullptr, 0) == dead);
+  const Folder opened(folder);
+  const auto host = gather(opened, milliseconds(20'000));
+  CHECK_EQUAL(host.processes.size(), size_t{1});
+  CHECK_EQUAL(host.processes.front().pid, static_cast<uint32_t>(there));
+  CHECK_EQUAL(host.silent.size(), size_t{2});
+  for (const auto& silent : host.silent) {
+    const bool isDead = silent.pid == static_cast<uint32_t>(dead);
+    CHECK_EQUAL(silent.state, std::string(isDead ? "dead" : "stopped"));
+    CHECK(silent.memberships == (std::vector<Membership>{{kId, isDead ? 2 : 1}}));
+  }
+  opened.sweep();  // the dead one's group lives
+  CHECK_EQUAL(opened.entries().size(), size_t{3});
+  for (const pid_t process : {there, stopped}) {
+    CHECK(kill(process, SIGKILL) == 0);
+    CHECK(waitpid(process, nullptr, 0) == process);
+  }
+  opened.sweep();
+  CHECK(opened.entries().empty());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(aFolderOfAnyDepthIsGoodForASocket) {
+  const auto base = makeFolder();
+  const auto folder = base + "/" + std::string(200, 'x');
+  const pid_t process = serve(folder, 0);
+  CHECK_EQUAL(gather(Folder(folder), milliseconds(20'000)).processes.size(), size_t{1});
+  CHECK(kill(process, SIGKILL) == 0);
+  CHECK(waitpid(process, nullptr, 0) == process);
+  std::filesystem::remove_all(base);
+}

@@ -1,0 +1,198 @@
+"""Finds the jobs of this user on this host by the sockets of their processes, and asks them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# Seconds beyond the time that the answer may take by itself.
+_GRACE = 1.0
+_LONGEST = 1 << 28  # bytes of an answer
+
+
+class StatusError(Exception):
+    """There is no such job, or its folder is not to be used; the text says which."""
+
+
+class NoAnswerError(Exception):
+    """The job is there, and none of its processes on this host answers; the text says why."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that has a socket in the folder.
+
+    Attributes:
+        pid: in its own namespace.
+        name: of its files, without their ends.
+        groups: ids of the groups that it has, or had.
+    """
+
+    folder: str
+    pid: int
+    name: str
+    groups: frozenset[str]
+
+    def state(self) -> str:
+        """Returns "stopped", "dead", or "" for one that may answer."""
+        try:
+            with self.connect():
+                pass
+        except (ConnectionRefusedError, FileNotFoundError):
+            return "dead"
+        except OSError:
+            pass  # its backlog is full: somebody is to listen there
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] in "Tt":
+                return "stopped"
+        return ""
+
+    def connect(self, timeout: float = 1.0) -> socket.socket:
+        """Returns a connection, whose every step takes at most `timeout` seconds."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Blocks while others wait to be taken, for at most this.
+            seconds, microseconds = int(timeout), int(timeout % 1 * 1e6)
+            limit = struct.pack("ll", seconds, microseconds)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            # By a descriptor: an address has at most 107 bytes, and a folder's path may have more.
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                made.connect(f"/proc/self/fd/{folder}/{self.name}.socket")
+            finally:
+                os.close(folder)
+            made.settimeout(timeout)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def remove(self) -> None:
+        """Removes the files, which are left of a process that is gone."""
+        for end in (".socket", ".ranks"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.folder, self.name + end))
+
+
+@dataclass
+class Job:
+    """Processes of this host that are in one group, or in groups that share a process.
+
+    Attributes:
+        processes: those whose sockets are there, also of ranks that are stopped or dead.
+    """
+
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of its processes on this host."""
+        return sorted(process.pid for process in self.processes)
+
+    def ask(self, late: float, wait: float, asked: int | None = None) -> dict[str, Any]:
+        """Returns the status of the whole job, as docs/status.md has it.
+
+        Args:
+            late: seconds after which an operation in flight counts as waited for.
+            wait: seconds for which processes and hosts are waited for.
+            asked: the process that is to be asked first.
+
+        Raises:
+            NoAnswerError: no process of this host answers.
+        """
+        reasons = []
+        for process in sorted(self.processes, key=lambda each: (each.pid != asked, each.pid)):
+            if state := process.state():
+                reasons.append(f"process {process.pid} is {state}")
+                continue
+            try:
+                return _ask(process, late, wait)
+            except OSError as error:
+                reasons.append(f"process {process.pid} does not answer ({error})")
+        raise NoAnswerError("; ".join(reasons))
+
+
+def find_jobs(folders: list[str]) -> list[Job]:
+    """Returns the jobs in these folders, and removes what is left of those that are gone.
+
+    Raises:
+        StatusError: a folder is another user's, or open to others.
+    """
+    jobs = []
+    for folder in folders:
+        for processes in _connected(list(_processes(folder))):
+            if all(process.state() == "dead" for process in processes):
+                for process in processes:
+                    process.remove()
+            else:
+                jobs.append(Job(processes))
+    return jobs
+
+
+def _processes(folder: str) -> Iterator[Process]:
+    try:
+        about = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(about.st_mode):
+        raise StatusError(f"{folder} is no folder")
+    if about.st_uid != os.geteuid():
+        raise StatusError(
+            f"{folder} is another user's (number {about.st_uid}); run this as that user"
+        )
+    if about.st_mode & 0o077:
+        raise StatusError(f"{folder} is open to other users; chmod 700 it")
+    for file in sorted(os.listdir(folder)):
+        name, end = os.path.splitext(file)
+        pid, _, space = name.partition("-")
+        if end == ".socket" and pid.isdecimal() and space.isdecimal():
+            groups: list[str] = []
+            with contextlib.suppress(OSError), open(os.path.join(folder, name + ".ranks")) as lines:
+                groups = [line.split()[0] for line in lines if line.strip()]
+            yield Process(folder, int(pid), name, frozenset(groups))
+
+
+def _connected(processes: list[Process]) -> list[list[Process]]:
+    """Puts together those that share a group."""
+    found: list[tuple[set[str], list[Process]]] = []
+    for process in processes:
+        groups, members = set(process.groups), [process]
+        for other in [each for each in found if each[0] & groups]:
+            found.remove(other)
+            groups |= other[0]
+            members = other[1] + members
+        found.append((groups, members))
+    return [members for _, members in found]
+
+
+def _ask(process: Process, late: float, wait: float) -> dict[str, Any]:
+    limit = time.monotonic() + wait + _GRACE
+    with process.connect() as connection:
+        connection.sendall(f"job {round(late * 1000)} {round(wait * 1000)}\n".encode())
+        parts, length = [], 0
+        while length <= _LONGEST:
+            connection.settimeout(max(0.01, limit - time.monotonic()))
+            part = connection.recv(1 << 16)
+            if not part:
+                break
+            parts.append(part)
+            length += len(part)
+    line, _, body = b"".join(parts).partition(b"\n")
+    word, _, rest = line.decode(errors="replace").partition(" ")
+    if word == "no":
+        raise OSError(rest)
+    if word != "ok" or rest != str(len(body)):
+        raise OSError("its answer is cut short")
+    try:
+        answer: dict[str, Any] = json.loads(body.decode(errors="replace"))
+    except ValueError:
+        raise OSError("its answer is damaged") from None
+    return answer
