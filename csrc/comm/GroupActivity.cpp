@@ -82,8 +82,12 @@ Wait describeWait(
   // The ranks that a shrunk communicator leaves out are not needed.
   wait.group = op.kind == OpKind::shrink ? 0 : key;
   wait.members = group.globalRanks();
+  const auto ended = group.inFlight().totals().sums(OpKind::recv);
   const auto await = [&](OpKind kind, int peer, uint64_t number) {
     using Kind = AwaitedMessage::Kind;
+    if (kind == OpKind::recv && peer < 0) {
+      number = ended.operations - ended.failures + 1;
+    }
     if (waitsForPeer(kind)) {
       wait.messages.push_back(
           {kind == OpKind::send   ? Kind::send

@@ -201,7 +201,9 @@ class WaitGraph {
     }
     for (const auto& message : wait.messages) {
       if (message.peer == AwaitedMessage::kAnyRank) {
-        needs.push_back(others(rank, wait));
+        if (auto senders = others(rank, wait); !hasMetAny(senders, rank, wait, message)) {
+          needs.push_back(std::move(senders));
+        }
       } else if (const int peer = local(message.peer); !hasMet(peer, rank, wait, message)) {
         needs.push_back({peer});
       }
@@ -260,11 +262,7 @@ class WaitGraph {
     if (counts == nullptr) {
       return true;
     }
-    const auto found = std::find_if(
-        counts->peers.begin(), counts->peers.end(), [me = global(rank)](const auto& each) {
-          return each.peer == me;
-        });
-    const auto with = found == counts->peers.end() ? PeerCounts{} : *found;
+    const auto with = countsWith(*counts, rank);
     switch (message.kind) {
       case AwaitedMessage::Kind::send:
         return with.received + counts->receivedFromAny >= message.number;
@@ -272,6 +270,32 @@ class WaitGraph {
       case AwaitedMessage::Kind::signal: return with.signalled >= message.number;
     }
     return true;
+  }
+
+  // Returns whether the senders have issued more messages to the rank than it has received before
+  // this one: of those that are on their way each may be the one. As above for true and false.
+  bool hasMetAny(
+      const Need& senders, int rank, const Wait& wait, const AwaitedMessage& message) const {
+    uint64_t sent = 0;
+    for (const int sender : senders) {
+      if (sender == kElsewhere || answers_.count(sender) == 0) {
+        continue;
+      }
+      const auto* const counts = countsOf(sender, wait.group);
+      if (counts == nullptr) {
+        return true;
+      }
+      sent += countsWith(*counts, rank).sent;
+    }
+    return message.kind == AwaitedMessage::Kind::receive && sent >= message.number;
+  }
+
+  PeerCounts countsWith(const GroupCounts& counts, int rank) const {
+    const auto found = std::find_if(
+        counts.peers.begin(), counts.peers.end(), [me = global(rank)](const auto& each) {
+          return each.peer == me;
+        });
+    return found == counts.peers.end() ? PeerCounts{} : *found;
   }
 
   bool missedByLibrary(int rank, const Wait& wait) const {

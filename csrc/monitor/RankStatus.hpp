@@ -16,7 +16,9 @@ struct AwaitedMessage {
 
   Kind kind = Kind::send;
   int64_t peer = kAnyRank;  // kAnyRank: whoever sends first
-  uint64_t number = 0;      // place among those of this kind that the rank has issued with `peer`
+  // Place among those of this kind that the rank has issued with `peer`. Of a receive from any
+  // rank: one more than the receives of the group that have ended, but for those of batches.
+  uint64_t number = 0;
 
   static void fields(auto& self, auto& visit) { visit(self.kind, self.peer, self.number); }
 
