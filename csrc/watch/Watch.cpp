@@ -319,11 +319,15 @@ void Watch::after(const latest::PostHookArgs& args) {
   auto& group = op->group();
   const auto part =
       std::ranges::find(*parts, &group, [](const Part& each) { return each.group.get(); });
+  if (part->fake) {
+    group.end(*op, /*completed=*/true);
+    return;
+  }
   try {
-    if (!group.queues() && !part->fake && group.size() > 1) {
+    if (!group.queues() && group.size() > 1) {
       thread.waits = followWait(*op, args.work);
     }
-    group.leave(op, part->fake ? c10::intrusive_ptr<c10d::Work>() : args.work, device, part->told);
+    group.leave(op, args.work, device, part->told);
     if (!op->operation().async && !group.queues()) {
       thread.waiting = op;
     }

@@ -192,6 +192,12 @@ void WatchedGroup::leave(
   if (work && async) {
     inFlight_.leave(op->operation());
   }
+  if (!work && !told && queues()) {
+    // Torch's nccl of up to 2.14 gives no Work to a caller that does not ask for one.
+    op->leaveInStream(device);
+    askLater(op, device);
+    return;
+  }
   bool ended = !work;
   const auto key = told && work ? completionKey(*work) : 0;
   if (told) {

@@ -52,8 +52,9 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // `told`: as of leave().
   std::shared_ptr<WatchedOp> begin(
       Operation op, const latest::PreHookArgs& args, Stack stack, bool told);
-  // Notes that its call has returned; null: without a Work, which ends it. `device`: that of the
-  // Work. `told`: the backend tells of its completion, see completed().
+  // Notes that its call has returned; null: without a Work, which ends it, unless it is in a stream
+  // of the device. `device`: that of the operation. `told`: the backend tells of its completion,
+  // see completed().
   void leave(
       const std::shared_ptr<WatchedOp>& op,
       c10::intrusive_ptr<c10d::Work> work,

@@ -1,5 +1,6 @@
 #include "watch/WatchedOp.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 
 #include <mutex>
@@ -123,6 +124,12 @@ bool WatchedOp::whenEnded(c10d::Work& work, std::function<void()> body) {
   }
 }
 
+void WatchedOp::leaveInStream(c10::Device device) {
+  behind_.emplace(device.type());
+  behind_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  returned_.store(true, std::memory_order_release);
+}
+
 std::optional<bool> WatchedOp::inCall() {
   if (returned()) {
     return true;  // and the operation goes on
@@ -150,13 +157,16 @@ std::optional<bool> WatchedOp::inCall() {
 }
 
 std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
-  if (!returned() || !work_) {
+  if (!returned() || (!work_ && !behind_)) {
     return std::nullopt;
   }
   const bool closed = group_->closed();
   try {
     if (closed && group_->queues()) {
       return End{};  // what the Work would ask may be gone
+    }
+    if (behind_) {
+      return behind_->query() ? std::optional(End{true}) : std::nullopt;
     }
     if (!isPythons(*work_) && work_->isCompleted()) {
       return End{work_->exception() == nullptr};

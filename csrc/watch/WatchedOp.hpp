@@ -1,6 +1,7 @@
 // An operation of a watched group, from the call of its pre hook until it has ended.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -42,6 +43,8 @@ class WatchedOp final {
 
   // Notes that the call has returned. `work`: to be asked for the end; null: it is not.
   void leave(c10::intrusive_ptr<c10d::Work> work);
+  // Does the same for a call that gives no Work: the operation is in the device's current stream.
+  void leaveInStream(c10::Device device);
   bool returned() const { return returned_.load(std::memory_order_acquire); }
 
   // Returns whether the Work has ended, and how; none: it has not, or is not asked. Does not take
@@ -88,7 +91,8 @@ class WatchedOp final {
   std::atomic<bool> returned_{false};
   std::atomic<bool> over_{false};
   std::atomic<Clock::rep> lastPending_{0};
-  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`
+  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, as the next
+  std::optional<c10::Event> behind_;     // behind the operation in its stream
   std::shared_ptr<Question> question_;   // of the monitor's thread
 };
 

@@ -29,7 +29,12 @@ from failures.faults import CULPRIT, LIMIT, WORLD, Group, commit, operate_beside
 from harness import gpus
 from harness.ranks import Ranks, connect_store, meet, wait_for
 
-APIS = {"gloo": ("gloo", False), "DDP over gloo": ("gloo", True), "nccl": ("nccl", False)}
+APIS = {
+    "gloo": ("gloo", False),
+    "DDP over gloo": ("gloo", True),
+    "nccl": ("nccl", False),
+    "nccl-legacy": ("nccl-legacy", False),
+}
 DIFFERENT = r"its ranks call different operations"
 ABSENT = r"rank 1 (has not arrived at|did not answer)"
 
@@ -63,10 +68,16 @@ IMPOSSIBLE = {
         for fault in ("another root", "a root of its own", "another message")
     )
 }
+
+
+def on_gpus(api):
+    return APIS[api][0].startswith("nccl")
+
+
 CELLS = [
     cell
     for cell in itertools.product(SAID, APIS)
-    if cell not in IMPOSSIBLE and (cell[1] != "nccl" or not gpus.missing())
+    if cell not in IMPOSSIBLE and (not on_gpus(cell[1]) or not gpus.missing())
 ]
 SECONDS = LIMIT + 12  # until the ranks have their verdict
 
@@ -79,7 +90,7 @@ class WatchedGroup(Group):
         self.store, self.name, self.rank = store, name, int(os.environ["RANK"])
         self.is_process_group = True
         self.device = "cpu"
-        if backend == "nccl":
+        if on_gpus(api):
             gpus.take_device(WORLD)
             self.device = "cuda"
         torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
@@ -145,7 +156,7 @@ class Cell:
 
     def __init__(self, fault, api):
         self.fault, self.api = fault, api
-        started_with = gpus.environment if api == "nccl" else None
+        started_with = gpus.environment if on_gpus(api) else None
         self.ranks = Ranks(WORLD, init=False, started_with=started_with)
         self.args = Ranks.store_args()
         self.server, server = None, None
