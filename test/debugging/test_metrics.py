@@ -200,7 +200,8 @@ def test_who_reads_never_sees_half_a_file(world, port, prefix, tmp_path):
         with contextlib.suppress(FileNotFoundError):  # before the first; later it is always there
             with path.open() as file:
                 text = file.read()
-                seen.add(os.fstat(file.fileno()).st_ino)
+                about = os.fstat(file.fileno())
+                seen.add((about.st_ino, about.st_mtime_ns))  # a number of old may be used again
             assert text.endswith("# EOF\n"), text
             dist.all_reduce(torch.ones(3))
         return len(seen) > 20
@@ -224,6 +225,7 @@ def computes_without_a_file(args, template, trouble):
     init_default_group(*args, 0, 1, 60)
     dist.all_reduce(torch.ones(3))
     if trouble == "full":
+        assert wait_for(template.with_name("0").exists, SOON)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # as on a disk with so much room
         tries.clear()
