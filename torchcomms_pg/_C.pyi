@@ -108,6 +108,9 @@ class GroupTotals:
     def failures(self) -> int:
         """Failures of these groups; of watched ones, verdicts."""
     @property
+    def lateness(self) -> list[_RankLateness]:
+        """By rank, as this one has judged it last; empty: it has not."""
+    @property
     def operations(self) -> list[OperationTotals]: ...
 
 class ProcessTotals:

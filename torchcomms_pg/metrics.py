@@ -42,6 +42,11 @@ _GAUGES = (
     ("in_flight", "operations_in_flight", "", "Operations that have not ended."),
     ("oldest", "oldest_operation_age_seconds", "seconds", "Time since the issue of the oldest."),
 )
+# Gauges of a rank of a group, on rank 0 of that: attribute of `_C._RankLateness`, name, unit, help.
+_LATENESS = (
+    ("later", "lateness_seconds", "seconds", "How much later it comes to a collective."),
+    ("share", "lateness_ratio", "ratio", "Part of the time for which all others wait for it."),
+)
 # Counters of a group, by whether it is a watched one: name, help.
 _FAILURES = {
     False: ("group_failures", "Failures of a group, other than by a call of abort here."),
@@ -161,6 +166,13 @@ class _Writer:
                 if group.live:
                     now.add_metric([rank, group.name, group.backend], getattr(group, attribute))
             yield now
+        for attribute, name, unit, text in _LATENESS:
+            late = gauge(_PREFIX + name, text, labels=(*_GROUP, "of"), unit=unit)
+            for group in totals.groups:
+                for number, each in enumerate(group.lateness):
+                    labels = [rank, group.name, group.backend, str(number)]
+                    late.add_metric(labels, getattr(each, attribute))
+            yield late
 
 
 def _tell(what: str) -> None:

@@ -41,6 +41,7 @@ void bindMetrics(py::module_& module) {
       .def_readonly("in_flight", &Group::inFlight)
       .def_property_readonly("oldest", [](const Group& self) { return seconds(self.oldest); })
       .def_readonly("failures", &Group::failures)
+      .def_readonly("lateness", &Group::lateness)
       .def_readonly("operations", &Group::operations);
   py::class_<Totals>(module, "ProcessTotals")
       .def_readonly("rank", &Totals::rank)

@@ -112,6 +112,7 @@ struct LatenessClient::State {
   std::atomic<bool> gone{false};    // so is the store
   std::atomic<bool> closed{false};  // the group has ended
   std::atomic<bool> published{false};
+  std::shared_ptr<const Lateness> judged;  // accessed by std::atomic_load; null: nothing yet
 
   // State of the monitor's thread.
   Clock::time_point due{};
@@ -153,6 +154,7 @@ struct LatenessClient::State {
 
   void warn(Clock::time_point now) {
     const auto lateness = judgeLateness(read());
+    std::atomic_store(&judged, std::make_shared<const Lateness>(lateness));
     const auto before = std::exchange(late, lateness.late);
     if (!late || late != before || lateness.seconds < kWarnedSeconds || closed ||
         !takesWarning(now)) {
@@ -250,6 +252,11 @@ void LatenessClient::check(Clock::time_point now) noexcept {
   } catch (...) {
     state->busy = false;  // a later round tries again
   }
+}
+
+std::shared_ptr<const Lateness> LatenessClient::judged() const {
+  const auto state = this->state();
+  return state ? std::atomic_load(&state->judged) : nullptr;
 }
 
 Lateness LatenessClient::ask(const char* operation) const {

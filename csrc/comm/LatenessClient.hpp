@@ -69,6 +69,9 @@ class LatenessClient {
   // Does what is due. For the monitor's thread; does not block.
   void check(Clock::time_point now) noexcept;
 
+  // Returns what this rank has judged last; null: nothing. It judges as rank 0, where that warns.
+  std::shared_ptr<const Lateness> judged() const;
+
   // Returns how late each rank is by what all have published; no ranks: not enough is known yet.
   // Blocks for kPatience at most. Raises std::runtime_error where the store does not answer, and
   // where there is no part in it: `operation` is named.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
+#include "comm/GroupActivity.hpp"
 #include "device/EventWatch.hpp"
 
 namespace torchcomms_pg::process_totals {
@@ -127,6 +128,7 @@ std::shared_ptr<GroupTotals> add(
 
 Totals read() {
   EventWatch::askNow(kPatience);
+  const auto active = enlisted();
   auto& state = process_totals::state();
   std::lock_guard lock(state.mutex);
   settle(state);
@@ -138,6 +140,12 @@ Totals read() {
     const auto group = find(totals.groups, live->group(), live->backend(), live->watched());
     group->live = true;
     addTo(*group, *live, now);
+  }
+  for (const auto& group : active) {
+    if (const auto judged = group->lateness().judged()) {
+      const auto& of = group->inFlight().totals();
+      find(totals.groups, of.group(), of.backend(), of.watched())->lateness = judged->ranks;
+    }
   }
   return totals;
 }

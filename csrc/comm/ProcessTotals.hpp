@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/GroupTotals.hpp"
+#include "monitor/Lateness.hpp"
 
 // A forked child has groups, and so totals, of its own. Thread-safe.
 namespace torchcomms_pg::process_totals {
@@ -30,9 +31,10 @@ struct Group {
   bool watched = false;
   bool live = false;  // at least one of them has not ended
   uint64_t inFlight = 0;
-  Clock::duration oldest{0};          // age of the oldest operation in flight; 0: there is none
-  uint64_t failures = 0;              // see GroupTotals::noteFailure
-  std::vector<Operation> operations;  // kinds of which an operation has ended, or been waited for
+  Clock::duration oldest{0};           // age of the oldest operation in flight; 0: there is none
+  uint64_t failures = 0;               // see GroupTotals::noteFailure
+  std::vector<RankLateness> lateness;  // by rank; empty: nothing is known here
+  std::vector<Operation> operations;   // kinds of which an operation has ended, or been waited for
 };
 
 struct Totals {

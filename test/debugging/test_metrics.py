@@ -200,7 +200,8 @@ def test_who_reads_never_sees_half_a_file(world, port, prefix, tmp_path):
         with contextlib.suppress(FileNotFoundError):  # before the first; later it is always there
             with path.open() as file:
                 text = file.read()
-                seen.add(os.fstat(file.fileno()).st_ino)
+                about = os.fstat(file.fileno())
+                seen.add((about.st_ino, about.st_mtime_ns))  # a number of old may be used again
             assert text.endswith("# EOF\n"), text
             dist.all_reduce(torch.ones(3))
         return len(seen) > 20
@@ -224,6 +225,7 @@ def computes_without_a_file(args, template, trouble):
     init_default_group(*args, 0, 1, 60)
     dist.all_reduce(torch.ones(3))
     if trouble == "full":
+        assert wait_for(template.with_name("0").exists, SOON)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # as on a disk with so much room
         tries.clear()
@@ -305,7 +307,8 @@ def test_the_end_of_a_program_writes_it_and_without_the_variable_nothing_is_impo
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
         assert "prometheus_client" not in sys.modules
         dist.destroy_process_group()
-        import os, pathlib, time
+        import datetime, os, pathlib, time
+        torchcomms_pg.metrics._INTERVAL = datetime.timedelta(hours=1)
         path = pathlib.Path(sys.argv[1])
         os.environ["TORCHCOMMS_PG_METRICS_FILE"] = str(path.with_name("metrics.{rank}.prom"))
         dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
@@ -410,3 +413,32 @@ def test_a_watched_operation_counts_no_longer_than_it_has_lasted(world, port, pr
     (operation,) = group.operations
     assert (operation.name, operation.ended) == ("all_reduce", 15)
     assert operation.waited <= operation.seconds <= took
+
+
+@on_own_ranks(3, init=False)
+def test_rank_0_writes_how_late_each_rank_of_its_group_is(world, port, prefix, tmp_path):
+    rank = int(os.environ["RANK"])
+    write_to(tmp_path / "{rank}", OFTEN)
+    init_default_group(port, prefix, rank, world, 60)
+    labels = dict(rank=str(rank), group="0", backend="torchcomms")
+
+    def lateness(name):
+        path = tmp_path / str(rank)
+        found = samples(path, **labels) if path.exists() else {}
+        return [found.get((f"lateness_{name}", str(of))) for of in range(world)]
+
+    def judged():
+        later = lateness("seconds")
+        return None not in later and max(later) == later[1]
+
+    for _ in range(500):  # it is judged every two seconds while there are collectives
+        time.sleep(0.06 if rank == 1 else 0.02)
+        dist.all_reduce(seen := torch.tensor([float(rank == 0 and judged())]))
+        if seen:
+            break
+    assert seen, lateness("seconds")
+    if rank == 0:
+        assert all(0 <= share <= 1 for share in lateness("ratio"))
+        assert min(lateness("seconds")) < 0, "they are sooner than rank 1"
+    else:
+        assert lateness("ratio") == lateness("seconds") == [None] * world
