@@ -484,6 +484,41 @@ def test_ranks_of_another_host_tell_by_the_store(folder, ask, tmp_path, monkeypa
         check(ranks.wait())
 
 
+def serves_a_store(_):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    report(store.port)
+    receive()
+
+
+@pytest.mark.stops_ranks
+def test_a_store_that_does_not_answer_is_said_not_to_and_accuses_nobody(folder, ask, tmp_path):
+    folders = [str(folder), str(tmp_path / "other")]
+    with started(1, folder) as server, started(2, folder) as ranks:
+        server.start(serves_a_store, None)
+        port = server.wait_report(0)
+        ranks.start(on_two_hosts, (port, "stopped"), 2, folders, "torchcomms")
+        ranks.wait_report(1)
+        server.kill(0, signal.SIGSTOP)
+        for _ in range(3):
+            code, answer = ask(late=0.001, wait=0.3)
+            assert code == 1, answer
+            (unreached,) = answer["unreached_hosts"]
+            assert unreached["why"] == "the job's store has not answered"
+            assert [rank["state"] for rank in answer["ranks"]] == ["answers", "unknown"]
+            waits = waiting(answer)
+            assert waits is None or "nobody knows whether it has arrived" in waits["verdict"]
+        names = pathlib.Path(f"/proc/{ranks.pids[0]}/task").glob("*/comm")
+        assert [name.read_text() for name in names].count("tcpg_hosts\n") == 2  # also after three
+        server.kill(0, signal.SIGCONT)
+        assert wait_for(lambda: len(ask()[1]["ranks"][1].get("groups", ())) > 0, SOON), ask()
+        ranks.tell(1, "go on")
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+        server.tell(0, "end")
+
+
 # Programs
 
 PROGRAM = """
