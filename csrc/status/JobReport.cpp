@@ -49,7 +49,6 @@ struct Group {
 struct Finding {
   int rank = 0;  // the one that waits longest
   const OpInFlight* op = nullptr;
-  std::vector<int> missing;
   Verdict verdict;
 };
 
@@ -288,8 +287,7 @@ class Report {
     request.mayHaveEnded = op.endsUnseen;
     request.compileLeftMs = std::numeric_limits<int64_t>::max();
     finding.verdict = torchcomms_pg::judge(request, answers, silent);
-    finding.missing = blame(request, answers, silent).missing;
-    if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.missing.empty()) {
+    if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
       return std::nullopt;  // a message that nobody waits for
     }
     return finding;
@@ -346,10 +344,10 @@ class Report {
       json.field("rank", group.any->ranks[finding.rank]);
       json.field("operation", printable(finding.op->text));
       json.field("since_s", seconds(finding.op->ageMs));
-      json.field("waits_for", global(group, finding.missing));
+      json.field("waits_for", global(group, finding.verdict.missing));
       json.field("behind", global(group, finding.verdict.ranks));
       json.field("prolonged", finding.verdict.extensionMs > 0);
-      json.field("verdict", finding.verdict.text);
+      json.field("verdict", printable(finding.verdict.text));
     });
   }
 

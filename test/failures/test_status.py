@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import limits
+from harness import ROOT, limits
 from harness.leaks import library_threads
 from harness.programs import PROGRAM_LIMIT, end_tree, run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
+from harness.scarcity import no_more_descriptors, no_more_threads
 from hosts.test_hosts import move
 from torchcomms_pg.status.__main__ import main
 
@@ -295,6 +296,75 @@ def test_ranks_that_are_threads_are_told_apart(folder, ask):
         check(ranks.wait())
 
 
+def has_nothing_to_spare(args, world, what):
+    join(args, world)
+    if os.environ["RANK"] == "0":
+        report("ready")
+        receive()
+    elif what == "thread":
+        no_more_threads()
+        report("ready")
+        receive()
+    else:
+        with no_more_descriptors():
+            report("ready")
+            receive()
+        report("again")
+        receive()
+
+
+@pytest.mark.parametrize("what", ["thread", "descriptor"])
+def test_a_rank_without_a_thread_or_descriptor_to_spare_has_less_of_a_status(folder, ask, what):
+    with started(2, folder) as ranks:
+        ranks.start(has_nothing_to_spare, ranks.store_args(), 2, what)
+        for rank in range(2):
+            ranks.wait_report(rank)
+        code, answer = ask(ranks.pids[1], wait=0.5)
+        assert answer["asked"]["pid"] == ranks.pids[0]
+        second = answer["ranks"][1]
+        if what == "thread":
+            assert second["python"]["threads"][0].startswith("no thread can be started to ask")
+        else:
+            assert second["state"] == "silent"
+            assert (
+                f"did not answer, though its socket is there (pid {ranks.pids[1]})"
+                in (second["text"])
+            )
+            ranks.tell(1, "go on")
+            ranks.wait_report(1)
+            assert wait_for(lambda: ask(ranks.pids[1])[0] == 0, SOON)
+        for rank in range(2):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+def test_it_is_told_again_and_again_until_the_job_has_ended(folder):
+    with started(2, folder) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        asks = subprocess.Popen(
+            [sys.executable, "-m", "torchcomms_pg.status", "--json", "--watch", "0.1"]
+            + ["--wait", str(limits.grown(15))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+        try:
+            for _ in range(3):
+                assert json.loads(asks.stdout.readline())["healthy"]
+            for rank in range(2):
+                ranks.tell(rank, "end")
+            check(ranks.wait())
+            ranks.close()
+            _, said = asks.communicate(timeout=PROGRAM_LIMIT)
+        finally:
+            asks.kill()
+            asks.wait()
+        assert "the job has ended" in said
+
+
 def makes_and_destroys_groups(args, world, seconds):
     join(args, world)
     report("there")
@@ -452,9 +522,9 @@ def test_arguments_that_name_no_job_are_told_from_others(folder, ask):
 
 def on_two_hosts(args, world, folders, backend):
     rank = int(os.environ["RANK"])
-    os.environ["TORCHCOMMS_PG_STATUS"] = folders[rank]
-    move("ab")
-    return one_skips_an_operation(args, world, backend)
+    os.environ["TORCHCOMMS_PG_STATUS"] = folders[min(rank, 1)]
+    move("abb")
+    return (one_skips_an_operation if world == 2 else is_there)(args, world, backend)
 
 
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
@@ -480,6 +550,31 @@ def test_ranks_of_another_host_tell_by_the_store(folder, ask, tmp_path, monkeypa
         ranks.tell(1, "go on")
         for rank in range(2):
             ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+@pytest.mark.stops_ranks
+def test_where_a_process_is_stopped_another_answers_for_its_host(folder, ask, tmp_path):
+    folders = [str(folder), str(tmp_path / "other")]
+    with started(3, folder) as ranks:
+        ranks.start(on_two_hosts, ranks.store_args(), 3, folders, "torchcomms")
+        for rank in range(3):
+            ranks.wait_report(rank)
+        found = []
+
+        def told():
+            found[:] = [rank["state"] for rank in ask(wait=1)[1]["ranks"]]
+            return found
+
+        for stopped in (1, 2):  # one of them has answered so far
+            ranks.kill(stopped, signal.SIGSTOP)
+            assert wait_for(lambda: sorted(told()) == ["answers", "answers", "stopped"], SOON), (
+                found
+            )
+            ranks.kill(stopped, signal.SIGCONT)
+            assert wait_for(lambda: told() == ["answers"] * 3, SOON), found
+        for rank in range(3):
             ranks.tell(rank, "end")
         check(ranks.wait())
 

@@ -58,7 +58,7 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
     head += f", {_named(group['ranks'])}: "
     least, most = (group["completed_collectives"][key] for key in ("least", "most"))
     done = str(least) if least == most else f"{least} to {most}"
-    head += f"{done} collectives completed; "
+    head += f"{done} collective{'' if most == 1 else 's'} completed; "
     if waits := group["waits"]:
         head += f"{waits['operation']} has been waited for {waits['since_s']:.1f} s"
         return [head, *("  " + line for line in waits["verdict"].splitlines())]
