@@ -250,12 +250,18 @@ def test_clients_that_send_garbage_or_never_read_harm_nothing(folder, ask):
                     while part := client.recv(4096):
                         answer += part
                 assert answer in (b"", b"no this question is not known\n"), answer
-            for _ in range(40):  # more than it takes at a time; none reads
-                with contextlib.suppress(OSError):
-                    client = stack.enter_context(connect(folder))
-                    client.sendall(b"job 1000 100\n")
-                    stack.enter_context(connect(folder))  # and this one does not ask
-            assert wait_for(lambda: ask()[0] == 0, SOON * 2)
+            # More than it takes at a time: those that do not read, and those that do not even ask.
+            for question in (b"job 1000 100\n", b""):
+                clients = []
+
+                def connected():
+                    with contextlib.suppress(OSError):  # it takes them one after another
+                        clients.append(stack.enter_context(connect(folder)))
+                        clients[-1].sendall(question)
+                    return len(clients) > 40
+
+                assert wait_for(connected, SOON)
+                assert wait_for(lambda: ask()[0] == 0, SOON * 2)
         ranks.tell(0, "go on")
         check(ranks.wait())
 
