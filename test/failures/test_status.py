@@ -325,17 +325,24 @@ def test_a_rank_without_a_thread_or_descriptor_to_spare_has_less_of_a_status(fol
         ranks.start(has_nothing_to_spare, ranks.store_args(), 2, what)
         for rank in range(2):
             ranks.wait_report(rank)
-        code, answer = ask(ranks.pids[1], wait=0.5)
-        assert answer["asked"]["pid"] == ranks.pids[0]
-        second = answer["ranks"][1]
-        if what == "thread":
-            assert second["python"]["threads"][0].startswith("no thread can be started to ask")
-        else:
-            assert second["state"] == "silent"
-            assert (
-                f"did not answer, though its socket is there (pid {ranks.pids[1]})"
-                in (second["text"])
-            )
+        found = []
+
+        def told():
+            _, answer = ask(ranks.pids[1], wait=0.5)
+            if not isinstance(answer, dict):
+                return False
+            second = answer["ranks"][1]
+            found[:] = answer["asked"]["pid"], second
+            if what == "thread":
+                threads = second.get("python", {}).get("threads") or [""]
+                return threads[0].startswith("no thread can be started to ask")
+            return second["state"] == "silent"
+
+        assert wait_for(told, SOON), found
+        assert found[0] == ranks.pids[0]
+        if what == "descriptor":
+            said = f"did not answer, though its socket is there (pid {ranks.pids[1]})"
+            assert said in found[1]["text"]
             ranks.tell(1, "go on")
             ranks.wait_report(1)
             assert wait_for(lambda: ask(ranks.pids[1])[0] == 0, SOON)
