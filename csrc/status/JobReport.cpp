@@ -33,6 +33,11 @@ std::string tenths(int64_t milliseconds) {
   return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
 }
 
+// Returns the host's name, without what tells it from others of that name.
+std::string nameOf(const std::string& place) {
+  return printable(place.substr(0, place.find('/')));
+}
+
 // What is known of the rank of a group.
 struct Member {
   const ProcessStatus* process = nullptr;
@@ -85,7 +90,7 @@ class Report {
       json.field("version", 1);
       json.objectField("asked", [&] {
         json.field("pid", question_.pid);
-        json.field("host", printable(question_.host));
+        json.field("host", nameOf(question_.host));
       });
       json.field("store", printable(store_));
       json.field("run_id", printable(run_));
@@ -96,7 +101,7 @@ class Report {
       json.listField("unreached_hosts", [&] {
         for (const auto& each : missing_.empty() ? std::vector<UnreachedHost>() : unreached_) {
           json.objectElement([&] {
-            json.field("host", printable(each.host));
+            json.field("host", nameOf(each.host));
             json.field("why", printable(each.why));
           });
         }
@@ -367,7 +372,7 @@ class Report {
         }
         json.field("rank", *numbers.begin());
         json.field("pid", silent->pid);
-        json.field("host", printable(host->host));
+        json.field("host", nameOf(host->host));
         json.field("state", silent->state);
         json.field("text", printable(silent->text));
       });

@@ -559,6 +559,7 @@ def test_ranks_of_another_host_tell_by_the_store(folder, ask, tmp_path, monkeypa
             _, answer = found
             assert waiting(answer)["behind"] == [1]
             assert [rank["host"] for rank in answer["ranks"]] == ["host-a", "host-b"]
+            assert answer["asked"]["host"] == f"host-{'ab'[folders.index(each)]}"
             assert not answer["unreached_hosts"]
         ranks.tell(1, "go on")
         for rank in range(2):

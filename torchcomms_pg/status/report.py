@@ -12,7 +12,7 @@ _THREADS = 4  # lines of Python that are shown of a rank
 def text(status: dict[str, Any]) -> str:
     """Returns what a job's status says, for people; ranks that do the same are on one line."""
     ranks = status["ranks"]
-    hosts = {rank["host"].partition("/")[0] for rank in ranks if rank.get("host")}
+    hosts = {rank["host"] for rank in ranks if rank.get("host")}
     head = f"job of the store {status['store']}" if status["store"] else "job"
     if status["run_id"]:
         head += f" (run {status['run_id']})"
@@ -23,9 +23,7 @@ def text(status: dict[str, Any]) -> str:
     for group in status["groups"]:
         lines += ["", *_group(group, ranks, status["late_after_s"])]
     lines += _special(ranks)
-    lines += [
-        f"host {each['host'].partition('/')[0]} {each['why']}" for each in status["unreached_hosts"]
-    ]
+    lines += [f"host {each['host']}: {each['why']}" for each in status["unreached_hosts"]]
     return "\n".join(lines)
 
 
