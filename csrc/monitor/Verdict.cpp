@@ -50,6 +50,7 @@ class Report {
   Verdict judge() {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
+    verdict.missing = blame_.missing;
     if (disagree_) {
       verdict.ranks = request_.disagreement.empty() ? blame_.disagree : request_.absent;
     } else {

@@ -16,9 +16,11 @@ struct Verdict {
   std::string summary;     // what holds it up, for an error's first line; empty: it is not known
   std::string text;
   int64_t extensionMs =
-      0;                 // positive: nobody has failed; wait that much longer, for what `text` says
-  int answered = 0;      // number of ranks that did
-  bool arrived = false;  // true: all ranks have come; known to the rank that judges alone
+      0;             // positive: nobody has failed; wait that much longer, for what `text` says
+  int answered = 0;  // number of ranks that did
+  // Known to the rank that judges alone.
+  bool arrived = false;      // all ranks have come
+  std::vector<int> missing;  // ranks that have not come to the operation asked about
 
   static void fields(auto& self, auto& visit) {
     visit(self.ranks, self.summary, self.extensionMs, self.answered, self.text);

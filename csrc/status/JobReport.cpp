@@ -33,6 +33,11 @@ std::string tenths(int64_t milliseconds) {
   return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
 }
 
+// Returns the host's name, without what tells it from others of that name.
+std::string nameOf(const std::string& place) {
+  return printable(place.substr(0, place.find('/')));
+}
+
 // What is known of the rank of a group.
 struct Member {
   const ProcessStatus* process = nullptr;
@@ -49,7 +54,6 @@ struct Group {
 struct Finding {
   int rank = 0;  // the one that waits longest
   const OpInFlight* op = nullptr;
-  std::vector<int> missing;
   Verdict verdict;
 };
 
@@ -86,7 +90,7 @@ class Report {
       json.field("version", 1);
       json.objectField("asked", [&] {
         json.field("pid", question_.pid);
-        json.field("host", printable(question_.host));
+        json.field("host", nameOf(question_.host));
       });
       json.field("store", printable(store_));
       json.field("run_id", printable(run_));
@@ -97,7 +101,7 @@ class Report {
       json.listField("unreached_hosts", [&] {
         for (const auto& each : missing_.empty() ? std::vector<UnreachedHost>() : unreached_) {
           json.objectElement([&] {
-            json.field("host", printable(each.host));
+            json.field("host", nameOf(each.host));
             json.field("why", printable(each.why));
           });
         }
@@ -288,8 +292,7 @@ class Report {
     request.mayHaveEnded = op.endsUnseen;
     request.compileLeftMs = std::numeric_limits<int64_t>::max();
     finding.verdict = torchcomms_pg::judge(request, answers, silent);
-    finding.missing = blame(request, answers, silent).missing;
-    if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.missing.empty()) {
+    if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
       return std::nullopt;  // a message that nobody waits for
     }
     return finding;
@@ -346,10 +349,10 @@ class Report {
       json.field("rank", group.any->ranks[finding.rank]);
       json.field("operation", printable(finding.op->text));
       json.field("since_s", seconds(finding.op->ageMs));
-      json.field("waits_for", global(group, finding.missing));
+      json.field("waits_for", global(group, finding.verdict.missing));
       json.field("behind", global(group, finding.verdict.ranks));
       json.field("prolonged", finding.verdict.extensionMs > 0);
-      json.field("verdict", finding.verdict.text);
+      json.field("verdict", printable(finding.verdict.text));
     });
   }
 
@@ -369,7 +372,7 @@ class Report {
         }
         json.field("rank", *numbers.begin());
         json.field("pid", silent->pid);
-        json.field("host", printable(host->host));
+        json.field("host", nameOf(host->host));
         json.field("state", silent->state);
         json.field("text", printable(silent->text));
       });

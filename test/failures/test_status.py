@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import limits
+from harness import ROOT, limits
 from harness.leaks import library_threads
 from harness.programs import PROGRAM_LIMIT, end_tree, run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
+from harness.scarcity import no_more_descriptors, no_more_threads
 from hosts.test_hosts import move
 from torchcomms_pg.status.__main__ import main
 
@@ -249,12 +250,18 @@ def test_clients_that_send_garbage_or_never_read_harm_nothing(folder, ask):
                     while part := client.recv(4096):
                         answer += part
                 assert answer in (b"", b"no this question is not known\n"), answer
-            for _ in range(40):  # more than it takes at a time; none reads
-                with contextlib.suppress(OSError):
-                    client = stack.enter_context(connect(folder))
-                    client.sendall(b"job 1000 100\n")
-                    stack.enter_context(connect(folder))  # and this one does not ask
-            assert wait_for(lambda: ask()[0] == 0, SOON * 2)
+            # More than it takes at a time: those that do not read, and those that do not even ask.
+            for question in (b"job 1000 100\n", b""):
+                clients = []
+
+                def connected():
+                    with contextlib.suppress(OSError):  # it takes them one after another
+                        clients.append(stack.enter_context(connect(folder)))
+                        clients[-1].sendall(question)
+                    return len(clients) > 40
+
+                assert wait_for(connected, SOON)
+                assert wait_for(lambda: ask()[0] == 0, SOON * 2)
         ranks.tell(0, "go on")
         check(ranks.wait())
 
@@ -293,6 +300,82 @@ def test_ranks_that_are_threads_are_told_apart(folder, ask):
         ]
         ranks.tell(0, "go on")
         check(ranks.wait())
+
+
+def has_nothing_to_spare(args, world, what):
+    join(args, world)
+    if os.environ["RANK"] == "0":
+        report("ready")
+        receive()
+    elif what == "thread":
+        no_more_threads()
+        report("ready")
+        receive()
+    else:
+        with no_more_descriptors():
+            report("ready")
+            receive()
+        report("again")
+        receive()
+
+
+@pytest.mark.parametrize("what", ["thread", "descriptor"])
+def test_a_rank_without_a_thread_or_descriptor_to_spare_has_less_of_a_status(folder, ask, what):
+    with started(2, folder) as ranks:
+        ranks.start(has_nothing_to_spare, ranks.store_args(), 2, what)
+        for rank in range(2):
+            ranks.wait_report(rank)
+        found = []
+
+        def told():
+            _, answer = ask(ranks.pids[1], wait=0.5)
+            if not isinstance(answer, dict):
+                return False
+            second = answer["ranks"][1]
+            found[:] = answer["asked"]["pid"], second
+            if what == "thread":
+                threads = second.get("python", {}).get("threads") or [""]
+                return threads[0].startswith("no thread can be started to ask")
+            return second["state"] == "silent"
+
+        assert wait_for(told, SOON), found
+        assert found[0] == ranks.pids[0]
+        if what == "descriptor":
+            said = f"did not answer, though its socket is there (pid {ranks.pids[1]})"
+            assert said in found[1]["text"]
+            ranks.tell(1, "go on")
+            ranks.wait_report(1)
+            assert wait_for(lambda: ask(ranks.pids[1])[0] == 0, SOON)
+        for rank in range(2):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+def test_it_is_told_again_and_again_until_the_job_has_ended(folder):
+    with started(2, folder) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        asks = subprocess.Popen(
+            [sys.executable, "-m", "torchcomms_pg.status", "--json", "--watch", "0.1"]
+            + ["--wait", str(limits.grown(15))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+        try:
+            for _ in range(3):
+                assert json.loads(asks.stdout.readline())["healthy"]
+            for rank in range(2):
+                ranks.tell(rank, "end")
+            check(ranks.wait())
+            ranks.close()
+            _, said = asks.communicate(timeout=PROGRAM_LIMIT)
+        finally:
+            asks.kill()
+            asks.wait()
+        assert "the job has ended" in said
 
 
 def makes_and_destroys_groups(args, world, seconds):
@@ -452,9 +535,9 @@ def test_arguments_that_name_no_job_are_told_from_others(folder, ask):
 
 def on_two_hosts(args, world, folders, backend):
     rank = int(os.environ["RANK"])
-    os.environ["TORCHCOMMS_PG_STATUS"] = folders[rank]
-    move("ab")
-    return one_skips_an_operation(args, world, backend)
+    os.environ["TORCHCOMMS_PG_STATUS"] = folders[min(rank, 1)]
+    move("abb")
+    return (one_skips_an_operation if world == 2 else is_there)(args, world, backend)
 
 
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
@@ -476,12 +559,73 @@ def test_ranks_of_another_host_tell_by_the_store(folder, ask, tmp_path, monkeypa
             _, answer = found
             assert waiting(answer)["behind"] == [1]
             assert [rank["host"] for rank in answer["ranks"]] == ["host-a", "host-b"]
+            assert answer["asked"]["host"] == f"host-{'ab'[folders.index(each)]}"
             assert not answer["unreached_hosts"]
         ranks.tell(1, "go on")
         for rank in range(2):
             ranks.wait_report(rank)
             ranks.tell(rank, "end")
         check(ranks.wait())
+
+
+@pytest.mark.stops_ranks
+def test_where_a_process_is_stopped_another_answers_for_its_host(folder, ask, tmp_path):
+    folders = [str(folder), str(tmp_path / "other")]
+    with started(3, folder) as ranks:
+        ranks.start(on_two_hosts, ranks.store_args(), 3, folders, "torchcomms")
+        for rank in range(3):
+            ranks.wait_report(rank)
+        found = []
+
+        def told():
+            found[:] = [rank["state"] for rank in ask(wait=1)[1]["ranks"]]
+            return found
+
+        for stopped in (1, 2):  # one of them has answered so far
+            ranks.kill(stopped, signal.SIGSTOP)
+            assert wait_for(lambda: sorted(told()) == ["answers", "answers", "stopped"], SOON), (
+                found
+            )
+            ranks.kill(stopped, signal.SIGCONT)
+            assert wait_for(lambda: told() == ["answers"] * 3, SOON), found
+        for rank in range(3):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+def serves_a_store(_):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    report(store.port)
+    receive()
+
+
+@pytest.mark.stops_ranks
+def test_a_store_that_does_not_answer_is_said_not_to_and_accuses_nobody(folder, ask, tmp_path):
+    folders = [str(folder), str(tmp_path / "other")]
+    with started(1, folder) as server, started(2, folder) as ranks:
+        server.start(serves_a_store, None)
+        port = server.wait_report(0)
+        ranks.start(on_two_hosts, (port, "stopped"), 2, folders, "torchcomms")
+        ranks.wait_report(1)
+        server.kill(0, signal.SIGSTOP)
+        for _ in range(3):
+            code, answer = ask(late=0.001, wait=0.3)
+            assert code == 1, answer
+            (unreached,) = answer["unreached_hosts"]
+            assert unreached["why"] == "the job's store has not answered"
+            assert [rank["state"] for rank in answer["ranks"]] == ["answers", "unknown"]
+            waits = waiting(answer)
+            assert waits is None or "nobody knows whether it has arrived" in waits["verdict"]
+        names = pathlib.Path(f"/proc/{ranks.pids[0]}/task").glob("*/comm")
+        assert [name.read_text() for name in names].count("tcpg_hosts\n") == 2  # also after three
+        server.kill(0, signal.SIGCONT)
+        assert wait_for(lambda: len(ask()[1]["ranks"][1].get("groups", ())) > 0, SOON), ask()
+        ranks.tell(1, "go on")
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+        server.tell(0, "end")
 
 
 # Programs

@@ -167,6 +167,42 @@ TEST(ofHostsThatHaveNotAnsweredNobodyIsAccused) {
   CHECK_CONTAINS(text, "\"state\":\"unknown\"");
 }
 
+TEST(hostsAreWaitedForUntilAllRanksOfTheJobHaveTold) {
+  std::vector<ProcessStatus> processes;
+  for (int rank = 0; rank < 24; ++rank) {
+    processes.push_back(rankOf(rank, 16, 4, false));
+  }
+  // The third host has another job, but for a rank that shares a group with one of the second.
+  for (int rank = 16; rank < 24; ++rank) {
+    processes[rank] = rankOf(rank - 16, 8, 4, false);
+    processes[rank].host = "host2";
+    processes[rank].ranks.front().groups.front().id = kId + 1;
+  }
+  auto hosts = hostsOf(processes);
+  Roll alone(question());
+  alone.add(hosts[0]);
+  CHECK(!alone.complete());
+  alone.add(hosts[2]);
+  CHECK(!alone.complete());
+  alone.add(hosts[1]);
+  CHECK(alone.complete());
+  hosts[1].processes.front().ranks.push_back(hosts[2].processes.front().ranks.front());
+  Roll shared(question());
+  shared.add(hosts[0]);
+  shared.add(hosts[1]);
+  CHECK(!shared.complete());
+  shared.add(hosts[2]);
+  CHECK(shared.complete());
+  // One that is known to be stopped has told all it can.
+  hosts[1].silent.push_back({1, "", "stopped", {{kId, 15}}});
+  hosts[1].processes.pop_back();
+  hosts[1].processes.front().ranks.pop_back();
+  Roll stopped(question());
+  stopped.add(hosts[0]);
+  stopped.add(hosts[1]);
+  CHECK(stopped.complete());
+}
+
 TEST(processesOfAnotherJobAreLeftOut) {
   std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
   processes.push_back(rankOf(5, 8, 9, true));

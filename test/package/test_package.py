@@ -212,6 +212,8 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
     for arguments, code, said in (
         (["torchcomms_pg.trace", "--help"], 0, "usage: python -m torchcomms_pg.trace"),
         (["torchcomms_pg.trace", tmp_path], 2, str(tmp_path)),
+        (["torchcomms_pg.status", "--help"], 0, "usage: python -m torchcomms_pg.status"),
+        (["torchcomms_pg.status", "4194304"], 2, "there is no process 4194304"),
         (["torchcomms_pg.env", "--help"], 0, "usage: python -m torchcomms_pg.env"),
         (["torchcomms_pg.env"], 0, "TORCHCOMM_TIMEOUT_SECONDS (default: 600)"),
     ):
@@ -222,7 +224,7 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env", "run"])
+@pytest.mark.parametrize("module", ["nccl", "demo", "trace", "env", "run", "status"])
 def test_modules_that_are_run_have_help(module):
     run = run_python("-m", f"torchcomms_pg.{module}", "--help")
     assert run.returncode == 0 and run.stdout.startswith("usage: "), run.stderr

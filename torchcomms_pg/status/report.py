@@ -12,7 +12,7 @@ _THREADS = 4  # lines of Python that are shown of a rank
 def text(status: dict[str, Any]) -> str:
     """Returns what a job's status says, for people; ranks that do the same are on one line."""
     ranks = status["ranks"]
-    hosts = {rank["host"].partition("/")[0] for rank in ranks if rank.get("host")}
+    hosts = {rank["host"] for rank in ranks if rank.get("host")}
     head = f"job of the store {status['store']}" if status["store"] else "job"
     if status["run_id"]:
         head += f" (run {status['run_id']})"
@@ -23,9 +23,7 @@ def text(status: dict[str, Any]) -> str:
     for group in status["groups"]:
         lines += ["", *_group(group, ranks, status["late_after_s"])]
     lines += _special(ranks)
-    lines += [
-        f"host {each['host'].partition('/')[0]} {each['why']}" for each in status["unreached_hosts"]
-    ]
+    lines += [f"host {each['host']}: {each['why']}" for each in status["unreached_hosts"]]
     return "\n".join(lines)
 
 
@@ -58,7 +56,7 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
     head += f", {_named(group['ranks'])}: "
     least, most = (group["completed_collectives"][key] for key in ("least", "most"))
     done = str(least) if least == most else f"{least} to {most}"
-    head += f"{done} collectives completed; "
+    head += f"{done} collective{'' if most == 1 else 's'} completed; "
     if waits := group["waits"]:
         head += f"{waits['operation']} has been waited for {waits['since_s']:.1f} s"
         return [head, *("  " + line for line in waits["verdict"].splitlines())]
