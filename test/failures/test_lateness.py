@@ -5,6 +5,7 @@ seconds change little of the median.
 """
 
 import datetime
+import itertools
 import os
 import random
 import re
@@ -51,38 +52,59 @@ class Slow(torch.nn.Linear):
         return super().forward(tensor)
 
 
+def steps_until(done, step):
+    """Takes STEPS steps, and more until `done` on all ranks; (whether it was by then, undisturbed).
+
+    Undisturbed: no step has taken a second, as one does when a rank is stopped.
+    """
+    at_once, longest, end = True, 0.0, time.monotonic() + SOON
+    for number in itertools.count(1):
+        begun = time.monotonic()
+        step()
+        longest = max(longest, time.monotonic() - begun)
+        if number < STEPS:
+            continue
+        if number == STEPS:
+            at_once = bool(wait_for(done, 5.0))  # what the others publish comes every two seconds
+        over = torch.tensor([float(bool(done()) or time.monotonic() > end)])
+        dist.all_reduce(over, op=dist.ReduceOp.MIN)
+        if over.item():
+            assert done()
+            return at_once, longest < 1
+
+
 def computes_longer(backend, args, world, ddp):
     rank, store = join(backend, args, world)
-    seconds = 0.12 if rank == 1 else 0.04
     model = Slow(4, 4)
-    model.seconds = seconds
-    step = DistributedDataParallel(model) if ddp else None
-    for _ in range(STEPS):
+    model.seconds = 0.12 if rank == 1 else 0.04
+    wrapped = DistributedDataParallel(model) if ddp else None
+
+    def step():
         if ddp:
-            step(torch.ones(2, 4)).sum().backward()
+            wrapped(torch.ones(2, 4)).sum().backward()
         else:
-            time.sleep(seconds)
+            time.sleep(model.seconds)
             dist.all_reduce(torch.ones(4))
-    if ddp:  # its last wait shows with the next collective
-        dist.barrier()
-    assert wait_for(lambda: late() is not None, SOON)
-    assert wait_for(lambda: late() == [1], SOON), torchcomms_pg.lateness()
+        assert late() in (None, [], [1]), torchcomms_pg.lateness()
+
+    at_once, undisturbed = steps_until(lambda: late() == [1], step)
     told = torchcomms_pg.lateness()
     meet(store, "told", world)
-    return told
+    return at_once or not undisturbed, told
 
 
 @pytest.mark.parametrize("ddp", [False, True], ids=["calls", "ddp"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rank_that_computes_longer_is_named_within_20_steps(backend, ddp):
     with Ranks(3, init=False) as ranks:
-        for told in ranks.run(computes_longer, backend, ranks.store_args(), 3, ddp):
+        for soon, told in ranks.run(computes_longer, backend, ranks.store_args(), 3, ddp):
+            assert soon
             assert [each.rank for each in told] == [0, 1, 2]
             assert [each.late for each in told] == [False, True, False]
             assert 0.02 < told[1].later < 0.12, told
-            assert 0.3 < told[1].share < 0.9, told
+            assert 0.2 < told[1].share < 0.9, told
             assert told[0].share == told[2].share == 0
-            assert 16 <= told[1].collectives <= STEPS + 4
+            assert told[1].collectives >= 16
 
 
 def takes_equally_long(backend, args, world):
@@ -110,27 +132,24 @@ def test_of_ranks_that_take_equally_long_nobody_is_named(backend):
 def waits_in_another_group(backend, args, world):
     rank, store = join(backend, args, world)
     pair = dist.new_group([0, 1])
-    seen = []
-    for _ in range(STEPS):
+
+    def step():
         time.sleep(0.12 if rank == 0 else 0.04)
         if rank < 2:
             dist.all_reduce(torch.ones(4), group=pair)
         dist.all_reduce(torch.ones(4))
-        seen.append(late())
-    assert wait_for(lambda: late() is not None, SOON)
-    if rank < 2:
-        assert wait_for(lambda: late(pair) == [0], SOON), torchcomms_pg.lateness(pair)
-    seen.append(late())
+        assert late() in (None, [], [0]), torchcomms_pg.lateness()
+
+    steps_until(lambda: late() is not None and (rank == 2 or late(pair) == [0]), step)
     told = torchcomms_pg.lateness()
     meet(store, "told", world)
-    return seen, told
+    return told
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rank_that_is_late_because_it_waits_in_another_group_is_not_named(backend):
     with Ranks(3, init=False) as ranks:
-        for seen, told in ranks.run(waits_in_another_group, backend, ranks.store_args(), 3):
-            assert all(each in (None, [], [0]) for each in seen), seen
+        for told in ranks.run(waits_in_another_group, backend, ranks.store_args(), 3):
             assert told[1].later < 0.02 < told[0].later, told
 
 
