@@ -154,20 +154,15 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.seconds += took.back() * 1e-6;
     lateness.collectives += block.collectives;
   }
-  const auto perBlock = [&](const auto& valueOf) {
-    std::vector<double> values;
-    for (size_t block = 0; block < blocks.size(); ++block) {
-      values.push_back(valueOf(blocks[block]) / took[block]);
-    }
-    return values;
-  };
-  const auto perCollective = lateness.seconds / static_cast<double>(lateness.collectives);
   size_t latest = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const auto excess = medianOf(perBlock(
-        [&](const Stretch& block) { return block.own[rank] - medianWithout(block.own, rank); }));
-    lateness.ranks.push_back({excess * perCollective, 0});
-    latest = excess * perCollective > lateness.ranks[latest].later ? rank : latest;
+    std::vector<double> excesses;
+    for (const auto& block : blocks) {
+      const auto excess = block.own[rank] - medianWithout(block.own, rank);
+      excesses.push_back(excess * 1e-6 / static_cast<double>(block.collectives));
+    }
+    lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
+    latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
   // Others wait for one rank alone as long as it takes more than each of them, and as that one
   // waits more than it here.
@@ -178,9 +173,13 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     if (rank == latest) {
       continue;
     }
-    auto differences = perBlock([&](const Stretch& block) {
-      return std::min(block.own[latest] - block.own[rank], block.here[rank] - block.here[latest]);
-    });
+    std::vector<double> differences;
+    for (size_t place = 0; place < blocks.size(); ++place) {
+      const auto& block = blocks[place];
+      const auto longer = block.own[latest] - block.own[rank];
+      const auto waits = block.here[rank] - block.here[latest];
+      differences.push_back(std::min(longer, waits) / took[place]);
+    }
     const auto difference = medianOf(differences);
     share = std::min(share, difference);
     const auto later = std::ranges::count_if(differences, [](double each) { return each > 0; });
