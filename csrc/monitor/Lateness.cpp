@@ -29,12 +29,13 @@ double lowerMedianOf(std::vector<double> values) {
   return *middle;
 }
 
-// What the ranks have done between two collectives: times in microseconds, by rank.
+// What the ranks have done from one collective to the next: times in microseconds, by rank.
 struct Stretch {
   std::vector<double> own;   // neither in a collective nor in another wait
-  std::vector<double> here;  // in collectives of the group
+  std::vector<double> here;  // in collectives of the group: after this stretch, for who was late
   std::vector<double> took;
   uint64_t collectives = 0;
+  bool known = true;  // each rank was in one thread
 
   void add(const Stretch& other) {
     const auto addTo = [](auto& sums, const auto& values) {
@@ -64,6 +65,10 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
     uint64_t seq = 0;
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (places[rank] == ranks[rank].seqs.size()) {
+        if (!all.empty()) {
+          all.pop_back();  // the wait after it is not known yet
+        }
+        std::erase_if(all, [](const Stretch& stretch) { return !stretch.known; });
         return all;
       }
       seq = std::max(seq, ranks[rank].seqs[places[rank]]);
@@ -81,7 +86,6 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
     }
     if (!before.empty()) {
       Stretch stretch;
-      bool known = true;
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
         const auto& told = ranks[rank];
         const auto from = before[rank];
@@ -89,15 +93,16 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
         const auto passed = [&](const auto& times) {
           return static_cast<double>(times[to] - times[from]);
         };
-        known = known && told.threads[from] == told.threads[to];
+        stretch.known = stretch.known && told.threads[from] == told.threads[to];
         stretch.took.push_back(passed(told.at));
         stretch.here.push_back(passed(told.here));
         stretch.own.push_back(std::max(passed(told.at) - passed(told.waited), 0.0));
       }
       stretch.collectives = seq - ranks[0].seqs[before[0]];
-      if (known) {
-        all.push_back(std::move(stretch));
+      if (!all.empty()) {
+        all.back().here = stretch.here;
       }
+      all.push_back(std::move(stretch));
     }
     before = places;
     std::ranges::for_each(places, [](auto& place) { ++place; });
@@ -149,20 +154,15 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.seconds += took.back() * 1e-6;
     lateness.collectives += block.collectives;
   }
-  const auto perBlock = [&](const auto& valueOf) {
-    std::vector<double> values;
-    for (size_t block = 0; block < blocks.size(); ++block) {
-      values.push_back(valueOf(blocks[block]) / took[block]);
-    }
-    return values;
-  };
-  const auto perCollective = lateness.seconds / static_cast<double>(lateness.collectives);
   size_t latest = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const auto excess = medianOf(perBlock(
-        [&](const Stretch& block) { return block.own[rank] - medianWithout(block.own, rank); }));
-    lateness.ranks.push_back({excess * perCollective, 0});
-    latest = excess * perCollective > lateness.ranks[latest].later ? rank : latest;
+    std::vector<double> excesses;
+    for (const auto& block : blocks) {
+      const auto excess = block.own[rank] - medianWithout(block.own, rank);
+      excesses.push_back(excess * 1e-6 / static_cast<double>(block.collectives));
+    }
+    lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
+    latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
   // Others wait for one rank alone as long as it takes more than each of them, and as that one
   // waits more than it here.
@@ -173,9 +173,13 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     if (rank == latest) {
       continue;
     }
-    auto differences = perBlock([&](const Stretch& block) {
-      return std::min(block.own[latest] - block.own[rank], block.here[rank] - block.here[latest]);
-    });
+    std::vector<double> differences;
+    for (size_t place = 0; place < blocks.size(); ++place) {
+      const auto& block = blocks[place];
+      const auto longer = block.own[latest] - block.own[rank];
+      const auto waits = block.here[rank] - block.here[latest];
+      differences.push_back(std::min(longer, waits) / took[place]);
+    }
     const auto difference = medianOf(differences);
     share = std::min(share, difference);
     const auto later = std::ranges::count_if(differences, [](double each) { return each > 0; });
