@@ -187,6 +187,7 @@ def goes_on(backend, args, world):
         dist.all_reduce(torch.ones(4), group=pair)
 
 
+@pytest.mark.slow
 def test_a_line_names_the_late_rank_and_a_variable_turns_it_off():
     silent = {"TORCHCOMMS_PG_LATE_WARNING": "0"}
     with Ranks(3, init=False) as ranks, Ranks(3, init=False, env=silent) as others:

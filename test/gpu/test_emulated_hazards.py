@@ -79,7 +79,10 @@ def has_failed(found):
     return any(outcome.value[1] for outcome in found)
 
 
-@pytest.mark.parametrize("name", BY_KERNELS)
+@pytest.mark.parametrize(
+    "name",
+    [*BY_KERNELS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in BY_KERNELS[2:])],
+)
 def test_kernels_in_the_order_of_their_launches_wait_for_each_other(name):
     """Up to the deadline of their groups. Where streams alone order them, they do not."""
     assert has_failed(outcomes(name, "torchcomms", hangs=True, NCCL_LAUNCH_ORDER_IMPLICIT="1"))

@@ -103,7 +103,9 @@ def lose(hosts, number, lose, others, late=()):
 
 
 # What one rank of a host reduces for all of them, and what goes over every lane.
-numbers = pytest.mark.parametrize("number", [1000, 1_000_000], ids=["small", "large"])
+numbers = pytest.mark.parametrize(
+    "number", [pytest.param(1000, marks=pytest.mark.slow), 1_000_000], ids=["small", "large"]
+)
 
 
 @numbers
@@ -428,6 +430,7 @@ def end_groups_without_the_store(network, hosts):
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_the_ends_of_all_groups_share_one_patience_with_a_store_whose_host_is_gone(possible):
     hosts = [0, 0, 1, 1]
     with Network(2) as network, Ranks(4, init=False) as ranks:

@@ -81,8 +81,9 @@ def would_install(python, sources, *arguments, **variables):
         index.mkdir()
         for version in ("2.13.0", "2.15.0"):
             write_wheel(index, "torch", version)
-        for name in ("expecttest-0.3.0", "numpy-2.3.0", "pytest-9.0", "pytest_timeout-2.4",
-                     "pytest_xdist-3.8", "requests-2.32", "tabulate-0.9"):  # fmt: skip
+        for name in ("expecttest-0.3.0", "numpy-2.3.0", "prometheus_client-0.26", "pytest-9.0",
+                     "pytest_timeout-2.4", "pytest_xdist-3.8", "requests-2.32",
+                     "tabulate-0.9"):  # fmt: skip
             write_wheel(index, *name.split("-"))
     options = ("--dry-run", "--no-index", "--find-links", index, "--no-build-isolation")
     done = run(python, "-m", "pip", "install", *options, *arguments, cwd=sources, **variables)
