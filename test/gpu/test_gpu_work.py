@@ -31,7 +31,7 @@ def assert_ended(work, count):
         work.wait()
         work.wait(torch.distributed.constants.default_pg_timeout)
         torch.cuda.synchronize()
-        assert work.is_completed() and work.exception() is None
+        assert work.is_completed()
         assert len(work.result()) == count
     work.synchronize()
     assert work.get_future().done()

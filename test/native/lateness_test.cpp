@@ -198,7 +198,7 @@ std::vector<Job> jobs(std::vector<int> sizes, double noise, double stalls) {
 
 }  // namespace
 
-TEST_WITHIN(a_rank_that_takes_1_3_times_as_long_is_named_within_20_steps, 120) {
+TEST_WITHIN(aRankThatTakesAThirdLongerIsNamedWithin20Steps, 120) {
   int all = 0;
   int found = 0;
   for (auto job : jobs({2, 3, 8, 64}, /*noise=*/0.05, /*stalls=*/0.01)) {
@@ -210,7 +210,7 @@ TEST_WITHIN(a_rank_that_takes_1_3_times_as_long_is_named_within_20_steps, 120) {
   CHECK(found >= all * 99 / 100);
 }
 
-TEST_WITHIN(ranks_that_take_equally_long_are_never_named, 120) {
+TEST_WITHIN(ranksThatTakeEquallyLongAreNeverNamed, 120) {
   for (const double noise : {0.1, 0.5}) {
     for (const auto& job : jobs({2, 3, 8}, noise, /*stalls=*/0.2)) {
       run("equal", job, 60, 80);
@@ -221,7 +221,7 @@ TEST_WITHIN(ranks_that_take_equally_long_are_never_named, 120) {
   }
 }
 
-TEST_WITHIN(two_late_ranks_checkpoints_a_stall_and_a_slow_start_name_nobody, 120) {
+TEST_WITHIN(twoLateRanksCheckpointsAStallAndASlowStartNameNobody, 120) {
   for (const auto& job : jobs({3, 8}, /*noise=*/0.05, /*stalls=*/0.01)) {
     auto two = job;
     two.late = {0, 2};
@@ -238,7 +238,7 @@ TEST_WITHIN(two_late_ranks_checkpoints_a_stall_and_a_slow_start_name_nobody, 120
   }
 }
 
-TEST(a_rank_that_is_late_because_it_waits_in_another_group_is_not_named) {
+TEST(aRankThatIsLateBecauseItWaitsInAnotherGroupIsNotNamed) {
   for (const bool async : {false, true}) {
     Job job;
     job.ranks = 4;
@@ -261,7 +261,7 @@ TEST(a_rank_that_is_late_because_it_waits_in_another_group_is_not_named) {
   }
 }
 
-TEST(a_rank_that_does_more_while_the_others_wait_for_somebody_else_is_not_named) {
+TEST(aRankThatDoesMoreWhileTheOthersWaitForSomebodyElseIsNotNamed) {
   // Rank 0 waits elsewhere for as long as rank 1 works: both come at the same time.
   std::vector<ArrivalLog> logs(2);
   for (int step = 1; step <= 40; ++step) {
@@ -279,7 +279,7 @@ TEST(a_rank_that_does_more_while_the_others_wait_for_somebody_else_is_not_named)
   CHECK(!lateness.late);
 }
 
-TEST(only_who_is_later_than_each_other_steadily_and_by_much_is_named) {
+TEST(onlyWhoIsLaterThanEachOtherSteadilyAndByMuchIsNamed) {
   // `own(rank, step)`: milliseconds of work before a collective, for which all wait.
   const auto judged = [](const auto& own) {
     std::vector<ArrivalLog> logs(3);
@@ -316,7 +316,7 @@ TEST(only_who_is_later_than_each_other_steadily_and_by_much_is_named) {
   CHECK_EQUAL(named(changing), std::string("nobody"));
 }
 
-TEST(what_is_said_of_a_late_rank_is_how_late_it_is) {
+TEST(whatIsSaidOfALateRankIsHowLateItIs) {
   Job job;
   job.ranks = 4;
   job.noise = 0;
@@ -336,7 +336,7 @@ TEST(what_is_said_of_a_late_rank_is_how_late_it_is) {
   CHECK(std::abs(lateness.seconds - 38 * 0.131) < 0.02);
 }
 
-TEST(many_collectives_in_a_short_time_are_kept_by_places_that_ranks_have_in_common) {
+TEST(manyCollectivesInAShortTimeAreKeptByPlacesThatRanksHaveInCommon) {
   std::vector<ArrivalLog> logs(2);
   for (uint64_t seq = 1; seq <= 100'000; ++seq) {
     for (int rank = 0; rank < 2; ++rank) {
@@ -358,7 +358,7 @@ TEST(many_collectives_in_a_short_time_are_kept_by_places_that_ranks_have_in_comm
   CHECK_EQUAL(later.seqs[later.seqs.size() - 50], uint64_t{100'051});
 }
 
-TEST(damaged_lists_and_waits_of_other_threads_are_not_judged) {
+TEST(damagedListsAndWaitsOfOtherThreadsAreNotJudged) {
   std::vector<Arrivals> ranks(2);
   ArrivalLog log;
   for (int step = 1; step <= 40; ++step) {
