@@ -173,6 +173,15 @@ int run(const char* what, const Job& job, int runs, int steps) {
   return found;
 }
 
+// Returns a tenth of the runs under a sanitizer, which a few show as much, and makes slow.
+int fewer(int runs) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return std::max(1, runs / 10);
+#else
+  return runs;
+#endif
+}
+
 // Makes jobs of each form. `stalls`: number of stalls in a step, of the whole job.
 std::vector<Job> jobs(std::vector<int> sizes, double noise, double stalls) {
   std::vector<Job> all;
@@ -203,7 +212,7 @@ TEST_WITHIN(aRankThatTakesAThirdLongerIsNamedWithin20Steps, 120) {
   int found = 0;
   for (auto job : jobs({2, 3, 8, 64}, /*noise=*/0.05, /*stalls=*/0.01)) {
     job.late = {job.ranks / 2};
-    const int runs = job.ranks == 64 ? 10 : 60;
+    const int runs = fewer(job.ranks == 64 ? 10 : 60);
     all += runs;
     found += run("one is late", job, runs, 20);
   }
@@ -213,10 +222,10 @@ TEST_WITHIN(aRankThatTakesAThirdLongerIsNamedWithin20Steps, 120) {
 TEST_WITHIN(ranksThatTakeEquallyLongAreNeverNamed, 120) {
   for (const double noise : {0.1, 0.5}) {
     for (const auto& job : jobs({2, 3, 8}, noise, /*stalls=*/0.2)) {
-      run("equal", job, 60, 80);
+      run("equal", job, fewer(60), 80);
     }
     for (const auto& job : jobs({64}, noise, /*stalls=*/0.2)) {
-      run("equal", job, 4, 40);
+      run("equal", job, fewer(4), 40);
     }
   }
 }
@@ -225,16 +234,16 @@ TEST_WITHIN(twoLateRanksCheckpointsAStallAndASlowStartNameNobody, 120) {
   for (const auto& job : jobs({3, 8}, /*noise=*/0.05, /*stalls=*/0.01)) {
     auto two = job;
     two.late = {0, 2};
-    run("two are late", two, 10, 120);
+    run("two are late", two, fewer(10), 120);
     auto checkpoints = job;
     checkpoints.checkpoint = 100;
-    run("checkpoints", checkpoints, 10, 220);
+    run("checkpoints", checkpoints, fewer(10), 220);
     auto stall = job;
     stall.stallAt = 40;
-    run("a stall", stall, 10, 80);
+    run("a stall", stall, fewer(10), 80);
     auto start = job;
     start.firstSteps = 100;
-    run("a slow start", start, 10, 80);
+    run("a slow start", start, fewer(10), 80);
   }
 }
 
