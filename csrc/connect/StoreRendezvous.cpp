@@ -114,11 +114,13 @@ StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
       seen_(info.size, false),
       versions_(info.rank == 0 ? info.size : 0) {
   peers_.resize(info.size);
-  met_ = reachingStore([&] { return store_.add(home_ + kMet, 0); });
-  enter(met_ + 1);
-  while (over()) {
-    enter(round_ + 1);
-  }
+  reachingStore([&] {
+    met_ = store_.add(home_ + kMet, 0);
+    enter(met_ + 1);
+    while (over()) {
+      enter(round_ + 1);
+    }
+  });
 }
 
 void StoreRendezvous::enter(int64_t round) {
