@@ -243,7 +243,7 @@ def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(world):
             os.write(writing, text.encode()[:4000])
             os._exit(0)
         os.close(writing)
-        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 15)
+        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 30)
         if not ended:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
