@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compile_watch, env, metrics, nccl, own_status, python_stacks
+from torchcomms_pg import _C, env, metrics, monitoring, nccl, python_stacks
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
@@ -102,9 +102,7 @@ def new_comm(
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
-    compile_watch.configure()
-    _C.set_late_warning(env.late_warning())
-    own_status.configure()
+    monitoring.configure()
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend in ("shm", "gloo"):
         comm = _C.new_host_communicator(

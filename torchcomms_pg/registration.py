@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, compile_watch, env, metrics, nccl, own_status, python_stacks
+from torchcomms_pg import _C, _patches, env, metrics, monitoring, nccl, python_stacks
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg._version import __version__
@@ -93,9 +93,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
         own.enable_reconfigure = True
     flight_recorder.configure()
-    compile_watch.configure()
-    _C.set_late_warning(env.late_warning())
-    own_status.configure()
+    monitoring.configure()
     nccl.stay_deterministic()
     if isinstance(group_options, SharedOptions):
         backend = Backend(group_options.communicator, own)

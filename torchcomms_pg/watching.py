@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, compile_watch, env, metrics, own_status, python_stacks
+from torchcomms_pg import _C, env, metrics, monitoring, python_stacks
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
@@ -58,9 +58,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     if timeout < timedelta(milliseconds=1):
         raise ValueError(f"watch: timeout is {timeout}, wanted 1 ms or more")
     flight_recorder.configure()
-    compile_watch.configure()
-    _C.set_late_warning(env.late_warning())
-    own_status.configure()
+    monitoring.configure()
     python_stacks.watch_over_monitor()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
     if group is not None:

@@ -1,0 +1,22 @@
+"""What the environment says of how a process tells of itself: compiling, late ranks, its status."""
+
+from __future__ import annotations
+
+import os
+
+from torchcomms_pg import _C, compile_watch, env
+
+
+def configure() -> None:
+    """Reads the environment, for groups that are made from now on.
+
+    Raises:
+        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS or TORCHCOMMS_PG_LATE_WARNING has a value that
+            it cannot have.
+    """
+    compile_watch.configure()
+    _C.set_late_warning(env.late_warning())
+    folders = env.status_folders()
+    # The first whose place is there: the folder of a session may be gone, or have never been.
+    folder = next((each for each in folders if os.path.isdir(os.path.dirname(each))), "")
+    _C.set_status(folder=folder, run=env.run_id())
