@@ -126,11 +126,18 @@ class CountingStore(dist.Store):
         return number
 
     def compare_set(self, key: str, expected: Any, wanted: Any) -> bytes:
-        """Counts, and sets what is not there yet."""
-        self._count("set", key)
-        wanted = wanted.encode() if isinstance(wanted, str) else bytes(wanted)
+        """Counts, and sets where the key has the expected value, or none and none is expected."""
+        expected, wanted = (
+            value.encode() if isinstance(value, str) else bytes(value)
+            for value in (expected, wanted)
+        )
         with self.world.lock:
-            return self.world.memory.setdefault(key, wanted)
+            value = self.world.memory.get(key, b"")
+            if sets := value == expected:
+                self.world.memory[key] = wanted
+        # A comparison that cannot hold reads; a key that is not there is answered by what was expected.
+        self._count("set" if sets else "get" if value else "look", key)
+        return wanted if sets else value or expected
 
     def check(self, keys: Sequence[str]) -> bool:
         """Counts what is found: how often a rank looks in vain depends on who is late."""

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import sys
+import threading
 import time
 
 import pytest
@@ -235,6 +236,10 @@ def computes_without_a_file(args, template, trouble):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()
+    torchcomms()._C.end_metrics_writer()  # killed amid a file, a rank would leave a part of it
+    for thread in threading.enumerate():
+        if thread.name == "torchcomms_pg":
+            thread.join(SOON)
 
 
 @pytest.mark.parametrize(
