@@ -201,6 +201,7 @@ void Backend::logOptions() const {
 }
 
 void Backend::prepare(const char* what) const {
+  process_.check(options_->group_name);
   TORCH_CHECK(
       store_ == nullptr || cpu() != nullptr,
       what,
@@ -254,6 +255,9 @@ Backend::CommPtr Backend::route(const char* what, const at::Tensor& tensor) {
 
 std::vector<Backend::CommPtr> Backend::communicators() const {
   std::vector<CommPtr> all;
+  if (!process_.isThis()) {
+    return all;
+  }
   std::lock_guard lock(communicatorsMutex_);
   if (cpu_) {
     all.push_back(cpu_);
@@ -443,6 +447,7 @@ void Backend::adopt(Communicator& comm) {
 }
 
 void Backend::waitForPendingWorks() {
+  process_.check(options_->group_name);
   for (const auto& comm : communicators()) {
     comm->drain();
     comm->hooks()->drain();

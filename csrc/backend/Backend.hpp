@@ -16,6 +16,7 @@
 #include "base/ByThread.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/OwnProcess.hpp"
 #include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
@@ -215,7 +216,8 @@ class Backend final : public latest::Backend {
   bool inBatch();
   // Enters a communicator where route() and communicator() find it.
   void keep(CommPtr comm);
-  // Returns the communicators that exist, those for messages of two ranks among them.
+  // Returns the communicators that exist, those for messages of two ranks among them; none in a
+  // forked child.
   std::vector<CommPtr> communicators() const;
   // Returns the communicator of all ranks for the device, of two ranks, or null. Call with
   // communicatorsMutex_ held.
@@ -267,6 +269,7 @@ class Backend final : public latest::Backend {
   static uint64_t nextUid();
 
   const uint64_t uid_ = nextUid();
+  const OwnProcess process_;
   const c10::intrusive_ptr<GroupOptions> options_;
   // Store of the rendezvous. Null: the communicators are those of a TorchComm, or shrunk of one,
   // and no more are made.

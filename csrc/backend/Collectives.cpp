@@ -310,6 +310,7 @@ std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opt
 // of the accelerator that the group has used first, else the CPU's. It makes none, and so waits for
 // no rank that takes the other way.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
+  prepare("barrier");
   const auto device = barrierDevice(opts);
   CommPtr used;
   bool joined = false;  // the group has a communicator for `device`
@@ -330,7 +331,6 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
     }
     return cpu;
   }
-  prepare("barrier");
   if (chosen && *device != used->device()) {
     orderStreams(*device, used->device());
   }
@@ -429,6 +429,9 @@ Backend::WorkPtr Backend::copyToMyself(const ToMyself& kept) const {
 }
 
 void Backend::startCoalescing() {
+  if (!process_.isThis()) {
+    return;  // operations raise; an abort has nothing to do
+  }
   // Torch wraps the abort of groups in this, also of those without a communicator.
   {
     ByThread<ToMyself> ended;  // its tensors go without the lock
@@ -447,6 +450,9 @@ void Backend::startCoalescing() {
 }
 
 Backend::ToMyself Backend::endBatch() {
+  if (!process_.isThis()) {
+    return {};
+  }
   std::lock_guard lock(batchMutex_);
   auto ended = batches_.extract(threadLife());
   return ended.empty() ? ToMyself() : std::move(ended.mapped());

@@ -36,7 +36,6 @@ Communicator::Communicator(
     NcclConfig config)
     : rank_(rank),
       size_(size),
-      pid_(host::processId()),
       place_(place),
       group_(std::move(group)),
       config_(std::move(config)),
@@ -94,16 +93,11 @@ void Communicator::setDescription(std::string description) {
 }
 
 bool Communicator::ofThisProcess() const {
-  return pid_ == host::processId();
+  return process_.isThis();
 }
 
 ncclComm_t Communicator::usable() const {
-  TORCH_CHECK(
-      ofThisProcess(),
-      "group '",
-      group_.name,
-      "' was created before this process was forked and cannot be used here; create groups in the "
-      "child");
+  process_.check(group_.name);
   if (const auto failure = failureState_.get()) {
     failureState_.raise(*failure);
   }

@@ -19,6 +19,7 @@
 #include "comm/Hooks.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
+#include "comm/OwnProcess.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/SignalSlots.hpp"
 #include "comm/Work.hpp"
@@ -216,7 +217,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   const int rank_;
   const int size_;
-  const uint32_t pid_;
+  const OwnProcess process_;
   const Place place_;
   Group group_;
   const NcclConfig config_;  // keeps the texts that the library was given

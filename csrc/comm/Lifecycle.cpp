@@ -234,6 +234,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
 }
 
 void Communicator::drain() {
+  process_.check(group_.name);
   OpenCall::refuse(*this, "wait for pending works");
   const OpenCall open(*this, nullptr);
   executor_->drain(Milliseconds::max());

@@ -1,10 +1,14 @@
 """Ranks that die, fork, leak or run many threads: named, released, and nothing left behind."""
 
+import contextlib
+import functools
 import itertools
 import os
 import random
 import re
 import resource
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import ROOT
+from harness import ROOT, catalogue
+from harness.comms import make, torchcomms
 from harness.leaks import descriptors, mappings
 from harness.limits import grown
 from harness.programs import run_python
@@ -25,6 +30,7 @@ from harness.ranks import (
     check,
     connect_store,
     init_default_group,
+    meet,
     on_ranks,
     thread_names,
     wait_for,
@@ -222,37 +228,107 @@ def test_the_last_destroy_ends_all_threads():
             assert len(after) <= len(before), (before, after)
 
 
+def operations(world, comm):
+    """Each operation over c10d and over TorchComm, by its name, as a program calls it."""
+    for each, over in ((catalogue.OPERATIONS, None), (catalogue.TORCHCOMM, comm)):
+        for name, operation in each.items():
+            for how in ("sync", "async"):
+                case = catalogue.Case(world, 10, how, comm=over)
+                yield f"{how} {name}", functools.partial(operation, case)
+
+
+def methods(*objects):
+    """Each attribute of theirs, by its name: called with what may be its arguments, or read."""
+    tensor = torch.ones(10)
+    likely = ((), (tensor,), ([tensor],), ([tensor], [tensor]), ([tensor], 0, 0), (0,), ("0",))
+
+    def use(owner, name):
+        attribute = getattr(owner, name)
+        for arguments in likely if callable(attribute) else ():
+            with contextlib.suppress(TypeError):
+                return attribute(*arguments)
+
+    for owner in objects:
+        for name in dir(owner):
+            if not name.startswith("__"):
+                yield f"{type(owner).__name__}.{name}", functools.partial(use, owner, name)
+
+
+def child_uses(calls):
+    """Forks a child that makes the calls one after another, and returns what came of each."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name, call in calls:
+            os.write(writing, f"{name}\t".encode())
+            try:
+                came = repr(call())
+            except BaseException as error:
+                came = f"{type(error).__name__}: {error}"
+            os.write(writing, came.replace("\n", " ").encode()[:300] + b"\n")
+        os._exit(0)
+    os.close(writing)
+    told = b""
+    while select.select([reading], [], [], grown(20))[0] and (more := os.read(reading, 65536)):
+        told += more
+    os.close(reading)
+    hangs = told[-1:] != b"\n"
+    if hangs:
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told = dict(line.split("\t") for line in told.decode(errors="replace").splitlines())
+    assert (hangs, code) == (False, 0), f"a forked child, its last calls: {list(told.items())[-3:]}"
+    return told
+
+
 @beyond_gloo
 @on_ranks(1, 2)
-def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(world):
-    work = dist.all_reduce(torch.ones(10), async_op=True)  # the worker thread exists
-    work.wait()
-    for call in (
-        "dist.all_reduce(torch.ones(10))",
-        "dist.barrier()",
-        "dist.all_reduce(torch.ones(10), async_op=True).wait()",
-    ):
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                eval(call)
-                text = "no error"
-            except BaseException as error:
-                text = f"{type(error).__name__}: {error}"
-            os.write(writing, text.encode()[:4000])
-            os._exit(0)
-        os.close(writing)
-        ended = wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, 30)
-        if not ended:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-        text = os.read(reading, 4000).decode()
-        os.close(reading)
-        assert ended, f"{call} hangs in a forked child"
-        assert "Error" in text and "fork" in text, f"{call}: {text}"
-        dist.all_reduce(tensor := torch.ones(300_001))
-        assert tensor[-1] == world
+def test_every_operation_raises_in_a_forked_child_and_the_parent_goes_on(world):
+    dist.all_reduce(torch.ones(10), async_op=True).wait()  # the thread that works exists
+    comm = make("parent")
+    for name, came in child_uses(list(operations(world, comm))).items():
+        assert "Error" in came and "fork" in came, f"{name}: {came}"
+    dist.all_reduce(tensor := torch.ones(300_001))
+    assert tensor[-1] == world
+    comm.finalize()
+
+
+def has_children_amid_its_work(args):
+    rank = int(os.environ["RANK"])
+    init_default_group(*args, rank, 2, 120)
+    comm = make("parent")
+    group = dist.group.WORLD
+    issued = [torch.ones(10) for _ in range(6)]
+
+    def issue():
+        return [
+            *(dist.all_reduce(tensor, async_op=True) for tensor in issued[:3]),
+            *(comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, True) for tensor in issued[3:]),
+        ]
+
+    works = issue() if rank == 0 else []
+    if rank == 0:
+        backend = group._get_backend(CPU)
+        told = child_uses(
+            [
+                *methods(backend, group, comm, works[0], works[-1]),
+                ("destroy", dist.destroy_process_group),
+            ]
+        )
+        assert len(told) > 150, sorted(told)
+    meet(dist.distributed_c10d._get_default_store(), "children have ended", 2)
+    for work in works or issue():
+        work.wait()
+    assert all(tensor[0] == 2 for tensor in issued)
+    comm.finalize()
+    dist.destroy_process_group()
+
+
+@beyond_gloo
+def test_no_method_of_a_group_hangs_in_a_child_that_is_forked_amid_its_work():
+    """Threads of the parent have locks, and operations in flight that nobody ends in the child."""
+    with Ranks(2, init=False) as ranks:
+        ranks.run(has_children_amid_its_work, ranks.store_args(), timeout=grown(120))
 
 
 @beyond_gloo
