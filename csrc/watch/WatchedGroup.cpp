@@ -388,6 +388,12 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (!diagnosis || closed()) {
       return;
     }
+    const bool wanted = diagnosis->wantsStatus() || (!asked_ && overdue(now));
+    const bool known = forgetRaised(now, wanted);
+    wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
+    if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
+      return;  // who is said to be in a call may have left it
+    }
     answer(*diagnosis, now);
     checkEnd(*diagnosis);
     checkDeadline(*diagnosis, now);
@@ -443,26 +449,24 @@ std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
   });
 }
 
-std::optional<bool> WatchedGroup::goesOn(const Operation& op) {
-  const auto all = operations();
-  const auto found = std::ranges::find_if(all, [&](const auto& known) {
-    return known->operation().seq == op.seq && known->operation().kind == op.kind;
-  });
-  if (found == all.end()) {
-    return true;
+bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
+  bool known = true;
+  for (const auto& op : operations()) {
+    if (!op->returned() && (wanted || op->looksAgain(now))) {
+      const auto inCall = op->inCall(now);
+      if (inCall == false) {
+        discard(*op);
+      }
+      known = known && inCall;
+    }
   }
-  const auto& call = *found;
-  const auto inCall = call->inCall();
-  if (inCall == false) {
-    discard(*call);
-  }
-  return inCall;
+  return known;
 }
 
 void WatchedGroup::checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now) {
   if (!asked_) {
     const auto found = overdue(now);
-    if (!found || goesOn(*found) != true) {
+    if (!found) {
       return;
     }
     asked_ = found;

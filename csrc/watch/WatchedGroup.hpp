@@ -110,8 +110,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
   // Returns the oldest operation that is overdue and of which no verdict tells yet.
   std::optional<Operation> overdue(Clock::time_point now);
-  // Returns whether the call of the operation goes on, or it is not in a call; none: not known yet.
-  std::optional<bool> goesOn(const Operation& op);
+  // Forgets operations whose calls have raised, of which nobody tells: Python is asked about those
+  // that have not returned, now and then, and about all where that is wanted. False: it is being
+  // asked.
+  bool forgetRaised(Clock::time_point now, bool wanted);
   void checkEnd(HangDiagnosis& diagnosis);
   void checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now);
   void take(const Verdict& verdict, const Operation& op, Clock::time_point now);
@@ -145,9 +147,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::pair<c10::Device, EventWatch*>> devices_;  // that were joined
 
   // State of the monitor's thread.
-  std::optional<Operation> asked_;     // what the diagnosis is about
-  std::optional<Operation> subject_;   // what the verdict is about that stands
-  Clock::time_point settled_{};        // operations issued before need no further verdict
+  std::optional<Operation> asked_;             // what the diagnosis is about
+  std::optional<Operation> subject_;           // what the verdict is about that stands
+  std::optional<Clock::time_point> wantedAt_;  // since when calls that have raised matter
+  Clock::time_point settled_{};                // operations issued before need no further verdict
   Clock::time_point dumped_{};         // time of the verdict for which the record was written
   Clock::time_point extendedUntil_{};  // deadline of operations issued before extendedAt_
   Clock::time_point extendedAt_{};

@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <mutex>
 #include <string_view>
 #include <typeinfo>
@@ -19,8 +20,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Limit of the time for which Python is asked whether a thread is in its call.
-constexpr Milliseconds kQuestion{1000};
+// Bounds of the time from one question whether a thread is in its call to the next.
+constexpr Milliseconds kSoonest{200};
+constexpr Milliseconds kLatest{2000};
 
 // Works of operations that have ended.
 struct Dropped {
@@ -94,7 +96,8 @@ WatchedOp::WatchedOp(
         op.recording = std::shared_ptr<const RecordedOp>(std::shared_ptr<void>(), &recording_);
         return std::move(op);
       }()),
-      thread_(static_cast<uint64_t>(pthread_self())) {}
+      thread_(static_cast<uint64_t>(pthread_self())),
+      nextLook_(op_.issued + kSoonest) {}
 
 WatchedOp::~WatchedOp() {
   if (work_) {
@@ -130,7 +133,7 @@ void WatchedOp::leaveInStream(c10::Device device) {
   returned_.store(true, std::memory_order_release);
 }
 
-std::optional<bool> WatchedOp::inCall() {
+std::optional<bool> WatchedOp::inCall(Clock::time_point now) {
   if (returned()) {
     return true;  // and the operation goes on
   }
@@ -150,9 +153,10 @@ std::optional<bool> WatchedOp::inCall() {
       question->answered = true;
     });
   }
-  if (!question_->answered && Clock::now() - question_->asked < kQuestion) {
+  if (!question_->answered && now - question_->asked < kQuestion) {
     return std::nullopt;
   }
+  nextLook_ = now + std::clamp<Clock::duration>(now - op_.issued, kSoonest, kLatest);
   return std::exchange(question_, nullptr)->inCall || returned();
 }
 

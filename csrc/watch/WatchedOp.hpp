@@ -65,9 +65,13 @@ class WatchedOp final {
   }
 
   // Returns whether its thread is still in the call, as far as is known. False: it has left it by
-  // an exception, as no post hook was called. None: Python is being asked, which takes a second at
-  // most. For the monitor's thread.
-  std::optional<bool> inCall();
+  // an exception, as no post hook was called. None: Python is being asked, which takes kQuestion at
+  // most. For the monitor's thread, as the next.
+  std::optional<bool> inCall(Clock::time_point now);
+  // Returns whether to ask, if nobody wants to know: the longer it has been in the call, the more
+  // seldom, since it is asked with the GIL.
+  bool looksAgain(Clock::time_point now) const { return question_ || now >= nextLook_; }
+  static constexpr Milliseconds kQuestion{1000};
 
   // Returns true for the first caller, who is to end it.
   bool takeEnd() { return !over_.exchange(true, std::memory_order_acq_rel); }
@@ -93,7 +97,8 @@ class WatchedOp final {
   std::atomic<Clock::rep> lastPending_{0};
   c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, as the next
   std::optional<c10::Event> behind_;     // behind the operation in its stream
-  std::shared_ptr<Question> question_;   // of the monitor's thread
+  std::shared_ptr<Question> question_;   // of the monitor's thread, as the next
+  Clock::time_point nextLook_;
 };
 
 }  // namespace torchcomms_pg

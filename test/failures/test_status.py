@@ -172,6 +172,34 @@ def test_ranks_that_are_stopped_or_dead_are_said_to_be(folder, ask, backend):
         assert not [name for name in os.listdir(folder) if "-" in name]
 
 
+def raises_and_computes(args, world):
+    join(args, world, "gloo")
+    if os.environ["RANK"] == "1":
+        with pytest.raises(RuntimeError):  # before the post hook
+            dist.group.WORLD.allreduce([torch.ones(3), torch.ones(4)])
+        stays_away()
+    dist.all_reduce(torch.ones(3))
+    report("done")
+    receive()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
+def test_a_rank_whose_call_has_raised_is_not_said_to_be_in_it(folder, ask):
+    with started(2, folder) as ranks:
+        ranks.start(raises_and_computes, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        said = []
+
+        def missed():
+            said[:] = [waiting(ask()[1])]
+            return said[0] and said[0]["waits_for"] == [1]
+
+        assert wait_for(missed, SOON), said
+        assert "rank 1 has not arrived at all_reduce #2 (3 x Float)" in said[0]["verdict"]
+        ranks.tell(1, "")
+        ranks.kill(0)
+
+
 def all_keep_the_gil(args, world, pipes):
     join(args, world)
     report("ready")
@@ -190,7 +218,14 @@ def test_ranks_whose_python_is_stuck_answer(folder, ask, tmp_path):
             ranks.tell(rank, "go")
         with open(pipes[0], "rb") as first, open(pipes[1], "rb") as second:
             for _ in range(3):  # questions that Python cannot answer do not pile up
-                code, answer = ask()
+                answers = []
+
+                def all_answer():
+                    answers[:] = ask()
+                    return all(rank["state"] == "answers" for rank in answers[1]["ranks"])
+
+                assert wait_for(all_answer, SOON), answers  # one may be stopped for a while
+                code, answer = answers
                 assert code == 0, answer
                 for rank in answer["ranks"]:
                     assert rank["python"]["silent_s"] >= 0.4

@@ -256,7 +256,8 @@ def test_ranks_that_call_different_operations_are_shown_with_both():
 
 
 def raises_and_computes(args, world):
-    join(args, world)
+    # The operation that rank 1 has left is not overdue there when rank 0 asks.
+    join(args, world, LIMIT if os.environ["RANK"] == "0" else 120)
     for _ in range(2):
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn))
