@@ -103,7 +103,10 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
-      backend, "Options")
+      backend,
+      "Options",
+      "Options that ``pg_options`` of ``init_process_group`` takes for this backend; "
+      "``timeout`` is how long an operation may take before the group fails.")
       .def(
           py::init([](std::chrono::milliseconds timeout, std::string name) {
             return c10::make_intrusive<GroupOptions>(timeout, std::move(name));
@@ -140,6 +143,22 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
       .def_readwrite("nan_check", &GroupOptions::nanCheck)
       .def_readwrite("abort_process_on_timeout_or_error", &GroupOptions::endsProcess)
       .def_readwrite("accelerator_ends_process", &GroupOptions::acceleratorEnds)
+      .def(
+          "__repr__",
+          [](const py::object& self) {
+            std::string text =
+                "Backend.Options(timeout=" + std::string(py::repr(self.attr("_timeout")));
+            for (const auto* const name :
+                 {"is_high_priority_stream",
+                  "config",
+                  "blocking_wait",
+                  "nan_check",
+                  "abort_process_on_timeout_or_error",
+                  "nccl_library"}) {
+              text += std::string(", ") + name + "=" + std::string(py::repr(self.attr(name)));
+            }
+            return text + ")";
+          })
       .def(
           "__copy__",
           [](const GroupOptions& self) { return c10::make_intrusive<GroupOptions>(self); })

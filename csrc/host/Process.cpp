@@ -47,8 +47,10 @@ struct ProcessStatus {
 };
 
 ProcessStatus readStatus(uint32_t pid) {
-  char path[32];
-  std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  // That of the first thread, which tells the same of both: QEMU invents that of a process which it
+  // emulates, and others see the true one.
+  char path[48];
+  std::snprintf(path, sizeof path, "/proc/%u/task/%u/stat", pid, pid);
   char text[1024];
   if (readSmallFile(path, text, sizeof text) == 0) return {};
   // proc(5): pid (name) state ppid ... starttime is field 22; the name may

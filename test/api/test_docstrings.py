@@ -136,6 +136,7 @@ def test_what_users_print_tells_what_it_is():
         torchcomms_pg.ReduceOp.PREMUL_SUM(0.5),
         torchcomms_pg.CommOptions(),
         torchcomms_pg.NcclConfig(),
+        torchcomms_pg.Backend.Options(),
         torchcomms_pg.OpName.all_reduce,
         torchcomms_pg.TorchCommWindowAttr(),
         torchcomms_pg.TorchWork(None),

@@ -62,6 +62,22 @@ def ask(capsys):
     return ask
 
 
+def all_answer(answer):
+    return all(rank["state"] == "answers" for rank in answer["ranks"])
+
+
+def answered(ask, *arguments):
+    """What is told once all ranks answer: one may be stopped for a while."""
+    told = []
+
+    def once():
+        told[:] = ask(*arguments)
+        return isinstance(told[1], dict) and all_answer(told[1])
+
+    assert wait_for(once, SOON), told
+    return told
+
+
 def join(args, world, backend="torchcomms"):
     """The store; a default group that has been used."""
     store = connect_store(*args)
@@ -218,14 +234,7 @@ def test_ranks_whose_python_is_stuck_answer(folder, ask, tmp_path):
             ranks.tell(rank, "go")
         with open(pipes[0], "rb") as first, open(pipes[1], "rb") as second:
             for _ in range(3):  # questions that Python cannot answer do not pile up
-                answers = []
-
-                def all_answer():
-                    answers[:] = ask()
-                    return all(rank["state"] == "answers" for rank in answers[1]["ranks"])
-
-                assert wait_for(all_answer, SOON), answers  # one may be stopped for a while
-                code, answer = answers
+                code, answer = answered(ask)
                 assert code == 0, answer
                 for rank in answer["ranks"]:
                     assert rank["python"]["silent_s"] >= 0.4
@@ -327,7 +336,7 @@ def test_ranks_that_are_threads_are_told_apart(folder, ask):
     with started(1, folder) as ranks:
         ranks.start(two_in_one_process, ranks.store_args())
         ranks.wait_report(0)
-        code, answer = ask()
+        code, answer = answered(ask)
         assert code == 0, answer
         assert [(rank["rank"], rank["pid"]) for rank in answer["ranks"]] == [
             (0, ranks.pids[0]),
@@ -400,8 +409,12 @@ def test_it_is_told_again_and_again_until_the_job_has_ended(folder):
             text=True,
         )
         try:
-            for _ in range(3):
-                assert json.loads(asks.stdout.readline())["healthy"]
+            answers = 0
+            while answers < 3:
+                answer = json.loads(asks.stdout.readline())
+                if all_answer(answer):  # none is stopped
+                    assert answer["healthy"], answer
+                    answers += 1
             for rank in range(2):
                 ranks.tell(rank, "end")
             check(ranks.wait())
@@ -556,7 +569,7 @@ def test_arguments_that_name_no_job_are_told_from_others(folder, ask):
         code, said = ask()
         assert code == 2 and "there are several jobs" in said
         assert str(min(one.pids)) in said and str(min(other.pids)) in said
-        code, answer = ask(other.pids[1])
+        code, answer = answered(ask, other.pids[1])
         assert code == 0 and answer["asked"]["pid"] == other.pids[1]
         assert {rank["pid"] for rank in answer["ranks"]} == set(other.pids)
         for ranks in (one, other):

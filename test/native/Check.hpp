@@ -11,6 +11,13 @@
 
 namespace test {
 
+// Under a sanitizer, and where a processor is emulated, all takes ten times as long.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || defined(EMULATED)
+inline constexpr bool kSlow = true;
+#else
+inline constexpr bool kSlow = false;
+#endif
+
 struct Test {
   const char* name;
   std::function<void()> body;

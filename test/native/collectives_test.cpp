@@ -260,8 +260,9 @@ TEST(valuesOfEveryTypeAndReduction) {
 }
 
 // A sanitizer makes the library's loops slow. ThreadSanitizer looks for races, for which two and
-// three ranks are enough; AddressSanitizer for what lies outside of buffers of any length.
-#if defined(__SANITIZE_THREAD__)
+// three ranks are enough, as on an emulated processor; AddressSanitizer for what lies outside of
+// buffers of any length.
+#if defined(__SANITIZE_THREAD__) || defined(EMULATED)
 const std::vector<int> kLimitRanks = {2, 3};
 const std::vector<ncclDataType_t> kLimitTypes = {ncclFloat64};
 #elif defined(__SANITIZE_ADDRESS__)

@@ -173,13 +173,9 @@ int run(const char* what, const Job& job, int runs, int steps) {
   return found;
 }
 
-// Returns a tenth of the runs under a sanitizer, which a few show as much, and makes slow.
+// Returns a tenth of the runs where they are slow: a few show as much of what is looked for there.
 int fewer(int runs) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return std::max(1, runs / 10);
-#else
-  return runs;
-#endif
+  return test::kSlow ? std::max(1, runs / 10) : runs;
 }
 
 // Makes jobs of each form. `stalls`: number of stalls in a step, of the whole job.

@@ -11,11 +11,7 @@
 
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSlower = 10;
-#else
-constexpr int kSlower = 1;
-#endif
+constexpr int kSlower = test::kSlow ? 10 : 1;
 
 bool passes(const test::Test& test) {
   const pid_t child = fork();

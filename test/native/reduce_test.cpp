@@ -236,7 +236,7 @@ void checkReduce(
 }  // namespace
 
 // One thread computes, in which ThreadSanitizer finds no race, at twenty times the cost.
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) || defined(EMULATED)
 constexpr size_t kLarge = 2001;
 #else
 constexpr size_t kLarge = 70001;

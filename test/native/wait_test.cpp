@@ -94,11 +94,8 @@ TEST(ranksOfOneCpuDoNotSpinForEachOther) {
     addUp(comm);
     const double before = cpuSeconds();
     for (int step = 0; step < kSteps; ++step) addUp(comm);
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-    CHECK((cpuSeconds() - before) / kSteps < 20e-6);
-#else
-    CHECK(cpuSeconds() > before);
-#endif
+    const double each = (cpuSeconds() - before) / kSteps;
+    CHECK(each > 0 && (test::kSlow || each < 20e-6));
   });
 }
 
