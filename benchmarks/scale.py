@@ -135,7 +135,7 @@ class CountingStore(dist.Store):
             value = self.world.memory.get(key, b"")
             if sets := value == expected:
                 self.world.memory[key] = wanted
-        # A comparison that cannot hold reads; of a key that is not there it returns what it expected.
+        # A comparison that cannot hold reads; where there is no key it returns what it expected.
         self._count("set" if sets else "get" if value else "look", key)
         return wanted if sets else value or expected
 
