@@ -195,7 +195,8 @@ def test_events_are_used_again(world):
         for name, count in thread.items():
             calls[name] = calls.get(name, 0) + count
     made = calls.get("cudaEventCreateWithFlags", 0) + calls.get("cudaEventCreate", 0)
-    assert made - calls.get("cudaEventDestroy", 0) <= 40, calls  # of 200
+    # Of 200; the later the thread that asks for ends comes to it, the more.
+    assert made - calls.get("cudaEventDestroy", 0) <= 100, calls
 
 
 @on_gpus(2)
