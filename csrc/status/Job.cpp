@@ -108,6 +108,7 @@ void Job::findJob() {
         take(process);
         store_ = process.store;
         run_ = process.run;
+        version_ = process.version;
       } else {
         others.push_back(&process);
       }

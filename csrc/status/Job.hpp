@@ -69,6 +69,7 @@ class Job {
   const JobQuestion& question() const { return question_; }
   const std::string& store() const { return store_; }
   const std::string& run() const { return run_; }
+  const std::string& version() const { return version_; }  // of torchcomms_pg
   bool healthy() const { return healthy_; }
   // Returns the groups, the largest first.
   std::vector<const Group*> groups() const;
@@ -101,6 +102,7 @@ class Job {
   const JobQuestion& question_;
   std::string store_;
   std::string run_;
+  std::string version_;
   std::set<uint64_t> job_;  // ids of its groups
   std::map<uint64_t, Group> groups_;
   std::vector<Member> ranks_;
