@@ -13,7 +13,6 @@ namespace torchcomms_pg::status {
 
 inline constexpr size_t kLongestQuestion = 128;
 inline constexpr size_t kLongestAnswer = size_t{1} << 28;
-inline constexpr int64_t kLongestWait = 60'000;  // ms
 inline constexpr char kOfProcess[] = "process\n";
 
 // The question for the status of the whole job.
@@ -23,6 +22,7 @@ struct OfJob {
 };
 
 inline std::optional<OfJob> parseOfJob(const std::string& line) {
+  constexpr int64_t kLongestWait = 60'000;
   long long late = 0;
   long long wait = 0;
   char end = '\0';

@@ -6,7 +6,6 @@
 #include <charconv>
 
 #include "monitor/Printable.hpp"
-#include "status/Protocol.hpp"
 
 namespace torchcomms_pg::status {
 

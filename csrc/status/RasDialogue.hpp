@@ -29,6 +29,8 @@ class RasDialogue {
  public:
   // Limit of a line, and of the answers that a client has not read before more of it is read.
   static constexpr size_t kLongestLine = 1024;
+  // Limit of the time for which answers are waited for, which keeps others waiting.
+  static constexpr int64_t kLongestWait = 10'000;
 
   // Takes what a client has sent, and appends the answers to `answers`. Returns false for a line
   // that is too long.

@@ -274,7 +274,8 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsTurn:
-        if (jobs < kMostJobs) {
+        // Clients of RAS may be anybody's: they come after the user's own.
+        if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
           beginJob(self, client, now);
         }
         return true;
@@ -310,6 +311,12 @@ struct StatusServer::State {
       answer(client, refused("this question is not known"), now);
     }
     return true;
+  }
+
+  bool awaitsTurn(bool ofRas) const {
+    return std::ranges::any_of(clients, [ofRas](const auto& each) {
+      return each.phase == Client::Phase::awaitsTurn && each.ras.has_value() == ofRas;
+    });
   }
 
   void awaitTurn(Client& client, std::function<std::string()> job) {
@@ -382,7 +389,7 @@ struct StatusServer::State {
         }
       }
     }
-    if (now >= nextLook && jobs < kMostJobs) {
+    if (now >= nextLook && jobs < kMostJobs && !awaitsTurn(true) && !awaitsTurn(false)) {
       nextLook = now + kRasLook;
       try {
         startDetached("tcpg_job", [self] {
