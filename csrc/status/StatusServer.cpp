@@ -184,7 +184,11 @@ struct StatusServer::State {
       poll(polled.data(), polled.size(), patience());
       uint64_t rings = 0;
       [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
-      watch(self);
+      try {
+        watch(self);
+      } catch (const std::exception&) {
+        // Out of memory: who watches misses an event.
+      }
       size_t place = 3;
       for (auto client = clients.begin(); client != clients.end(); ++place) {
         const auto each = client++;
