@@ -139,8 +139,8 @@ def compile_ended() -> None: ...
 def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
     """Says on stderr when the monitor's thread is stuck, or the GIL held, for that long; 0: not."""
 
-def set_status(folder: str, run: str) -> None:
-    """Names the folder with the sockets of processes, "": none, and the run of this one."""
+def set_status(folder: str, ras: str, run: str) -> None:
+    """Names the folder with the processes' sockets, the address for RAS, and the run; "": none."""
 
 def set_compile_limit(limit: timedelta) -> None:
     """Sets how much longer than its deadline an operation waits for ranks that compile."""

@@ -19,4 +19,4 @@ def configure() -> None:
     folders = env.status_folders()
     # The first whose place is there: the folder of a session may be gone, or have never been.
     folder = next((each for each in folders if os.path.isdir(os.path.dirname(each))), "")
-    _C.set_status(folder=folder, run=env.run_id())
+    _C.set_status(folder=folder, ras=env.ras_address(), run=env.run_id())

@@ -171,11 +171,13 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("ends_process"));
   module.def(
       "set_status",
-      [](const std::string& folder, const std::string& run) {
+      [](const std::string& folder, const std::string& ras, const std::string& run) {
         status::StatusServer::setFolder(folder);
+        status::StatusServer::setRasAddress(ras);
         setRunId(run);
       },
       py::arg("folder"),
+      py::arg("ras"),
       py::arg("run"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,6 +24,8 @@
 #include "monitor/Printer.hpp"
 #include "status/Gathering.hpp"
 #include "status/JobReport.hpp"
+#include "status/RasEvents.hpp"
+#include "status/RasFormat.hpp"
 
 namespace torchcomms_pg {
 
@@ -30,6 +34,10 @@ namespace {
 // Number of a group's oldest operations that are told of; those that are awaited are, too.
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
+
+// Age of an operation that counts as waited for where the question does not say: that of
+// python -m torchcomms_pg.status.
+constexpr int64_t kLateMs = 10'000;
 
 // Where a store is, and under which prefixes a group has its keys there.
 struct StorePlace {
@@ -124,6 +132,47 @@ struct Line {
   size_t op;
 };
 
+// Returns the place among status::kLaunchKinds; none: it is one of the rest.
+std::optional<size_t> launchKind(OpKind kind) {
+  switch (kind) {
+    case OpKind::broadcast: return 0;
+    case OpKind::reduce: return 1;
+    case OpKind::allGather:
+    case OpKind::allGatherSingle: return 2;
+    case OpKind::reduceScatter:
+    case OpKind::reduceScatterSingle: return 3;
+    case OpKind::allReduce: return 4;
+    case OpKind::allToAll:
+    case OpKind::allToAllSingle: return 5;
+    case OpKind::gather:
+    case OpKind::gatherSingle: return 6;
+    case OpKind::scatter: return 7;
+    case OpKind::barrier:
+    case OpKind::monitoredBarrier: return 8;
+    default: return std::nullopt;
+  }
+}
+
+// Counts the collectives that the rank has issued: those that have ended, and those in flight, with
+// whose lock it is called, so that none is missed or counted twice.
+std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::List& ops) {
+  std::vector<uint64_t> counts(std::size(status::kLaunchKinds), 0);
+  for (size_t kind = 0; kind < kOpKinds; ++kind) {
+    if (const auto place = launchKind(static_cast<OpKind>(kind))) {
+      counts[*place] += group.inFlight().totals().sums(static_cast<OpKind>(kind)).operations;
+    }
+  }
+  for (const auto& entry : ops) {
+    if (const auto place = launchKind(entry.op->kind)) {
+      ++counts[*place];
+    }
+  }
+  const auto known = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  const auto all = group.issued().collectives();
+  counts.back() = all - std::min(all, known);
+  return counts;
+}
+
 // Puts together what a rank's groups do. `stacks`: those of its operations; `lines`: their places.
 void describeMember(
     const Shown& shown,
@@ -151,6 +200,7 @@ void describeMember(
   // Reads what the group waits in before what it has issued, as for a verdict.
   group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
     told.inFlight = ops.size();
+    told.launched = launched(group, ops);
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
       if (op.collective && op.seq <= told.collectives) {
@@ -247,7 +297,14 @@ status::Description describeProcess() {
   return description;
 }
 
-std::string describeJob(const status::OfJob& question) {
+// What the processes of the job have told.
+struct Told {
+  std::vector<status::HostStatus> hosts;
+  std::vector<status::UnreachedHost> unreached;
+  status::JobQuestion question;
+};
+
+Told askJob(const status::OfJob& question) {
   const auto begun = Clock::now();
   const auto until = begun + Milliseconds(question.waitMs);
   std::vector<std::shared_ptr<status::Hosts>> stores;
@@ -264,11 +321,12 @@ std::string describeJob(const status::OfJob& question) {
     store->ask(until);
   }
   const status::Folder folder(status::StatusServer::folder());
-  std::vector<status::HostStatus> hosts{status::gather(folder, Milliseconds(question.waitMs))};
-  std::vector<status::UnreachedHost> unreached;
-  status::JobQuestion asked{host::processId(), status::ownPlace(), question.lateMs, 0};
-  status::Roll roll(asked);
-  roll.add(hosts.front());
+  Told all{
+      {status::gather(folder, Milliseconds(question.waitMs))},
+      {},
+      {host::processId(), status::ownPlace(), question.lateMs, 0}};
+  status::Roll roll(all.question);
+  roll.add(all.hosts.front());
   for (const auto& store : stores) {
     if (roll.complete()) {
       break;
@@ -277,11 +335,27 @@ std::string describeJob(const status::OfJob& question) {
       roll.add(host);
       return roll.complete();
     });
-    std::ranges::move(told.hosts, std::back_inserter(hosts));
-    std::ranges::move(told.unreached, std::back_inserter(unreached));
+    std::ranges::move(told.hosts, std::back_inserter(all.hosts));
+    std::ranges::move(told.unreached, std::back_inserter(all.unreached));
   }
-  asked.tookMs = std::chrono::duration_cast<Milliseconds>(Clock::now() - begun).count();
-  return status::report(hosts, unreached, asked);
+  all.question.tookMs = std::chrono::duration_cast<Milliseconds>(Clock::now() - begun).count();
+  return all;
+}
+
+std::string describeJob(const status::OfJob& question) {
+  const auto told = askJob(question);
+  return status::report(told.hosts, told.unreached, told.question);
+}
+
+std::string describeForRas(const status::RasQuestion& question) {
+  const auto told = askJob({kLateMs, question.waitMs});
+  const status::Job job(told.hosts, told.unreached, told.question);
+  return question.json ? status::rasJson(job) : status::rasText(job, question.verbose);
+}
+
+std::vector<status::RasPeer> peersOfJob() {
+  const auto told = askJob({kLateMs, status::RasQuestion().waitMs});
+  return status::peersOf(status::Job(told.hosts, told.unreached, told.question));
 }
 
 }  // namespace
@@ -291,7 +365,8 @@ std::unique_ptr<StatusPart> StatusPart::begin(
     const c10::intrusive_ptr<c10d::Store>& store,
     bool severalHosts) {
   auto part = std::make_unique<StatusPart>();
-  part->server_ = status::StatusServer::of({describeProcess, describeJob});
+  part->server_ =
+      status::StatusServer::of({describeProcess, describeJob, describeForRas, peersOfJob});
   if (!part->server_) {
     return nullptr;
   }

@@ -1,4 +1,4 @@
-// What the processes of a job tell, put together: who waits for whom, by the rule of blame.
+// The status of a job, as JSON, and when all have told theirs.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "status/ProcessStatus.hpp"
+#include "status/Job.hpp"
 
 namespace torchcomms_pg::status {
-
-// A host whose processes have not told theirs.
-struct UnreachedHost {
-  std::string host;
-  std::string why;
-};
-
-struct JobQuestion {
-  uint32_t pid = 0;    // of the process that was asked: the job is that of its groups
-  std::string host;    // its host
-  int64_t lateMs = 0;  // an operation that is older is waited for
-  int64_t tookMs = 0;  // time in which the answers were given
-};
 
 // Which ranks of a job have been heard of, while hosts answer one after another.
 class Roll {
@@ -51,8 +38,7 @@ class Roll {
   std::set<Rank> wanted_;
 };
 
-// Writes the job's status as JSON, in the form of docs/status.md. Of an operation that was issued
-// while the answers were collected nothing is said: its ranks have told of different times.
+// Writes the job's status as JSON, in the form of docs/status.md.
 std::string report(
     const std::vector<HostStatus>& hosts,
     const std::vector<UnreachedHost>& unreached,

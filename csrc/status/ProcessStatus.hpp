@@ -47,6 +47,20 @@ struct Run {
   static void fields(auto& self, auto& visit) { visit(self.first, self.step, self.count); }
 };
 
+// Kinds of collectives that are counted apart: those that NCCL counts, others by NCCL's names, and
+// the rest, such as batches.
+inline constexpr const char* kLaunchKinds[] = {
+    "Broadcast",
+    "Reduce",
+    "AllGather",
+    "ReduceScatter",
+    "AllReduce",
+    "AlltoAll",
+    "Gather",
+    "Scatter",
+    "Barrier",
+    "Other"};
+
 // The part of a rank in a group.
 struct MemberStatus {
   uint64_t id = 0;   // tells the group from every other of every job
@@ -57,12 +71,13 @@ struct MemberStatus {
   int rank = 0;                // in the group
   std::vector<int64_t> ranks;  // the job's numbers, by rank; travels as `runs`
   std::vector<Run> runs;
-  bool queues = false;        // operations are queued on a device
-  uint64_t collectives = 0;   // number of those that have ended
-  std::string lastCompleted;  // the last operation that has; empty: none
-  std::string failure;        // reason why the group has failed here
-  int64_t relaxedMs = 0;      // see RankStatus
-  uint64_t inFlight = 0;      // number of operations, of which `ops` has the oldest and the awaited
+  bool queues = false;             // operations are queued on a device
+  uint64_t collectives = 0;        // number of those that have ended
+  std::vector<uint64_t> launched;  // numbers of those that were issued, by kLaunchKinds
+  std::string lastCompleted;       // the last operation that has; empty: none
+  std::string failure;             // reason why the group has failed here
+  int64_t relaxedMs = 0;           // see RankStatus
+  uint64_t inFlight = 0;  // number of operations, of which `ops` has the oldest and the awaited
   std::vector<OpInFlight> ops;
 
   static void fields(auto& self, auto& visit) {
@@ -76,6 +91,7 @@ struct MemberStatus {
         self.runs,
         self.queues,
         self.collectives,
+        self.launched,
         self.lastCompleted,
         self.failure,
         self.relaxedMs,

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <list>
 #include <map>
 #include <mutex>
@@ -25,6 +26,7 @@
 #include "monitor/Printer.hpp"
 #include "monitor/PythonStackDump.hpp"
 #include "status/Folder.hpp"
+#include "status/RasAddress.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -38,6 +40,12 @@ constexpr size_t kMostClients = 32;
 constexpr milliseconds kAsking{2000};
 constexpr milliseconds kReading{5000};
 
+// The same for clients of RAS, which any user of this host may be: people that type, too. The
+// processes of the job are looked at for those who watch.
+constexpr size_t kMostRasClients = 16;
+constexpr milliseconds kRasAsking{30'000};
+constexpr milliseconds kRasLook{2000};
+
 // Limit of jobs that are put together at a time; others wait for their turn.
 constexpr size_t kMostJobs = 1;
 
@@ -48,8 +56,8 @@ constexpr int kLookMs = 10;     // interval of looks whether Python has told
 constexpr int kTidyMs = 500;    // interval of looks whether a client takes too long
 constexpr int kScarceMs = 200;  // time before a connection is taken again, without a descriptor
 
-// What a forked child closes: the parent's socket must not seem to be served by it.
-std::atomic<int> ofParent[2] = {-1, -1};
+// What a forked child closes: the parent's sockets must not seem to be served by it.
+std::atomic<int> ofParent[3] = {-1, -1, -1};
 
 struct AtFork {
   AtFork() {
@@ -68,19 +76,35 @@ struct Slot {
   std::weak_ptr<StatusServer> server;
   const StatusServer* latest = nullptr;  // owner of the files
   bool told = false;                     // that there is no server
+  bool toldOfRas = false;                // the same of RAS
 };
 Slot& slot() {
   static PerProcess<Slot> ofProcess;
   return ofProcess.get();
 }
 
-struct FolderName {
+struct Places {
   std::mutex mutex;
-  std::string path;
+  std::string folder;
+  std::string ras;
 };
-FolderName& folderName() {
-  static FolderName& name = leaked<FolderName>();
-  return name;
+Places& places() {
+  static Places& named = leaked<Places>();
+  return named;
+}
+std::string rasAddress() {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  return named.ras;
+}
+
+// Says once that clients of RAS get no answer.
+void tellNoRas(Slot& known, const std::string& why) {
+  if (!std::exchange(known.toldOfRas, true)) {
+    printLine(
+        "torchcomms_pg: process " + std::to_string(host::processId()) +
+        " does not answer ncclras at TORCHCOMMS_PG_RAS_ADDR=" + rasAddress() + ": " + why);
+  }
 }
 
 }  // namespace
@@ -94,12 +118,17 @@ struct StatusServer::State {
     Descriptor socket;
     Phase phase = Phase::asks;
     Clock::time_point until;  // end of its time, or of Python's
-    std::string text;         // question, then answer
+    std::string heard;        // question
+    std::string text;         // answer, of which so much is sent
     size_t sent = 0;
     std::optional<Description> description;
     std::shared_ptr<PythonStackDump> dump;
-    bool ownStacks = false;  // the dump is about its description's
-    OfJob job;
+    bool ownStacks = false;            // the dump is about its description's
+    std::function<std::string()> job;  // makes the answer
+    std::optional<RasDialogue> ras;    // of a client of RAS
+
+    bool watches() const { return ras && ras->events() != RasEvents::none; }
+    bool hasUnsent() const { return sent < text.size(); }
   };
   using Clients = std::list<Client>;
 
@@ -108,11 +137,13 @@ struct StatusServer::State {
   const Duties duties;
   const Folder folder;
   Descriptor listening;
+  Descriptor ras;  // listens for clients of RAS; none: there is no address for them
   Descriptor wake;
   std::atomic<bool> stop{false};
 
   std::mutex mutex;
-  std::map<uint64_t, std::string> done;  // jobs by client
+  std::map<uint64_t, std::string> done;        // jobs by client
+  std::optional<std::vector<RasPeer>> looked;  // a look at the job's processes has ended
 
   // State of the thread.
   Clients clients;
@@ -120,6 +151,8 @@ struct StatusServer::State {
   size_t jobs = 0;
   std::shared_ptr<PythonStackDump> dump;  // the last question to Python
   Clock::time_point scarceUntil{};
+  std::optional<RasPeers> peers;  // as somebody watches
+  Clock::time_point nextLook{};
 
   void notify() const {
     const uint64_t one = 1;
@@ -129,19 +162,34 @@ struct StatusServer::State {
   void run(const std::shared_ptr<State>& self) {
     while (!stop.load(std::memory_order_acquire)) {
       std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
-      const bool takes = clients.size() < kMostClients && Clock::now() >= scarceUntil;
+      const bool scarce = Clock::now() < scarceUntil;
+      const auto ofRas = static_cast<size_t>(
+          std::ranges::count_if(clients, [](const auto& each) { return each.ras.has_value(); }));
+      const bool takes = clients.size() - ofRas < kMostClients && !scarce;
       polled.push_back({takes ? listening.get() : -1, POLLIN, 0});
+      polled.push_back({ofRas < kMostRasClients && !scarce ? ras.get() : -1, POLLIN, 0});
       for (const auto& client : clients) {
-        const short events = client.phase == Client::Phase::asks    ? POLLIN
-                             : client.phase == Client::Phase::reads ? POLLOUT
-                                                                    : 0;
+        short events = 0;
+        if (client.phase == Client::Phase::asks &&
+            client.text.size() - client.sent < RasDialogue::kLongestLine) {
+          events |= POLLIN;
+        }
+        if (client.phase == Client::Phase::reads ||
+            (client.phase == Client::Phase::asks && client.hasUnsent())) {
+          events |= POLLOUT;
+        }
         const bool works = client.phase == Client::Phase::awaitsJob;  // whether anybody reads it
         polled.push_back({works ? -1 : client.socket.get(), events, 0});
       }
       poll(polled.data(), polled.size(), patience());
       uint64_t rings = 0;
       [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
-      size_t place = 2;
+      try {
+        watch(self);
+      } catch (const std::exception&) {
+        // Out of memory: who watches misses an event.
+      }
+      size_t place = 3;
       for (auto client = clients.begin(); client != clients.end(); ++place) {
         const auto each = client++;
         try {
@@ -153,13 +201,17 @@ struct StatusServer::State {
         }
       }
       if (polled[1].revents != 0) {
-        take();
+        take(listening, /*ofRas=*/false);
+      }
+      if (polled[2].revents != 0) {
+        take(ras, /*ofRas=*/true);
       }
     }
     while (!clients.empty()) {
       drop(clients.begin());
     }
     listening = Descriptor();  // the file is gone; whoever has connected is told
+    ras = Descriptor();
   }
 
   int patience() const {
@@ -174,24 +226,33 @@ struct StatusServer::State {
     return clients.empty() ? -1 : kTidyMs;
   }
 
-  void take() {
-    Descriptor socket(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  void take(const Descriptor& from, bool ofRas) {
+    Descriptor socket(accept4(from.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         scarceUntil = Clock::now() + milliseconds(kScarceMs);
       }
       return;
     }
-    if (ofThisUser(socket.get())) {
+    if (ofRas || ofThisUser(socket.get())) {
       clients.emplace_back();
       auto& client = clients.back();
       client.number = ++number;
       client.socket = std::move(socket);
-      client.until = Clock::now() + kAsking;
+      client.until = Clock::now() + (ofRas ? kRasAsking : kAsking);
+      if (ofRas) {
+        client.ras.emplace();
+      }
     }
   }
 
   void drop(Clients::iterator client) {
+    // What it has sent and nobody reads would have the network drop the answer that it has not
+    // read.
+    char rest[RasDialogue::kLongestLine];
+    for (int i = 0; i < 16 && recv(client->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;
+         ++i) {
+    }
     // A child that was forked meanwhile has the connection, too.
     shutdown(client->socket.get(), SHUT_RDWR);
     clients.erase(client);
@@ -206,14 +267,19 @@ struct StatusServer::State {
       return false;
     }
     switch (client.phase) {
-      case Phase::asks: return events != 0 ? hear(client, now) : now < client.until;
+      case Phase::asks:
+        if (client.ras) {
+          return converse(client, events, now);
+        }
+        return events != 0 ? hear(client, now) : now < client.until;
       case Phase::awaitsPython:
         if (client.dump->answered() || now >= client.until) {
           answer(client, answered(encode(finished(client, now))), now);
         }
         return true;
       case Phase::awaitsTurn:
-        if (jobs < kMostJobs) {
+        // Clients of RAS may be anybody's: they come after the user's own.
+        if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
           beginJob(self, client, now);
         }
         return true;
@@ -225,7 +291,8 @@ struct StatusServer::State {
         }
         return true;
       }
-      case Phase::reads: return events != 0 ? tell(client) : now < client.until;
+      case Phase::reads:
+        return events != 0 ? tell(client) && client.hasUnsent() : now < client.until;
     }
     return false;
   }
@@ -236,20 +303,117 @@ struct StatusServer::State {
     if (bytes <= 0) {
       return bytes < 0 && (errno == EAGAIN || errno == EINTR);
     }
-    client.text.append(buffer, static_cast<size_t>(bytes));
-    if (client.text.find('\n') == std::string::npos) {
-      return client.text.size() < kLongestQuestion;
+    client.heard.append(buffer, static_cast<size_t>(bytes));
+    if (client.heard.find('\n') == std::string::npos) {
+      return client.heard.size() < kLongestQuestion;
     }
-    if (client.text == kOfProcess) {
+    if (client.heard == kOfProcess) {
       describe(client, now);
-    } else if (const auto job = parseOfJob(client.text)) {
-      client.job = *job;
-      client.phase = Client::Phase::awaitsTurn;
-      notify();
+    } else if (const auto job = parseOfJob(client.heard)) {
+      awaitTurn(client, [this, job = *job] { return answered(duties.ofJob(job)); });
     } else {
       answer(client, refused("this question is not known"), now);
     }
     return true;
+  }
+
+  bool awaitsTurn(bool ofRas) const {
+    return std::ranges::any_of(clients, [ofRas](const auto& each) {
+      return each.phase == Client::Phase::awaitsTurn && each.ras.has_value() == ofRas;
+    });
+  }
+
+  void awaitTurn(Client& client, std::function<std::string()> job) {
+    client.job = std::move(job);
+    client.phase = Client::Phase::awaitsTurn;
+    notify();
+  }
+
+  // Does what hear() does, with a client of RAS, of which each line has an answer.
+  bool converse(Client& client, short events, Clock::time_point now) {
+    if ((events & POLLIN) != 0) {
+      char buffer[RasDialogue::kLongestLine];
+      const auto bytes = recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (bytes <= 0) {
+        return bytes < 0 && (errno == EAGAIN || errno == EINTR);
+      }
+      std::string answers;
+      if (!client.ras->hear({buffer, static_cast<size_t>(bytes)}, answers)) {
+        return false;
+      }
+      say(client, answers, now);
+    }
+    if (client.hasUnsent() && !tell(client)) {
+      return false;
+    }
+    if (const auto& asked = client.ras->asked()) {
+      awaitTurn(client, [this, asked = *asked] { return duties.ofRas(asked); });
+    } else if (client.watches() && !client.hasUnsent()) {
+      client.until = Clock::time_point::max();
+      if (!peers) {
+        notify();  // the first look is to come soon
+      }
+    }
+    return now < client.until;
+  }
+
+  // Adds to what a client is to read.
+  static void say(Client& client, const std::string& text, Clock::time_point now) {
+    client.text.erase(0, std::exchange(client.sent, 0));
+    if (client.text.empty() && !text.empty() && client.watches()) {
+      client.until = now + kReading;
+    }
+    client.text += text;
+  }
+
+  // Tells who watches what happens to the processes of the job.
+  void watch(const std::shared_ptr<State>& self) {
+    const auto now = Clock::now();
+    std::optional<std::vector<RasPeer>> seen;
+    {
+      std::lock_guard lock(mutex);
+      seen.swap(looked);
+    }
+    if (seen) {
+      --jobs;
+    }
+    if (std::ranges::none_of(clients, &Client::watches)) {
+      peers.reset();
+      return;
+    }
+    if (!peers) {
+      peers.emplace();
+    } else if (seen && !seen->empty()) {
+      for (const auto& event : peers->notice(*seen)) {
+        for (auto& client : clients) {
+          if (client.phase == Client::Phase::asks && client.watches() &&
+              (static_cast<int>(client.ras->events()) & static_cast<int>(event.group)) != 0) {
+            say(client, textOf(event, client.ras->json()), now);
+          }
+        }
+      }
+    }
+    if (now >= nextLook && jobs < kMostJobs && !awaitsTurn(true) && !awaitsTurn(false)) {
+      nextLook = now + kRasLook;
+      try {
+        startDetached("tcpg_job", [self] {
+          std::vector<RasPeer> found;
+          try {
+            found = self->duties.peers();
+          } catch (const std::exception&) {
+            // The folder cannot be read: the next look may.
+          }
+          {
+            std::lock_guard lock(self->mutex);
+            self->looked = std::move(found);
+          }
+          self->notify();
+        });
+        ++jobs;
+      } catch (const std::exception&) {
+        // No thread is to be had: the next look may have one.
+      }
+    }
   }
 
   void describe(Client& client, Clock::time_point now) {
@@ -284,12 +448,13 @@ struct StatusServer::State {
 
   void beginJob(const std::shared_ptr<State>& self, Client& client, Clock::time_point now) {
     try {
-      startDetached("tcpg_job", [self, number = client.number, job = client.job] {
+      const bool ofRas = client.ras.has_value();
+      startDetached("tcpg_job", [self, number = client.number, job = client.job, ofRas] {
         std::string text;
         try {
-          text = answered(self->duties.ofJob(job));
+          text = job();
         } catch (const std::exception& error) {
-          text = refused(error.what());
+          text = refusal(ofRas, error.what());
         }
         {
           std::lock_guard lock(self->mutex);
@@ -300,16 +465,22 @@ struct StatusServer::State {
       ++jobs;
       client.phase = Client::Phase::awaitsJob;
     } catch (const std::exception& error) {
-      answer(client, refused(std::string("no thread can be started: ") + error.what()), now);
+      const auto why = std::string("no thread can be started: ") + error.what();
+      answer(client, refusal(client.ras.has_value(), why), now);
     }
   }
 
-  static void answer(Client& client, std::string text, Clock::time_point now) {
-    client.text = std::move(text);
+  static std::string refusal(bool ofRas, const std::string& why) {
+    return ofRas ? RasDialogue::refused(why) : refused(why);
+  }
+
+  static void answer(Client& client, const std::string& text, Clock::time_point now) {
+    client.text += text;
     client.phase = Client::Phase::reads;
     client.until = now + kReading;
   }
 
+  // Sends what the connection takes. Returns false once it has ended.
   static bool tell(Client& client) {
     const auto bytes = send(
         client.socket.get(),
@@ -320,28 +491,37 @@ struct StatusServer::State {
       return errno == EAGAIN || errno == EINTR;
     }
     client.sent += static_cast<size_t>(bytes);
-    return client.sent < client.text.size();
+    return true;
   }
 };
 
 void StatusServer::setFolder(const std::string& path) {
-  auto& name = folderName();
-  std::lock_guard lock(name.mutex);
-  name.path = path;
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  named.folder = path;
 }
 
 std::string StatusServer::folder() {
-  auto& name = folderName();
-  std::lock_guard lock(name.mutex);
-  return name.path;
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  return named.folder;
+}
+
+void StatusServer::setRasAddress(const std::string& address) {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  named.ras = address;
 }
 
 std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
-  if (folder().empty()) {
-    return nullptr;
-  }
   auto& known = slot();
   std::lock_guard lock(known.mutex);
+  if (folder().empty()) {
+    if (!rasAddress().empty()) {
+      tellNoRas(known, "it tells of the status, which TORCHCOMMS_PG_STATUS turns off");
+    }
+    return nullptr;
+  }
   auto server = known.server.lock();
   if (!server) {
     try {
@@ -368,6 +548,13 @@ StatusServer::StatusServer(Duties duties)
   }
   state_->folder.sweep();
   state_->listening = state_->folder.listen();
+  if (const auto address = rasAddress(); !address.empty()) {
+    try {
+      state_->ras = listenForRas(address);
+    } catch (const std::exception& error) {
+      tellNoRas(slot(), error.what());  // of() has the lock
+    }
+  }
   try {
     startDetached("tcpg_status", "its status", [state = state_] { state->run(state); });
   } catch (const std::exception&) {
@@ -376,6 +563,7 @@ StatusServer::StatusServer(Duties duties)
   }
   ofParent[0] = state_->listening.get();
   ofParent[1] = state_->wake.get();
+  ofParent[2] = state_->ras.get();
 }
 
 StatusServer::~StatusServer() {
@@ -388,8 +576,9 @@ StatusServer::~StatusServer() {
     if (known.latest == this) {
       known.latest = nullptr;
       state_->folder.remove();
-      ofParent[0] = -1;
-      ofParent[1] = -1;
+      for (auto& descriptor : ofParent) {
+        descriptor = -1;
+      }
     }
   }
   state_->stop.store(true, std::memory_order_release);

@@ -1,4 +1,5 @@
-// Answers, on a socket in a folder of the user's, what this process and its job do.
+// Answers, on a socket in a folder of the user's, what this process and its job do; and, on an
+// address that is named, NCCL's client of RAS.
 #pragma once
 
 #include <functional>
@@ -8,6 +9,8 @@
 
 #include "status/ProcessStatus.hpp"
 #include "status/Protocol.hpp"
+#include "status/RasDialogue.hpp"
+#include "status/RasEvents.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -24,13 +27,18 @@ struct Description {
 class StatusServer {
  public:
   struct Duties {
-    std::function<Description()> describe;           // returns soon
-    std::function<std::string(const OfJob&)> ofJob;  // may take its time; runs in its own thread
+    std::function<Description()> describe;  // returns soon
+    // May take their time; each runs in a thread of its own.
+    std::function<std::string(const OfJob&)> ofJob;
+    std::function<std::string(const RasQuestion&)> ofRas = nullptr;
+    std::function<std::vector<RasPeer>()> peers = nullptr;
   };
 
   // Names the folder; "": no status is given. Of a server that runs nothing changes.
   static void setFolder(const std::string& path);
   static std::string folder();
+  // Names the address for clients of RAS, see listenForRas(); "": there is none.
+  static void setRasAddress(const std::string& address);
 
   // Returns the server of this process, which runs as long as somebody holds it. Null: there is to
   // be none, or there cannot be one, which is said once on stderr.

@@ -61,6 +61,11 @@ VARIABLES = (
         "folder with the sockets by which processes answer python -m torchcomms_pg.status, see "
         "status.md; 0: there are none",
     ),
+    Variable(
+        "TORCHCOMMS_PG_RAS_ADDR",
+        "none",
+        "127.0.0.1:PORT or [::1]:PORT, where processes answer ncclras, NCCL's client, see ras.md",
+    ),
     Variable("XDG_RUNTIME_DIR", "none", "folder of a user's session, where the sockets above are"),
     Variable("TORCHELASTIC_RUN_ID", "none", "name of the run in its status, set by torchrun"),
     Variable(
@@ -436,6 +441,11 @@ def status_folders() -> list[str]:
     session = read("XDG_RUNTIME_DIR")
     folders = [] if session is None else [os.path.join(session, "torchcomms_pg")]
     return [*folders, f"/tmp/torchcomms_pg-{os.geteuid()}"]
+
+
+def ras_address() -> str:
+    """Returns the address where processes answer NCCL's client of RAS; "": there is none."""
+    return read("TORCHCOMMS_PG_RAS_ADDR") or ""
 
 
 def run_id() -> str:

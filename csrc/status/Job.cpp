@@ -1,0 +1,260 @@
+#include "status/Job.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "monitor/Printable.hpp"
+
+namespace torchcomms_pg::status {
+
+namespace {
+
+std::string tenths(int64_t milliseconds) {
+  return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
+}
+
+std::string pythonOf(const ProcessStatus& process) {
+  if (process.pythonSilentMs < 0) {
+    return process.threads;
+  }
+  return "its Python has not answered for " + tenths(process.pythonSilentMs) +
+         ": a thread keeps the GIL, most likely in native code, or the process gets no core" +
+         (process.threads.empty() ? "" : "; Python's stacks:\n" + process.threads);
+}
+
+RankStatus statusOf(int rank, const Job::Member& member) {
+  RankStatus status;
+  status.rank = rank;
+  const auto& told = *member.told;
+  if (!told.ops.empty()) {
+    const auto& oldest = told.ops.front();
+    status.current = oldest.text;
+    status.currentSeq = oldest.signature.empty() ? 0 : oldest.seq;
+    status.signature = oldest.signature;
+    status.waitedMs = oldest.ageMs;
+    status.calledAt = oldest.calledAt;
+  }
+  status.completed = told.lastCompleted;
+  status.failure = told.failure;
+  status.threads = pythonOf(*member.process);
+  status.compilingMs = member.process->compilingMs;
+  status.compiledMs = member.process->compiledMs;
+  status.relaxedMs = told.relaxedMs;
+  for (const auto& group : member.activity->groups) {
+    for (const auto& op : group.ops) {
+      if (op.waits) {
+        status.waits.push_back(op.wait);
+      }
+    }
+  }
+  status.counts = member.activity->counts;
+  return status;
+}
+
+}  // namespace
+
+std::string nameOfHost(const std::string& place) {
+  return printable(place.substr(0, place.find('/')));
+}
+
+Job::Job(
+    const std::vector<HostStatus>& hosts,
+    const std::vector<UnreachedHost>& unreached,
+    const JobQuestion& question)
+    : hosts_(hosts), unreached_(unreached), question_(question) {
+  findJob();
+  for (const auto& host : hosts) {
+    for (const auto& process : host.processes) {
+      if (isOfJob(process)) {
+        addProcess(process);
+      }
+    }
+    for (const auto& silent : host.silent) {
+      addSilent(host, silent);
+    }
+  }
+  for (auto& [id, group] : groups_) {
+    group.waits = judge(group);
+    healthy_ = healthy_ && !group.waits;
+  }
+  noteMissing();
+}
+
+std::vector<const Job::Group*> Job::groups() const {
+  std::vector<const Group*> sorted;
+  for (const auto& [id, group] : groups_) {
+    sorted.push_back(&group);
+  }
+  std::ranges::sort(sorted, [](const auto* one, const auto* other) {
+    const auto& a = *one->any;
+    const auto& b = *other->any;
+    return std::tuple(-static_cast<int64_t>(a.ranks.size()), a.ranks, a.name, a.key) <
+           std::tuple(-static_cast<int64_t>(b.ranks.size()), b.ranks, b.name, b.key);
+  });
+  return sorted;
+}
+
+std::vector<UnreachedHost> Job::unreached() const {
+  return missing_.empty() ? std::vector<UnreachedHost>() : unreached_;
+}
+
+// Finds the groups of the job: those of the asked process, and all that share a process.
+void Job::findJob() {
+  std::vector<const ProcessStatus*> others;
+  for (const auto& host : hosts_) {
+    for (const auto& process : host.processes) {
+      if (process.pid == question_.pid && host.host == question_.host) {
+        take(process);
+        store_ = process.store;
+        run_ = process.run;
+        version_ = process.version;
+      } else {
+        others.push_back(&process);
+      }
+    }
+  }
+  for (bool grew = true; grew;) {
+    grew = std::erase_if(others, [&](const auto* process) {
+             return isOfJob(*process) && (take(*process), true);
+           }) > 0;
+  }
+}
+
+void Job::take(const ProcessStatus& process) {
+  for (const auto& rank : process.ranks) {
+    for (const auto& group : rank.groups) {
+      job_.insert(group.id);
+    }
+  }
+}
+
+bool Job::isOfJob(const ProcessStatus& process) const {
+  return std::ranges::any_of(process.ranks, [&](const auto& rank) {
+    return std::ranges::any_of(
+        rank.groups, [&](const auto& group) { return job_.contains(group.id); });
+  });
+}
+
+void Job::addProcess(const ProcessStatus& process) {
+  for (const auto& activity : process.ranks) {
+    ranks_.push_back({&process, &activity, nullptr});
+    for (const auto& told : activity.groups) {
+      healthy_ = healthy_ && told.failure.empty();
+      auto& group = groups_[told.id];
+      group.id = told.id;
+      group.any = group.any == nullptr ? &told : group.any;
+      group.members[told.rank] = {&process, &activity, &told};
+    }
+  }
+}
+
+void Job::addSilent(const HostStatus& host, const SilentProcess& silent) {
+  bool ours = false;
+  for (const auto& each : silent.memberships) {
+    if (job_.contains(each.group)) {
+      ours = true;
+      silent_[{each.group, each.rank}] = {&host, &silent};
+    }
+  }
+  if (ours) {
+    healthy_ = false;
+    quiet_.push_back({&host, &silent});
+  }
+}
+
+// Notes the ranks of which nobody tells.
+void Job::noteMissing() {
+  std::set<int64_t> known;
+  for (const auto& rank : ranks_) {
+    known.insert(rank.activity->rank);
+  }
+  for (const auto& [key, silent] : silent_) {
+    known.insert(key.second);
+  }
+  for (const auto& [id, group] : groups_) {
+    for (const auto rank : group.any->ranks) {
+      if (!known.contains(rank)) {
+        missing_.insert(rank);
+      }
+    }
+  }
+  healthy_ = healthy_ && missing_.empty();
+}
+
+const Job::Quiet* Job::quietOf(uint64_t id, int64_t rank) const {
+  const auto found = silent_.find({id, rank});
+  return found == silent_.end() ? nullptr : &found->second;
+}
+
+const Job::Member* Job::elsewhere(int64_t rank) const {
+  const auto found = std::ranges::find_if(
+      ranks_, [rank](const auto& known) { return known.activity->rank == rank; });
+  return found == ranks_.end() ? nullptr : &*found;
+}
+
+Silent Job::silentOf(uint64_t id, int64_t rank) const {
+  if (const auto* const quiet = quietOf(id, rank)) {
+    return {quiet->process->text, quiet->process->state != "silent"};
+  }
+  if (const auto* const other = elsewhere(rank)) {
+    return {
+        "has no such group (pid " + std::to_string(other->process->pid) +
+        "): it has destroyed it, or has not made it yet"};
+  }
+  return {
+      unreached_.empty() ? "no process tells of it: it is of another user, or has ended, or its "
+                           "group is not there any more"
+                         : "no process tells of it: it may be on a host that has not answered"};
+}
+
+// Finds out who holds up the group's oldest operation; none: none is old.
+std::optional<Job::Finding> Job::judge(const Group& group) const {
+  // Whatever is older was issued before the first rank was asked.
+  const auto least = std::max(question_.lateMs, question_.tookMs);
+  Finding finding;
+  const auto rankOf = [](const OpInFlight& op) { return std::pair(op.waits, op.ageMs); };
+  for (const auto& [rank, member] : group.members) {
+    for (const auto& op : member.told->ops) {
+      if (op.ageMs >= least && (finding.op == nullptr || rankOf(op) > rankOf(*finding.op))) {
+        finding.rank = rank;
+        finding.op = &op;
+      }
+    }
+  }
+  if (finding.op == nullptr) {
+    return std::nullopt;
+  }
+  std::map<int, RankStatus> answers;
+  std::map<int, Silent> silent;
+  const auto& ranks = group.any->ranks;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    if (const auto found = group.members.find(rank); found != group.members.end()) {
+      answers.emplace(rank, statusOf(rank, found->second));
+    } else {
+      silent.emplace(rank, silentOf(group.id, ranks[rank]));
+    }
+  }
+  const auto& op = *finding.op;
+  DiagnosisRequest request;
+  request.rank = finding.rank;
+  request.group = group.any->name;
+  request.globalRanks = ranks;
+  request.size = static_cast<int>(ranks.size());
+  request.op = op.text;
+  request.seq = op.seq;
+  request.signature = op.signature;
+  request.wait = op.wait;
+  request.timeoutMs = op.timeoutMs;
+  request.waitedMs = op.ageMs;
+  request.queued = group.any->queues;
+  request.mayHaveEnded = op.endsUnseen;
+  request.compileLeftMs = std::numeric_limits<int64_t>::max();
+  finding.verdict = torchcomms_pg::judge(request, answers, silent);
+  if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
+    return std::nullopt;  // a message that nobody waits for
+  }
+  return finding;
+}
+
+}  // namespace torchcomms_pg::status
