@@ -1,6 +1,7 @@
 """Groups of GPUs: how they come and go, what goes through them beside, and what they refuse."""
 
 import concurrent.futures
+import ctypes
 import datetime
 import functools
 import os
@@ -551,6 +552,36 @@ def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl(port, prefix
         store.set("rank 1 ends", "")
         store.wait(["rank 0 has failed"])
     ending.result()
+
+
+@gpus.emulated_only
+@gpus.on_own_ranks(2, env={"NCCL_HOSTID": "apart"})  # over a network NCCL hears of a failed peer
+def test_what_nccl_has_said_of_one_group_is_not_said_of_another(port, prefix, world):
+    """It keeps the latest text of the process."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    late, failed = (dist.new_group() for _ in range(2))
+    for group in (None, late, failed):
+        dist.all_reduce(ones(), group=group)
+    torch.cuda.synchronize()
+    ranks.meet(store, "connected", world)
+    assert ctypes.CDLL("libnccl.so.2").ncclGroupEnd() != 0  # "not in a group call"
+    # A deadline, on the rank that waits and on the one that is in no operation.
+    late.set_timeout(datetime.timedelta(seconds=2))
+    comm = torchcomms_pg.get_comm(late, device="cuda")
+    if rank == 0:
+        dist.all_reduce(ones(), group=late, async_op=True)
+    assert ranks.wait_for(comm.is_aborted, BOUND)
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.all_reduce(ones(), group=late)
+    assert "group call" not in str(raised.value), raised.value
+    # A failure that NCCL tells of.
+    if rank == 1:
+        failed._get_backend(gpus.current_device()).abort()
+    else:
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(ones(), group=failed, async_op=True).wait(datetime.timedelta(seconds=9))
+        assert "maybe of another group: " in str(raised.value), raised.value
 
 
 @gpus.on_own_ranks(2)
