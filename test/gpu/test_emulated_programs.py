@@ -206,7 +206,7 @@ def missing_nccl4py():
     if importlib.util.find_spec("torch.distributed._nccl4py") is None:
         return "torch has a backend over nccl4py from 2.15 on"
     if importlib.util.find_spec("nccl") is None:
-        return "pip install nccl4py, which brings what torch's nccl4py backend calls"
+        return "pip install -e '.[nccl4py]' brings what torch's nccl4py backend calls"
     return ""
 
 
