@@ -19,7 +19,6 @@ struct BlockingCall::State {
   }
 
   const NcclApi& api;  // never freed
-  // Kept when it is done: the library may read the texts of its configuration later.
   const Body body;
   std::mutex mutex;
   std::condition_variable ended;

@@ -138,6 +138,7 @@ class CommHandle {
   // Notes that graphs hold operations of the communicator: libnccl ends it only when they have
   // gone.
   void noteCaptured() { captured_.store(true, std::memory_order_relaxed); }
+  bool captured() const { return captured_.load(std::memory_order_relaxed); }
 
  private:
   // Returns whether this is the process that has joined the ranks.

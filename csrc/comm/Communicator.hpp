@@ -220,7 +220,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   const OwnProcess process_;
   const Place place_;
   Group group_;
-  const NcclConfig config_;  // keeps the texts that the library was given
+  const NcclConfig config_;
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> timing_{false};
   std::atomic<bool> closed_{false};

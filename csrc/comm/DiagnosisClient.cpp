@@ -100,6 +100,9 @@ void DiagnosisClient::openLike(
     }
   }
   open(parent.store_, prefix + "/", std::move(peers));
+  if (std::atomic_load(&parent.watched_)) {
+    watchOver();
+  }
 }
 
 void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>& gone) {

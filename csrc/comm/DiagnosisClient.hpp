@@ -28,7 +28,8 @@ class DiagnosisClient {
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::string& prefix,
       std::vector<Peer> peers);
-  // Opens it in a part of the parent's store. `ranks`: those of the parent that are in this group.
+  // Opens it in a part of the parent's store, and watches over the processes if the parent does.
+  // `ranks`: those of the parent that are in this group.
   void openLike(
       const DiagnosisClient& parent, const std::string& prefix, const std::vector<int>& ranks);
   // Does the same, in another part for each group of the parent without the ranks of `gone`, which

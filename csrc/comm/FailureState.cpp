@@ -185,6 +185,13 @@ Failure FailureState::endOf(const Operation& op, Failure failure) const {
   return failure;
 }
 
+std::string FailureState::ofGraphs() const {
+  return comm_.library().captured() && comm_.api().fail == nullptr
+             ? "; operations of the group are in CUDA graphs, a replay of which would now wait for "
+               "ever: drop these graphs"
+             : "";
+}
+
 std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result) {
   told_.store(true, std::memory_order_relaxed);
   if (const auto known = get()) {
@@ -206,6 +213,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   if (report.state == ncclSuccess || report.state == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
   }
+  failure.message += ofGraphs();
   if (auto verdict = comm_.diagnosis().onFailure(op, result, report.text)) {
     failure.verdict = std::move(verdict->text);
     if (!verdict->ranks.empty()) {
@@ -246,13 +254,15 @@ void FailureState::raise(const Failure& failure) const {
 
 Failure FailureState::elsewhere() const {
   auto report = comm_.library().report();
+  // Else libnccl's text is of something else, in any group (CommHandle::report).
+  const bool failed = report.state != ncclSuccess && report.state != ncclInProgress;
   Failure failure;
   failure.type = c10d::ErrorType::REMOTE_ERROR;
   failure.group = comm_.group().name;
   failure.ranks = std::move(report.absent);
   failure.message = "group '" + comm_.group().name + "' has failed while rank " +
-                    comm_.group().numberOf(comm_.rank()) +
-                    " was in no operation of it: " + report.text;
+                    comm_.group().numberOf(comm_.rank()) + " was in no operation of it" +
+                    ofGraphs() + ": " + (failed ? report.text : "");
   return failure;
 }
 
@@ -282,7 +292,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
     text += "it has not finished; here it waits for " + rankNames(absent) +
             ", and nobody knows who is late";
   }
-  auto failure = describe(c10d::ErrorType::TIMEOUT, op, text);
+  auto failure = describe(c10d::ErrorType::TIMEOUT, op, text + ofGraphs());
   failure.ranks = std::move(ranks);
   failure.verdict = verdict.text;
   const auto message = printable(failure.message);
@@ -300,8 +310,10 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
 }
 
 void FailureState::lose(const Operation& op, int rank, const std::string& pid) {
-  auto failure =
-      describe(c10d::ErrorType::REMOTE_ERROR, op, rankNames({rank}) + " (pid " + pid + ") died");
+  auto failure = describe(
+      c10d::ErrorType::REMOTE_ERROR,
+      op,
+      rankNames({rank}) + " (pid " + pid + ") died" + ofGraphs());
   failure.ranks = {rank};
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
@@ -317,7 +329,7 @@ void FailureState::failBy(const std::string& why) {
   const auto ours =
       set({c10d::ErrorType::COMM_ERROR,
            "group '" + comm_.group().name + "' was aborted on rank " +
-               comm_.group().numberOf(comm_.rank()) + " by " + why,
+               comm_.group().numberOf(comm_.rank()) + " by " + why + ofGraphs(),
            "",
            0,
            comm_.group().name,

@@ -103,6 +103,9 @@ class FailureState {
   // another thread is about to, does not return.
   void meet(const Failure& failure) const;
   std::string rankNames(const std::vector<int>& ranks) const;
+  // Returns what a failure means for graphs with operations of the group; empty: there are none, or
+  // the library's operations end in replays, too.
+  std::string ofGraphs() const;
 
   Communicator& comm_;
   std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load

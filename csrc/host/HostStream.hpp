@@ -16,6 +16,9 @@ class HostStream {
   // not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
+  // Tells the stream, in a task of it, that the operation which this runs has failed.
+  virtual void failed() {}
+
   // Returns whether all its tasks have ended, and only the caller can enqueue another.
   virtual bool idle() { return false; }
 

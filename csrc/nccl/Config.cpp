@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <climits>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 
 #include "base/Leaked.hpp"
@@ -21,6 +23,14 @@ void checkHeader(const NcclConfig::Field& field) {
         ", and torchcomms_pg was built with nccl.h of " + versionText(NCCL_VERSION_CODE) +
         "; leave it None, or build with a newer nccl.h (TORCHCOMMS_PG_NCCL_INCLUDE)");
   }
+}
+
+// Returns the one copy of the text, which stays.
+const std::string* kept(const std::string& text) {
+  static auto& mutex = leaked<std::mutex>();
+  static auto& all = leaked<std::set<std::string>>();
+  const std::lock_guard lock(mutex);
+  return &*all.insert(text).first;
 }
 
 // Gives the pointer to a member of Config; null: the header is too old to have it. Config has to be
@@ -109,7 +119,7 @@ void NcclConfig::setText(const Field& field, const std::optional<std::string>& v
         std::string("config.") + field.name +
         " is empty or has a zero byte, wanted a name, or None for NCCL's default");
   }
-  texts_[&field] = std::make_shared<const std::string>(*value);
+  texts_[&field] = kept(*value);
 }
 
 std::optional<int> NcclConfig::number(const Field& field) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +10,8 @@
 
 namespace torchcomms_pg {
 
-// Copies share their texts, so a copy that outlives the library's communicator keeps them for it.
+// Texts stay until the process ends: NCCL keeps the pointer to commName (src/init.cc,
+// parseCommConfig), and a communicator that is left behind outlives everything here.
 class NcclConfig {
  public:
   struct Field {
@@ -49,7 +49,7 @@ class NcclConfig {
 
  private:
   std::map<const Field*, int> numbers_;
-  std::map<const Field*, std::shared_ptr<const std::string>> texts_;
+  std::map<const Field*, const std::string*> texts_;
 };
 
 }  // namespace torchcomms_pg

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import catalogue
 from harness.catalogue import LAYOUTS
-from harness.ranks import wait_for
+from harness.ranks import time_limit, wait_for
 from harness.values import all_data, assert_reduced
 
 try:
@@ -64,6 +64,19 @@ def test_a_factor_of_premul_sum_may_be_a_tensor_of_the_device(world):
     factor = torch.tensor([0.5], device=DEVICE)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor), async_op=True).wait()
     assert_reduced(tensor.cpu(), [x / 2 for x in inputs])
+
+
+@on_sim(2)
+def test_barriers_meet_whatever_device_a_rank_names(world):
+    """Before the group has connected a device, and afterwards."""
+    group, tensor = dist.new_group(), torch.ones(10, device=DEVICE)
+    for connected in (False, True):
+        if connected:
+            dist.all_reduce(tensor, group=group)
+        for named in ({}, {"device_ids": [dist.get_rank()]}, {"device_ids": [1 - dist.get_rank()]}):
+            with time_limit(0, 15, f"a barrier with {named}"):
+                dist.barrier(group, **named)
+    dist.destroy_process_group(group)
 
 
 @on_sim(2)

@@ -212,6 +212,45 @@ def test_a_graph_with_operations_can_be_replayed(world, async_op):
 
 @graphs
 @on_sim(2)
+def test_a_capture_before_the_first_operation_is_refused_and_the_group_stands(world):
+    group = dist.new_group()
+    tensor, graph = torch.ones(10, device=DEVICE), simulated.Graph()
+    for first in (lambda: dist.all_reduce(tensor, group=group), lambda: dist.barrier(group)):
+        with pytest.raises(RuntimeError, match=f"no connections for {DEVICE}.* being captured; "):
+            with graph.capture():
+                first()
+    dist.all_reduce(tensor, group=group)
+    assert (tensor.cpu() == world).all()
+    dist.destroy_process_group(group)
+
+
+@graphs
+@on_sim(2)
+@pytest.mark.parametrize("end", ["destroy", "abort"])
+def test_a_replay_after_its_group_has_ended_or_failed_holds_up_no_stream(world, end):
+    group = dist.new_group()
+    tensor, graph = torch.ones(10, device=DEVICE), simulated.Graph()
+    dist.all_reduce(tensor, group=group)
+    with graph.capture():
+        dist.all_reduce(tensor, group=group)
+    graph.replay()
+    torch.accelerator.synchronize()
+    dist.barrier()
+    if end == "destroy":
+        dist.destroy_process_group(group)
+    else:
+        group._get_backend(torch.device(DEVICE)).abort()
+    with time_limit(0, 15, "the replay"):
+        graph.replay()
+        torch.accelerator.synchronize()
+    if end == "abort":
+        with pytest.raises(torchcomms_pg.CommError, match="aborted"):
+            dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group(group)
+
+
+@graphs
+@on_sim(2)
 def test_nothing_watches_or_records_what_a_graph_holds(world):
     group = dist.new_group()
     comm = torchcomms_pg.get_comm(group, DEVICE)

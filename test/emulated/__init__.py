@@ -72,12 +72,12 @@ def environment():
 
 
 def nccl_environment(version):
-    """The variables for the rules and functions of a version of NCCL, not the newest.
+    """The variables for the rules and functions of a version of NCCL, not that of the newest torch.
 
     They may be set in the process, before it uses NCCL.
 
     Args:
-        version: "2.18", "2.24", "2.27" or "2.30".
+        version: "2.18", "2.24", "2.27", "2.30" or "2.32".
     """
     return {
         "EMULATED_NCCL": version,

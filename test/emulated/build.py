@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 
 # For the loader of torchcomms_pg, which asks for functions by name: libraries with those of an
 # older NCCL alone. torch's libraries take all.
-NCCL_VERSIONS = {"2.18": 21803, "2.24": 22403, "2.27": 22707, "2.30": 23007}
+NCCL_VERSIONS = {"2.18": 21803, "2.24": 22403, "2.27": 22707, "2.30": 23007, "2.32": 23203}
 
 AUTOLOAD = '''"""Puts the emulated operators in place when torch is imported."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torchcomms_pg
 from api import test_spec_examples
 from harness import gpus, ranks
 from harness.gpus import on_gpus, on_ours
@@ -280,6 +281,37 @@ def test_a_graph_outlives_its_group_that_has_failed(port, prefix, world):
     dist.destroy_process_group()
 
 
+@gpus.emulated_only  # a kernel that waits for ever keeps a GPU busy
+@gpus.on_own_ranks(2)
+def test_a_failure_says_of_graphs_what_their_replays_would_do(port, prefix, world):
+    """Which nobody sees: they wait, and the host and the other streams go on."""
+    gpus.torchcomms(port, f"{prefix}/first", world, 30)
+    store = ranks.connect_store(port, f"{prefix}/beside")
+    values, eager = torch.ones(LENGTH, device="cuda"), dist.new_group()
+    for group in (None, eager):
+        dist.all_reduce(values, group=group)
+    with capture() as graph:
+        dist.all_reduce(values)
+    torch.cuda.synchronize()
+    ranks.meet(store, "captured", world)
+    for group, said in ((dist.group.WORLD, True), (eager, False)):
+        group._get_backend(gpus.current_device()).abort()
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(values, group=group)
+        assert ("a replay of which would now wait for ever" in str(raised.value)) == said
+    if dist.get_rank() != 0:
+        store.wait(["replayed"])
+        return
+    with ranks.time_limit(0, BOUND, "the replay"):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            graph.replay()
+        (torch.ones(LENGTH, device="cuda") * 2).cpu()
+        time.sleep(0.5)  # one that does not wait has ended by then
+        assert not stream.query()
+    store.set("replayed", "")
+
+
 @on_gpus(2)
 def test_waiting_joins_the_streams_of_a_capture(world):
     tensor, side = torch.ones(LENGTH, device="cuda"), torch.cuda.Stream()
@@ -423,11 +455,14 @@ def a_graph_and_its_group_end(port, prefix, world, first):
 
     def end_graph():
         nonlocal graph
+        if first == "group":  # NCCL frees a communicator when its graphs have gone
+            tensor.fill_(1)
+            graph.replay()
+            assert (tensor.cpu() == world).all()
         graph = None
         gc.collect()
         torch.cuda.synchronize()
 
-    # NCCL frees a communicator when its graphs have gone.
     for end in (end_graph, dist.destroy_process_group)[:: 1 if first == "graph" else -1]:
         with ranks.time_limit(0, BOUND, end.__name__):
             end()

@@ -1,6 +1,7 @@
 """Groups of GPUs: how they come and go, what goes through them beside, and what they refuse."""
 
 import concurrent.futures
+import ctypes
 import datetime
 import functools
 import os
@@ -436,6 +437,62 @@ def test_a_killed_rank_is_named_long_before_the_deadline(connected):
         assert "exit code -9" in outcomes[1].died
 
 
+def waits_for_a_killed_rank_in_a_part(port, prefix, world):
+    gpus.take_device(world)
+    rank, store = int(os.environ["RANK"]), ranks.connect_store(port, prefix)
+    device = gpus.current_device()
+    options = dict(store=store, rank=rank, size=world, abort_process_on_timeout_or_error=False)
+    whole = torchcomms_pg.new_comm("nccl", device, **options)
+    part = whole.split([1, 2] if rank else [0], name="part")
+    if rank == 0:
+        return
+    tensor = ones()
+    part.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, False)
+    torch.cuda.synchronize()
+    ranks.meet(store, "here", 2)
+    if part.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    part.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, True)
+    assert ranks.wait_for(part.is_aborted, 10)  # its deadline is after ten minutes
+    with pytest.raises(torchcomms_pg.CommError, match=r"rank 1 .*\(pid \d+\) died") as raised:
+        part.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, False)
+    assert raised.value.ranks == [1], raised.value
+
+
+@gpus.emulated_only  # needs a GPU for each rank
+def test_a_killed_rank_is_named_in_what_was_split_from_its_communicator():
+    with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
+        all.start(waits_for_a_killed_rank_in_a_part, *all.store_args(), 3)
+        outcomes = all.wait()
+        ranks.check(outcomes[:2])
+        assert "exit code -9" in outcomes[2].died
+
+
+def receives_from_a_killed_rank(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 4)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    ranks.meet(store, "here", world)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with ranks.time_limit(0, BOUND, "the deadline of 4 s"):
+        with pytest.raises(torchcomms_pg.CommError, match="timed out after 4 s") as raised:
+            dist.irecv(tensor, 1).wait(datetime.timedelta(seconds=60))
+    assert raised.value.ranks == [1], raised.value
+    assert re.search(r"rank 1: its process is dead \(pid \d+\)", str(raised.value)), raised.value
+
+
+@gpus.emulated_only  # NCCL may have got all of a message
+def test_a_receive_from_a_killed_rank_ends_at_its_deadline_which_names_it():
+    with ranks.Ranks(2, init=False, started_with=gpus.environment) as both:
+        both.start(receives_from_a_killed_rank, *both.store_args(), 2)
+        outcomes = both.wait()
+        ranks.check(outcomes[:1])
+        assert "exit code -9" in outcomes[1].died
+
+
 def goes_on_after_its_deadline(port, prefix, world):
     """Rank 0, as a program without a handler of errors: it would save what it has."""
     gpus.torchcomms(port, prefix, world, 30)
@@ -495,6 +552,36 @@ def test_a_group_whose_peer_fails_while_it_ends_is_not_left_to_nccl(port, prefix
         store.set("rank 1 ends", "")
         store.wait(["rank 0 has failed"])
     ending.result()
+
+
+@gpus.emulated_only
+@gpus.on_own_ranks(2, env={"NCCL_HOSTID": "apart"})  # over a network NCCL hears of a failed peer
+def test_what_nccl_has_said_of_one_group_is_not_said_of_another(port, prefix, world):
+    """It keeps the latest text of the process."""
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    late, failed = (dist.new_group() for _ in range(2))
+    for group in (None, late, failed):
+        dist.all_reduce(ones(), group=group)
+    torch.cuda.synchronize()
+    ranks.meet(store, "connected", world)
+    assert ctypes.CDLL("libnccl.so.2").ncclGroupEnd() != 0  # "not in a group call"
+    # A deadline, on the rank that waits and on the one that is in no operation.
+    late.set_timeout(datetime.timedelta(seconds=2))
+    comm = torchcomms_pg.get_comm(late, device="cuda")
+    if rank == 0:
+        dist.all_reduce(ones(), group=late, async_op=True)
+    assert ranks.wait_for(comm.is_aborted, BOUND)
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        dist.all_reduce(ones(), group=late)
+    assert "group call" not in str(raised.value), raised.value
+    # A failure that NCCL tells of.
+    if rank == 1:
+        failed._get_backend(gpus.current_device()).abort()
+    else:
+        with pytest.raises(torchcomms_pg.CommError) as raised:
+            dist.all_reduce(ones(), group=failed, async_op=True).wait(datetime.timedelta(seconds=9))
+        assert "maybe of another group: " in str(raised.value), raised.value
 
 
 @gpus.on_own_ranks(2)

@@ -34,7 +34,7 @@ SHARED_GPU = {
 REFUSALS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
 # Of which there are the rules and functions on the emulated GPUs.
-NCCL_VERSIONS = ("2.18", "2.24", "2.27", "2.30") if EMULATED else ("of this machine",)
+NCCL_VERSIONS = ("2.18", "2.24", "2.27", "2.30", "2.32") if EMULATED else ("of this machine",)
 by_version = pytest.mark.parametrize("version", NCCL_VERSIONS)
 
 emulated_only = pytest.mark.skipif(not EMULATED, reason="looks into the emulated CUDA")

@@ -47,11 +47,15 @@ TEST(everyFieldReachesItsPlace) {
   }
 }
 
-TEST(aCopyKeepsTheTextsThatTheLibraryWasGiven) {
-  auto first = std::make_unique<NcclConfig>();
-  first->setText(field("net_name"), "a name that is too long to be kept in the string itself");
-  const auto raw = first->raw(true);
-  const NcclConfig copy = *first;
-  first.reset();
-  CHECK_EQUAL(std::string(raw.netName), *copy.text(field("net_name")));
+TEST(theTextsThatTheLibraryWasGivenStayWhenTheConfigurationHasGone) {
+  const std::string name = "a name that is too long to be kept in the string itself";
+  ncclConfig_t raw;
+  {
+    NcclConfig config;
+    config.setText(field("comm_name"), name);
+    raw = config.raw(true);
+    config.setText(field("comm_name"), std::string(name.size(), '-'));
+  }
+  const std::vector<std::string> more(100, std::string(name.size(), '+'));  // takes freed memory
+  CHECK_EQUAL(std::string(raw.commName), name);
 }

@@ -24,7 +24,9 @@ ncclResult_t Plan::start() {
   if (stream.capture([self] { self->again()->start(); })) return ncclSuccess;
   launch(/*now=*/stream.idle());
   try {
-    stream.enqueue([self] { self->execute(); });
+    stream.enqueue([self, &stream] {
+      if (self->execute() != ncclSuccess) stream.failed();
+    });
   } catch (const std::exception& error) {
     // The plan has its place in the order, which no other can take.
     comm_->fail(NcclError(ncclSystemError, error.what(), {comm_->rank()}));

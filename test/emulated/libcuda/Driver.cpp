@@ -1,6 +1,9 @@
-// The driver's API, as far as torch uses it beside the runtime's. The rest of
+// The driver's API, as far as torch and cuda.core use it beside the runtime's. The rest of
 // what torch's libraries import refuses each call (test/emulated/stubs.py).
+#include <dlfcn.h>
+
 #include <cstddef>
+#include <string>
 
 #define EMULATED_API extern "C" __attribute__((visibility("default")))
 
@@ -8,12 +11,15 @@
 extern "C" {
 int emulatedHasContext(int device);
 int cudaGetDevice(int* device);
+int cudaGetDeviceCount(int* count);
+int cudaDriverGetVersion(int* version);
 }
 
 namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kInvalidDevice = 101;
+constexpr int kNotFound = 500;
 
 // A context is its device's number, from 1.
 void* contextOf(int device) {
@@ -24,6 +30,25 @@ void* contextOf(int device) {
 
 EMULATED_API int cuInit(unsigned) {
   return kSuccess;
+}
+
+// Driver API, "Driver Entry Point Access". Gives the newest variant of a function, such as
+// cuDeviceGetUuid_v2 for cuDeviceGetUuid.
+EMULATED_API int cuGetProcAddress_v2(
+    const char* symbol, void** function, int, unsigned long long, int* result) {
+  constexpr int kSymbolNotFound = 1;
+  *function = dlsym(RTLD_DEFAULT, (std::string(symbol) + "_v2").c_str());
+  if (*function == nullptr) *function = dlsym(RTLD_DEFAULT, symbol);
+  if (result != nullptr) *result = *function == nullptr ? kSymbolNotFound : 0;
+  return *function == nullptr ? kNotFound : kSuccess;
+}
+
+EMULATED_API int cuDriverGetVersion(int* version) {
+  return cudaDriverGetVersion(version);
+}
+
+EMULATED_API int cuDeviceGetCount(int* count) {
+  return cudaGetDeviceCount(count);
 }
 
 EMULATED_API int cuDeviceGet(int* device, int ordinal) {

@@ -101,7 +101,14 @@ ncclResult_t asyncError(Comm& comm) {
   auto result = ncclSuccess;
   const auto asked = shm().commGetAsyncError(comm.shm, &result);
   if (result == ncclRemoteError && !overNetwork()) return ncclSuccess;
-  return asked == ncclSuccess ? result : asked;
+  const auto found = asked == ncclSuccess ? result : asked;
+  // The thread that notices it warns, once.
+  return comm.warned.exchange(found != ncclSuccess) ? found : told(found, comm.shm);
+}
+
+ncclResult_t told(ncclResult_t result, ncclComm_t joined) {
+  if (result != ncclSuccess && result != ncclInProgress) setError(shm().getLastError(joined));
+  return result;
 }
 
 bool overNetwork() {
@@ -109,16 +116,12 @@ bool overNetwork() {
   return hosts;
 }
 
-void spin(Comm& comm) {
-  auto result = ncclSuccess;
-  while (!overNetwork() && !comm.aborted && !comm.revoked) {
-    auto* const joined = comm.shm.load();
-    const bool failed = joined != nullptr &&
-                        shm().commGetAsyncError(joined, &result) == ncclSuccess &&
-                        result == ncclRemoteError;
-    if (!failed) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+void spin(Comm& comm, bool failed, bool late) {
+  const auto ends = [&] {
+    if (late) return comm.size == 1;
+    return !failed || overNetwork() || comm.revoked;
+  };
+  while (!comm.aborted && !ends()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 ncclResult_t ensureReady(Comm& comm, const char* function) {

@@ -24,10 +24,12 @@ const torchcomms_pg::NcclApi& shm();
 
 // Never freed: a handle that was destroyed is told from one that never existed.
 struct ncclComm {
-  ncclComm(int rank, int size, bool blocking) : rank(rank), size(size), blocking(blocking) {}
+  ncclComm(int rank, int size, int device, bool blocking)
+      : rank(rank), size(size), device(device), blocking(blocking) {}
 
   const int rank;
   const int size;
+  const int device;  // current one of the thread that made it
   const bool blocking;
 
   std::atomic<ncclComm_t> shm{nullptr};
@@ -37,7 +39,8 @@ struct ncclComm {
   std::atomic<bool> revoked{false};
   std::atomic<bool> finalized{false};
   std::atomic<bool> suspended{false};
-  std::atomic<bool> freed{false};  // with graphs that still live
+  std::atomic<bool> freed{false};   // with graphs that still live
+  std::atomic<bool> warned{false};  // of an error that nobody here has made
   // Captures with operations of the communicator, in graphs that still live.
   std::atomic<int> persistent{0};
 
@@ -86,9 +89,14 @@ ncclResult_t ensureReady(Comm& comm, const char* function);
 // NCCL_HOSTID says so.
 bool overNetwork();
 
-// Returns after a kernel's work: at once, unless a peer will never come, of which nobody tells.
-// Then when the communicator is aborted or revoked here.
-void spin(Comm& comm);
+// Returns `result` of csrc/shm, whose text of an error becomes NCCL's.
+ncclResult_t told(ncclResult_t result, ncclComm_t shm = nullptr);
+
+// Returns after a kernel's work: at once, unless it has failed since a peer will never come, of
+// which nobody tells. Then when the communicator is aborted or revoked here. `late`: the kernel was
+// launched after a revocation, which sets the abort flags back when it has ended those before
+// (src/init.cc, commRevokeAsync).
+void spin(Comm& comm, bool failed, bool late);
 
 // Returns the result of a refused call; a communicator that does not block keeps it as its state
 // (src/enqueue.cc, ncclEnqueueCheck: ncclCommSetAsyncError).

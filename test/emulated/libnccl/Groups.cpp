@@ -80,7 +80,7 @@ ncclResult_t launch(const std::vector<Task>& tasks) {
   std::vector<Task> operations;
   for (const auto& task : tasks) (task.setup ? setups : operations).push_back(task);
   const auto result = setUp(setups);
-  return result == ncclSuccess ? operate(operations) : result;
+  return told(result == ncclSuccess ? operate(operations) : result);
 }
 
 void startJob(std::vector<Task> tasks) {

@@ -95,7 +95,7 @@ ncclResult_t init(
     return error;
   }
   // "*newcomm = comm" before the group ends: another thread can abort what waits for its peers.
-  auto* const comm = publish(std::make_unique<Comm>(rank, ranks, blocking));
+  auto* const comm = publish(std::make_unique<Comm>(rank, ranks, currentDevice(), blocking));
   std::atomic_ref(*made).store(comm);
   return submit({comm, /*setup=*/true, [comm, ranks, id, rank] {
                    // "Make sure the CUDA runtime is initialized."
@@ -138,7 +138,7 @@ ncclResult_t divide(
                    int size = 0;
                    shm().commUserRank(divided, &rank);
                    shm().commCount(divided, &size);
-                   auto child = std::make_unique<Comm>(rank, size, blocking);
+                   auto child = std::make_unique<Comm>(rank, size, parent.device, blocking);
                    child->shm.store(divided);
                    const auto result = awaitPeers(*child);
                    child->state.store(result);
@@ -160,16 +160,15 @@ EMULATED_API ncclResult_t ncclGetVersion(int* version) {
 }
 
 EMULATED_API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  return shm().getUniqueId(id);
+  return told(shm().getUniqueId(id));
 }
 
 EMULATED_API const char* ncclGetErrorString(ncclResult_t result) {
   return shm().getErrorString(result);
 }
 
-EMULATED_API const char* ncclGetLastError(ncclComm_t comm) {
-  return lastErrorText().empty() ? shm().getLastError(comm == nullptr ? nullptr : comm->shm.load())
-                                 : lastErrorText().c_str();
+EMULATED_API const char* ncclGetLastError(ncclComm_t) {
+  return lastErrorText();
 }
 
 EMULATED_API ncclResult_t ncclCommInitRankConfig(
@@ -321,6 +320,12 @@ EMULATED_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 EMULATED_API ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
   if (const auto error = check(comm, __func__)) return error;
   *count = comm->size;
+  return ncclSuccess;
+}
+
+EMULATED_API ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+  if (const auto error = check(comm, __func__)) return error;
+  *device = comm->device;
   return ncclSuccess;
 }
 

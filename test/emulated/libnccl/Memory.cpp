@@ -12,7 +12,7 @@ using namespace emulated;
 
 EMULATED_API ncclResult_t ncclMemAlloc(void** place, size_t size) {
   if (!hasFunction(__func__, 21903)) return ncclInvalidUsage;
-  const auto result = shm().memAlloc(place, size);
+  const auto result = told(shm().memAlloc(place, size));
   if (result == ncclSuccess && *place != nullptr) adoptMemory(*place, size);
   return result;
 }
@@ -20,7 +20,7 @@ EMULATED_API ncclResult_t ncclMemAlloc(void** place, size_t size) {
 EMULATED_API ncclResult_t ncclMemFree(void* memory) {
   if (!hasFunction(__func__, 21903)) return ncclInvalidUsage;
   if (memory != nullptr) disownMemory(memory);
-  return shm().memFree(memory);
+  return told(shm().memFree(memory));
 }
 
 // Local.
@@ -29,14 +29,14 @@ ncclCommRegister(const ncclComm_t comm, void* buffer, size_t size, void** handle
   if (!hasFunction(__func__, 21903)) return ncclInvalidUsage;
   if (const auto error = check(comm, __func__)) return error;
   const Inside inside(*comm, __func__);
-  return shm().commRegister(comm->shm, buffer, size, handle);
+  return told(shm().commRegister(comm->shm, buffer, size, handle));
 }
 
 EMULATED_API ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   if (!hasFunction(__func__, 21903)) return ncclInvalidUsage;
   if (const auto error = check(comm, __func__)) return error;
   const Inside inside(*comm, __func__);
-  return shm().commDeregister(comm->shm, handle);
+  return told(shm().commDeregister(comm->shm, handle));
 }
 
 // Collective, so it is a group's (src/dev_runtime.cc: a task of the communicator).
@@ -55,13 +55,13 @@ EMULATED_API ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t
   if (!hasFunction(__func__, 22703)) return ncclInvalidUsage;
   if (const auto error = check(comm, __func__)) return error;
   const Inside inside(*comm, __func__);
-  return shm().commWindowDeregister(comm->shm, window);
+  return told(shm().commWindowDeregister(comm->shm, window));
 }
 
 EMULATED_API ncclResult_t
 ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** pointer) {
   if (!hasFunction(__func__, 22902)) return ncclInvalidUsage;
-  return shm().getPeerDevicePointer(window, offset, peer, pointer);
+  return told(shm().getPeerDevicePointer(window, offset, peer, pointer));
 }
 
 // Changes the state alone: there is no memory to give back.

@@ -14,7 +14,8 @@ namespace {
 
 std::mutex misusesMutex;
 std::vector<std::string> misuses;
-thread_local std::string lastText;
+std::mutex errorMutex;
+std::array<char, 1024> lastError{};
 
 }  // namespace
 
@@ -28,11 +29,12 @@ void misuse(const std::string& function, const std::string& what) {
 }
 
 void setError(const std::string& text) {
-  lastText = text;
+  const std::lock_guard lock(errorMutex);
+  std::snprintf(lastError.data(), lastError.size(), "%s", text.c_str());
 }
 
-const std::string& lastErrorText() {
-  return lastText;
+const char* lastErrorText() {
+  return lastError.data();
 }
 
 }  // namespace emulated

@@ -7,8 +7,9 @@ namespace emulated {
 
 void misuse(const std::string& function, const std::string& what);
 
-// Set and return the text of ncclGetLastError for the thread, which NCCL would write as a warning.
+// Set and return the text of ncclGetLastError, which NCCL would write as a warning: one for the
+// process, the latest of any thread and communicator, never cleared (src/debug.cc, ncclLastError).
 void setError(const std::string& text);
-const std::string& lastErrorText();
+const char* lastErrorText();
 
 }  // namespace emulated

@@ -33,11 +33,13 @@ class Kernels final : public torchcomms_pg::host::HostStream {
   Kernels(Comm& comm, HostStream& stream) : comm_(comm), stream_(stream) {}
 
   void enqueue(std::function<void()> task) override {
-    stream_.enqueue([&comm = comm_, task = std::move(task)] {
+    stream_.enqueue([this, late = comm_.revoked.load(), task = std::move(task)] {
+      failed_ = false;
       task();
-      spin(comm);
+      spin(comm_, failed_, late);
     });
   }
+  void failed() override { failed_ = true; }
   bool idle() override { return stream_.idle(); }
   bool capture(const std::function<void()>& issue) override { return stream_.capture(issue); }
 
@@ -54,6 +56,7 @@ class Kernels final : public torchcomms_pg::host::HostStream {
  private:
   Comm& comm_;
   HostStream& stream_;
+  inline static thread_local bool failed_ = false;  // of the task that the thread runs
 };
 
 // ncclEnqueueCheck: the communicator, that it is ready, then the arguments
@@ -102,7 +105,7 @@ ncclResult_t operate(
       {comm,
        /*setup=*/false,
        [=, at = Kernels::of(*comm, *host).handle()] { return launch(comm->shm.load(), at); },
-       currentDevice(),
+       comm->device,
        captured ? nullptr : host});
 }
 

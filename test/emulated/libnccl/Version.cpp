@@ -10,7 +10,8 @@ namespace emulated {
 
 namespace {
 
-constexpr int kNewest = NCCL_VERSION(2, 30, 7);
+// What the newest torch brings.
+constexpr int kDefault = NCCL_VERSION(2, 30, 7);
 
 // The last patch of each minor that has several.
 constexpr std::array kMinors = {
@@ -22,12 +23,14 @@ constexpr std::array kMinors = {
     NCCL_VERSION(2, 27, 7),
     NCCL_VERSION(2, 28, 9),
     NCCL_VERSION(2, 29, 7),
-    kNewest,
+    kDefault,
+    NCCL_VERSION(2, 31, 2),
+    NCCL_VERSION(2, 32, 3),
 };
 
 int wantedVersion() {
   const char* const text = std::getenv("EMULATED_NCCL");
-  if (text == nullptr || *text == '\0') return kNewest;
+  if (text == nullptr || *text == '\0') return kDefault;
   int major = 0;
   int minor = 0;
   int patch = 0;
@@ -37,7 +40,7 @@ int wantedVersion() {
     if (read == 2 && version / 100 == NCCL_VERSION(major, minor, 0) / 100) return version;
   }
   std::fprintf(
-      stderr, "emulated: EMULATED_NCCL=%s: wanted 2.18 to 2.30, or such as 2.27.5\n", text);
+      stderr, "emulated: EMULATED_NCCL=%s: wanted 2.18 to 2.32, or such as 2.27.5\n", text);
   std::abort();
 }
 

@@ -1,5 +1,5 @@
-// The version of NCCL to emulate: EMULATED_NCCL, such as 2.18, 2.24, 2.27.5 or 2.30; the newest
-// without it.
+// The version of NCCL to emulate: EMULATED_NCCL, such as 2.18, 2.24, 2.27.5 or 2.32; that of the
+// newest torch without it.
 #pragma once
 
 #include <nccl.h>
