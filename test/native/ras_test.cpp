@@ -1,5 +1,14 @@
 // Answers to NCCL's client of RAS: what it says, the two formats, and what watchers are told.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +17,7 @@
 #include "status/RasDialogue.hpp"
 #include "status/RasEvents.hpp"
 #include "status/RasFormat.hpp"
+#include "status/StatusServer.hpp"
 
 using namespace torchcomms_pg;
 using namespace torchcomms_pg::status;
@@ -28,7 +38,82 @@ size_t countOf(const std::string& text, const std::string& part) {
   return count;
 }
 
+// A port of 127.0.0.1 where nobody else may listen but who shares it.
+struct HeldPort {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+
+  HeldPort() {
+    const int yes = 1;
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    auto* const name = reinterpret_cast<sockaddr*>(&address);
+    CHECK(setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0);
+    CHECK(setsockopt(socket, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes) == 0);
+    CHECK(bind(socket, name, sizeof address) == 0);
+    CHECK(getsockname(socket, name, &bytes) == 0);
+  }
+  ~HeldPort() { close(socket); }
+
+  int connect() const {
+    const int client = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(::connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    return client;
+  }
+};
+
+void sendAll(int client, const std::string& text) {
+  CHECK(send(client, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size()));
+}
+
+// Returns what is sent until the end; none: the connection has broken.
+std::optional<std::string> readAll(int client) {
+  std::string all;
+  char buffer[65536];
+  for (;;) {
+    const auto bytes = recv(client, buffer, sizeof buffer, 0);
+    if (bytes <= 0) {
+      close(client);
+      return bytes == 0 ? std::optional(all) : std::nullopt;
+    }
+    all.append(buffer, static_cast<size_t>(bytes));
+  }
+}
+
 }  // namespace
+
+TEST(aClientOfRasGetsAllOfItsAnswerWhateverItSendsAfterItsQuestion) {
+  char folder[] = "/tmp/ras_test_XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  const HeldPort port;
+  StatusServer::setFolder(folder);
+  StatusServer::setRasAddress("localhost:" + std::to_string(ntohs(port.address.sin_port)));
+  const std::string body(8 << 20, 'x');
+  auto server = StatusServer::of(
+      {[] { return Description(); },
+       [](const OfJob&) { return std::string(); },
+       [&](const RasQuestion& question) { return question.json ? body : "text\n"; },
+       [] { return std::vector<RasPeer>{{"a", 1, "answers", ""}}; }});
+  CHECK(server != nullptr);
+  const int watches = port.connect();
+  sendAll(watches, "MONITOR all\n");
+  const int neverReads = port.connect();
+  sendAll(neverReads, "SET FORMAT json\nSTATUS\n");
+  for (int i = 0; i < 4; ++i) {
+    const int client = port.connect();
+    sendAll(client, "SET FORMAT json\nSTATUS\n" + std::string(10'000, 'y'));
+    const auto answer = readAll(client);
+    CHECK(answer.has_value());
+    CHECK(*answer == "OK\n" + body);
+  }
+  server.reset();
+  CHECK_EQUAL(readAll(watches).value_or("broken"), std::string("OK\n"));
+  close(neverReads);
+  StatusServer::setFolder("");
+  StatusServer::setRasAddress("");
+  std::filesystem::remove_all(folder);
+}
 
 TEST(whatAClientOfRasSaysIsUnderstoodInWhateverPiecesItComes) {
   const std::string said =
