@@ -24,6 +24,7 @@ from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
 from hosts.test_hosts import move
+from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
 
 pytestmark = pytest.mark.beyond_gloo
@@ -43,9 +44,8 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-def started(world, folder, **env):
-    env["TORCHCOMMS_PG_STATUS"] = str(folder)
-    return Ranks(world, init=False, env=env)
+def started(world, folder):
+    return Ranks(world, init=False, env={"TORCHCOMMS_PG_STATUS": str(folder)})
 
 
 @pytest.fixture
@@ -628,6 +628,26 @@ def test_it_can_be_turned_off(folder, ask, monkeypatch):
     monkeypatch.setenv("TORCHCOMMS_PG_STATUS", "0")
     code, said = ask()
     assert code == 2 and "turns it off" in said
+
+
+def test_unless_it_is_named_it_is_the_sessions_or_the_users(ask, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCOMMS_PG_STATUS")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    session = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with Ranks(2, init=False, env=session, delete_env=["TORCHCOMMS_PG_STATUS"]) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        assert len(list((tmp_path / "torchcomms_pg").glob("*.socket"))) == 2
+        code, answer = ask(ranks.pids[0])
+        assert code == 0 and {rank["pid"] for rank in answer["ranks"]} == set(ranks.pids)
+        for rank in range(2):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+    users = f"/tmp/torchcomms_pg-{os.geteuid()}"
+    assert env.status_folders() == [str(tmp_path / "torchcomms_pg"), users]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert env.status_folders() == [users]
 
 
 def test_what_dead_processes_have_left_is_removed(folder, ask):
