@@ -155,8 +155,9 @@ class PythonStacks final : public StackSource {
 
   bool waits(const Stack& stack) override {
     const auto& codes = waiting();
-    return stack != nullptr && !callsOf(stack).empty() &&
-           std::ranges::find(codes, callsOf(stack).front().code) != codes.end();
+    return stack != nullptr && std::ranges::any_of(callsOf(stack), [&](const Call& call) {
+             return std::ranges::find(codes, call.code) != codes.end();
+           });
   }
 
   bool within(const Stack& inner, const Stack& outer) override {
