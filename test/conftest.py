@@ -5,10 +5,12 @@ import pytest
 
 from harness import limits, ranks, sampling
 
-# What failed groups write, where a test does not look at it itself: also those of this process and
-# of the programs that tests start, whose environment some modules make when they are imported.
-dumps = tempfile.TemporaryDirectory(prefix="torchcomms_pg-dumps-")
-os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(dumps.name, "trace_")
+# What failed groups write, and the sockets of those that are killed, where a test does not look at
+# them itself: also those of this process and of the programs that tests start, whose environment
+# some modules make when they are imported.
+left = tempfile.TemporaryDirectory(prefix="torchcomms_pg-tests-")
+os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(left.name, "trace_")
+os.environ["TORCHCOMMS_PG_STATUS"] = os.path.join(left.name, "status")
 
 
 def pytest_addoption(parser):
@@ -37,7 +39,7 @@ def pytest_configure(config):
 def rank_processes():
     yield
     ranks.close_all()
-    dumps.cleanup()
+    left.cleanup()
 
 
 def pytest_collection_finish(session):

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -49,6 +50,8 @@ Dropped& dropped() {
   static PerProcess<Dropped> list;
   return list.get();
 }
+// Whether there are such, for threads that have none to look at: the list takes a system call.
+std::atomic<bool> anyDropped{false};
 
 struct Captured {
   Calls calls;
@@ -57,16 +60,21 @@ struct Captured {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
     list.stacks.push_back(std::move(calls));
+    anyDropped.store(true, std::memory_order_relaxed);
   }
 };
 
 void letGoOfDropped() {
+  if (!anyDropped.load(std::memory_order_relaxed)) {
+    return;
+  }
   static thread_local std::vector<Calls> spare;
   auto stacks = std::exchange(spare, {});  // a code object's end may run code that gets here
   {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
     stacks.swap(list.stacks);
+    anyDropped.store(false, std::memory_order_relaxed);
   }
   for (const auto& stack : stacks) {
     letGoOf(stack);
@@ -155,8 +163,9 @@ class PythonStacks final : public StackSource {
 
   bool waits(const Stack& stack) override {
     const auto& codes = waiting();
-    return stack != nullptr && !callsOf(stack).empty() &&
-           std::ranges::find(codes, callsOf(stack).front().code) != codes.end();
+    return stack != nullptr && std::ranges::any_of(callsOf(stack), [&](const Call& call) {
+             return std::ranges::find(codes, call.code) != codes.end();
+           });
   }
 
   bool within(const Stack& inner, const Stack& outer) override {

@@ -196,6 +196,9 @@ void describeMember(
   if (const auto* const watched = dynamic_cast<const Monitor::Watched*>(&group)) {
     told.failure = watched->failureMessage();
   }
+  if (const auto judged = group.lateness().judged()) {
+    told.lateness = *judged;
+  }
   told.collectives = group.issued().collectives();
   // Reads what the group waits in before what it has issued, as for a verdict.
   group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {

@@ -1,5 +1,7 @@
-// Text of the fields of a record one after another: strings in quotes, lists after their length. A
-// record names its fields by `static void fields(auto& self, auto& visit)`.
+// Text of the fields of a record one after another: strings in quotes, lists after their length,
+// what may be missing after whether it is there.
+//
+// A record names its fields by `static void fields(auto& self, auto& visit)`.
 #pragma once
 
 #include <iomanip>
@@ -42,6 +44,11 @@ class Writer {
     for (const auto& each : list) write(each);
   }
   template <class T>
+  void write(const std::optional<T>& value) {
+    write(value.has_value());
+    if (value) write(*value);
+  }
+  template <class T>
     requires std::is_class_v<T>
   void write(const T& record) {
     T::fields(record, *this);
@@ -82,6 +89,12 @@ class Reader {
     read(size);
     if (size > kMost) in_.setstate(std::ios::failbit);
     for (; in_ && size > 0; --size) read(list.emplace_back());
+  }
+  template <class T>
+  void read(std::optional<T>& value) {
+    bool there = false;
+    read(there);
+    if (there) read(value.emplace());
   }
   template <class T>
     requires std::is_class_v<T>

@@ -23,6 +23,8 @@ namespace torchcomms_pg {
 struct RankLateness {
   double later = 0;  // seconds that it comes later to a collective than the median of the others
   double share = 0;  // part of the time for which all others wait for it alone
+
+  static void fields(auto& self, auto& visit) { visit(self.later, self.share); }
 };
 
 struct Lateness {
@@ -31,6 +33,10 @@ struct Lateness {
   double seconds = 0;               // time of them
   // The rank for which the others wait for more than kLateShare of the time, beyond doubt.
   std::optional<int> late;
+
+  static void fields(auto& self, auto& visit) {
+    visit(self.ranks, self.collectives, self.seconds, self.late);
+  }
 };
 
 inline constexpr double kLateShare = 0.1;

@@ -27,7 +27,8 @@ class StackSource {
   // Describes stacks, the innermost frame of each first.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
-  // Returns whether the function that has called for `stack` waits for the end of what it issues.
+  // Returns whether a function that has called for `stack` waits for the end of what it issues,
+  // itself or by others: torch's recv() calls irecv().
   virtual bool waits(const Stack& stack) = 0;
   // Returns whether the thread was still in the call of `outer` when it came to `inner`.
   virtual bool within(const Stack& inner, const Stack& outer) = 0;

@@ -79,12 +79,15 @@ Job::Job(
     healthy_ = healthy_ && !group.waits;
   }
   noteMissing();
+  noteUnused();
 }
 
 std::vector<const Job::Group*> Job::groups() const {
   std::vector<const Group*> sorted;
   for (const auto& [id, group] : groups_) {
-    sorted.push_back(&group);
+    if (!isUnused(id)) {
+      sorted.push_back(&group);
+    }
   }
   std::ranges::sort(sorted, [](const auto* one, const auto* other) {
     const auto& a = *one->any;
@@ -180,6 +183,23 @@ void Job::noteMissing() {
     }
   }
   healthy_ = healthy_ && missing_.empty();
+}
+
+void Job::noteUnused() {
+  const auto isPartOf = [](const MemberStatus& one, const MemberStatus& other) {
+    return one.queues && !other.queues && one.name == other.name && one.ranks == other.ranks;
+  };
+  for (const auto& [id, group] : groups_) {
+    const bool used = std::ranges::any_of(group.members, [](const auto& member) {
+      const auto& told = *member.second.told;
+      return told.inFlight > 0 || !told.lastCompleted.empty() || !told.failure.empty();
+    });
+    if (!used && std::ranges::any_of(groups_, [&](const auto& other) {
+          return isPartOf(*group.any, *other.second.any);
+        })) {
+      unused_.insert(id);
+    }
+  }
 }
 
 const Job::Quiet* Job::quietOf(uint64_t id, int64_t rank) const {

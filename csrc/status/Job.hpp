@@ -71,8 +71,11 @@ class Job {
   const std::string& run() const { return run_; }
   const std::string& version() const { return version_; }  // of torchcomms_pg
   bool healthy() const { return healthy_; }
-  // Returns the groups, the largest first.
+  // Returns the groups, the largest first, but for those that are unused.
   std::vector<const Group*> groups() const;
+  // Returns whether it is the part of a group on a device on which no rank has issued anything. A
+  // group of Gloo, as an example, has one for CUDA also where there is none.
+  bool isUnused(uint64_t id) const { return unused_.contains(id); }
   // Returns the ranks that answer; one that is in no group has no `told`.
   const std::vector<Member>& ranks() const { return ranks_; }
   const std::vector<Quiet>& quiet() const { return quiet_; }
@@ -95,6 +98,7 @@ class Job {
   void addProcess(const ProcessStatus& process);
   void addSilent(const HostStatus& host, const SilentProcess& silent);
   void noteMissing();
+  void noteUnused();
   std::optional<Finding> judge(const Group& group) const;
 
   const std::vector<HostStatus>& hosts_;
@@ -109,6 +113,7 @@ class Job {
   std::map<std::pair<uint64_t, int64_t>, Quiet> silent_;  // by group and rank
   std::vector<Quiet> quiet_;
   std::set<int64_t> missing_;
+  std::set<uint64_t> unused_;  // ids of groups
   bool healthy_ = true;
 };
 

@@ -88,6 +88,7 @@ class Report {
       json.field("least", least);
       json.field("most", most);
     });
+    writeLateness(json, group);
     if (!group.waits) {
       json.field("waits", nullptr);
       return;
@@ -101,6 +102,36 @@ class Report {
       json.field("behind", global(group, finding.verdict.ranks));
       json.field("prolonged", finding.verdict.extensionMs > 0);
       json.field("verdict", printable(finding.verdict.text));
+    });
+  }
+
+  static void writeLateness(Json& json, const Job::Group& group) {
+    const auto& ranks = group.any->ranks;
+    const auto judge = std::ranges::find_if(group.members, [&](const auto& member) {
+      return member.second.told->lateness.ranks.size() == ranks.size();
+    });
+    if (judge == group.members.end()) {
+      json.field("lateness", nullptr);
+      return;
+    }
+    const auto& lateness = judge->second.told->lateness;
+    json.objectField("lateness", [&] {
+      if (const auto late = lateness.late; late && *late >= 0 && *late < std::ssize(ranks)) {
+        json.field("late", ranks[*late]);
+      } else {
+        json.field("late", nullptr);
+      }
+      json.field("collectives", lateness.collectives);
+      json.field("took_s", lateness.seconds);
+      json.listField("ranks", [&] {
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+          json.objectElement([&] {
+            json.field("rank", ranks[rank]);
+            json.field("later_s", lateness.ranks[rank].later);
+            json.field("share", lateness.ranks[rank].share);
+          });
+        }
+      });
     });
   }
 
@@ -135,8 +166,7 @@ class Report {
     }
   }
 
-  // Writes what a rank tells. Its lateness, once that is known, goes beside "compiling_s".
-  static void writeRank(Json& json, const Job::Member& rank) {
+  void writeRank(Json& json, const Job::Member& rank) const {
     const auto& process = *rank.process;
     json.field("rank", rank.activity->rank);
     json.field("pid", process.pid);
@@ -157,7 +187,9 @@ class Report {
     });
     json.listField("groups", [&] {
       for (const auto& group : rank.activity->groups) {
-        json.objectElement([&] { writeMember(json, group); });
+        if (!job_.isUnused(group.id)) {
+          json.objectElement([&] { writeMember(json, group); });
+        }
       }
     });
   }

@@ -78,9 +78,11 @@ class Json {
   void write(const char* value) { write(std::string(value)); }
   void write(double value) {
     char digits[64];  // std::to_chars knows no locale, in which a comma may stand for the point
-    const auto number = std::isfinite(value) && std::abs(value) < 1e15 ? value : 0;
+    // Seconds, to the microsecond.
+    const auto number = std::isfinite(value) && std::abs(value) < 1e9 ? value : 0;
+    const auto rounded = std::round(number * 1e6) / 1e6;
     const auto end =
-        std::to_chars(digits, digits + sizeof digits, number, std::chars_format::fixed, 3);
+        std::to_chars(digits, digits + sizeof digits, rounded, std::chars_format::fixed);
     text_.append(digits, end.ptr);
   }
   template <class T>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "monitor/Lateness.hpp"
 #include "monitor/RankStatus.hpp"
 #include "status/Folder.hpp"
 
@@ -79,6 +80,7 @@ struct MemberStatus {
   int64_t relaxedMs = 0;           // see RankStatus
   uint64_t inFlight = 0;  // number of operations, of which `ops` has the oldest and the awaited
   std::vector<OpInFlight> ops;
+  Lateness lateness;  // of the group's ranks, as this one has judged last; none: it has not
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -96,7 +98,8 @@ struct MemberStatus {
         self.failure,
         self.relaxedMs,
         self.inFlight,
-        self.ops);
+        self.ops,
+        self.lateness);
   }
 };
 

@@ -23,6 +23,8 @@ struct Call {
   int64_t id;                   // c10d's, by which the post hook knows it
   std::weak_ptr<WatchedOp> op;  // gone once its group is closed
   c10::Device device;
+  bool told;  // the backend tells of its completion
+  bool fake;  // it ends with its call
 };
 // The wait of a thread for the end of an operation.
 struct Waiting {
@@ -156,16 +158,20 @@ std::shared_ptr<const Waiting> followWait(
     lateness.wait(Clock::now() - told.issued, told.collective);
     return nullptr;
   }
+  const auto future = WatchedOp::futureOf(*work);
+  if (!future) {
+    return nullptr;
+  }
   if (!told.async) {
     auto waiting =
         std::make_shared<Waiting>(op.group().weak_from_this(), told.issued, told.collective);
-    const auto note = [waiting] {
+    future->addCallback([waiting](const auto&) {
       waiting->end.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
-    };
-    return WatchedOp::whenEnded(*work, note) ? waiting : nullptr;
+    });
+    return waiting;
   }
-  if (const auto pass = told.collective ? lateness.follow() : nullptr) {
-    WatchedOp::whenEnded(*work, [pass] { pass->end(); });
+  if (auto pass = told.collective ? lateness.follow() : nullptr) {
+    future->addCallback([pass = std::move(pass)](const auto&) { pass->end(); });
   }
   return nullptr;
 }
@@ -290,7 +296,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   }
   op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
   const auto begun = group.begin(std::move(op), args, std::move(stack), part->told);
-  thread.calls.push_back({this, args.op_id, begun, device});
+  thread.calls.push_back({this, args.op_id, begun, device, part->told, part->fake});
 } catch (const std::exception&) {
   // Out of memory: the operation goes on unwatched.
 }
@@ -304,22 +310,19 @@ void Watch::after(const latest::PostHookArgs& args) {
   if (found == calls.rend()) {
     return;
   }
-  const auto device = found->device;
-  const auto op = found->op.lock();
+  const auto call = std::move(*found);
+  const auto op = call.op.lock();
   for (auto raised = calls.rbegin(); raised != found; ++raised) {
     if (const auto forgotten = raised->op.lock()) {
       forgotten->group().discard(*forgotten);
     }
   }
   calls.erase(std::prev(found.base()), calls.end());
-  const auto parts = std::atomic_load(&parts_);
-  if (!op || !parts || !op->group().ofThisProcess()) {
+  if (!op || op->group().closed() || !op->group().ofThisProcess()) {
     return;
   }
   auto& group = op->group();
-  const auto part =
-      std::ranges::find(*parts, &group, [](const Part& each) { return each.group.get(); });
-  if (part->fake) {
+  if (call.fake) {
     group.end(*op, /*completed=*/true);
     return;
   }
@@ -327,7 +330,7 @@ void Watch::after(const latest::PostHookArgs& args) {
     if (!group.queues() && group.size() > 1) {
       thread.waits = followWait(*op, args.work);
     }
-    group.leave(op, args.work, device, part->told);
+    group.leave(op, args.work, call.device, call.told);
     if (!op->operation().async && !group.queues()) {
       thread.waiting = op;
     }

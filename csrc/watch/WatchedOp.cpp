@@ -110,20 +110,16 @@ void WatchedOp::leave(c10::intrusive_ptr<c10d::Work> work) {
   returned_.store(true, std::memory_order_release);
 }
 
-bool WatchedOp::whenEnded(c10d::Work& work, std::function<void()> body) {
+c10::intrusive_ptr<c10::ivalue::Future> WatchedOp::futureOf(c10d::Work& work) {
   static thread_local const std::type_info* silent = nullptr;  // type of Works without futures
   if (silent == &typeid(work) || isPythons(work)) {
-    return false;
+    return nullptr;
   }
   try {
-    if (const auto future = work.getFuture()) {
-      future->addCallback([body = std::move(body)](const auto&) { body(); });
-      return true;
-    }
-    return false;
+    return work.getFuture();
   } catch (const std::exception&) {
     silent = &typeid(work);
-    return false;
+    return nullptr;
   }
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -76,9 +75,9 @@ class WatchedOp final {
   // Returns true for the first caller, who is to end it.
   bool takeEnd() { return !over_.exchange(true, std::memory_order_acq_rel); }
 
-  // Has `body` called when the Work ends, by whoever executes it, or now if it has. False: its
-  // backend does not tell.
-  static bool whenEnded(c10d::Work& work, std::function<void()> body);
+  // Returns the future of the Work, which ends with it and calls back whoever wants to know; null:
+  // its backend has none.
+  static c10::intrusive_ptr<c10::ivalue::Future> futureOf(c10d::Work& work);
 
   // Lets go of the Work in the calling thread, which may wait for the GIL, as tensors that Python
   // knows take it when they go. To be called by the one who ended it, if nobody else has it.

@@ -24,6 +24,7 @@ from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
 from hosts.test_hosts import move
+from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
 
 pytestmark = pytest.mark.beyond_gloo
@@ -43,9 +44,8 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-def started(world, folder, **env):
-    env["TORCHCOMMS_PG_STATUS"] = str(folder)
-    return Ranks(world, init=False, env=env)
+def started(world, folder):
+    return Ranks(world, init=False, env={"TORCHCOMMS_PG_STATUS": str(folder)})
 
 
 @pytest.fixture
@@ -479,6 +479,94 @@ def test_a_forked_child_does_not_keep_the_socket_of_its_parent(folder, ask):
             ranks.tell(rank, "end")
 
 
+# Lateness
+
+
+def one_is_late(args, world, backend, folders, places):
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHCOMMS_PG_STATUS"] = folders[places[rank] == "b"]
+    if "b" in places:
+        move(places)
+    store = join(args, world, backend)
+    equals = dist.new_group([0, 2])  # of which nobody is late
+    dist.new_group([0, 1])  # of which nothing is known
+    report("there")
+    goes_on = torch.ones(1)
+    while goes_on.item():
+        time.sleep(0.12 if rank == 1 else 0.04)
+        if rank != 1:
+            dist.all_reduce(torch.ones(4), group=equals)
+        goes_on.fill_(float(not store.check(["enough"])))
+        dist.all_reduce(goes_on, op=dist.ReduceOp.MIN)
+    report("done")
+    receive()
+
+
+@pytest.mark.parametrize("places", ["aaa", "aab"], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_which_rank_is_late_is_told_of_groups_that_know(
+    folder, ask, tmp_path, monkeypatch, backend, places
+):
+    asked = tmp_path / "other" if "b" in places else folder
+    monkeypatch.setenv("TORCHCOMMS_PG_STATUS", str(asked))
+    printed = tmp_path / "printed"
+    with started(3, folder) as ranks:
+        args = ranks.store_args()
+        ranks.start(one_is_late, args, 3, backend, [str(folder), str(asked)], places)
+        for rank in range(3):
+            ranks.wait_report(rank)
+        with open(printed, "w") as output:
+            asks = subprocess.Popen(
+                [sys.executable, "-m", "torchcomms_pg.status", str(ranks.pids[2])]
+                + ["--watch", "0.2", "--late", "600", "--wait", str(limits.grown(15))],
+                stdout=output,
+                cwd=ROOT,
+            )
+        try:
+            late = r"(?m)^  rank 1 is late: all others wait for it \d+ % of the time\. It comes "
+            late += r"\d+\.\d ms later to a collective than the others, by the last \d+, which "
+            late += r"took \d+ s$"
+            assert wait_for(lambda: re.search(late, printed.read_text()), 2 * SOON), (
+                printed.read_text()
+            )
+            found = []
+
+            def named():
+                found[:] = ask(late=600)
+                code, answer = found
+                if code != 0:  # a rank is stopped
+                    return False
+                everybody, equals = told_of(answer, [0, 1, 2]), told_of(answer, [0, 2])
+                return everybody and everybody["late"] == 1 and equals
+
+            assert wait_for(named, SOON), found
+        finally:
+            asks.kill()
+            asks.wait()
+        everybody = told_of(found[1], [0, 1, 2])
+        assert everybody["collectives"] >= 16 and everybody["took_s"] > 1
+        assert [each["rank"] for each in everybody["ranks"]] == [0, 1, 2]
+        assert 0.02 < everybody["ranks"][1]["later_s"] < 0.12, everybody
+        assert 0.2 < everybody["ranks"][1]["share"] < 0.9, everybody
+        for other in (0, 2):
+            assert everybody["ranks"][other]["share"] == 0
+            assert everybody["ranks"][other]["later_s"] < 0.02, everybody
+        assert told_of(found[1], [0, 2])["late"] is None
+        assert told_of(found[1], [0, 1]) is None
+        assert set(re.findall(r"(\d) is late", printed.read_text())) == {"1"}
+        connect_store(*args).set("enough", "")
+        for rank in range(3):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+
+
+def told_of(answer, ranks):
+    """What is known of the lateness of the group of these ranks."""
+    (group,) = (each for each in answer["groups"] if each["ranks"] == ranks)
+    return group["lateness"]
+
+
 # The folder
 
 
@@ -540,6 +628,26 @@ def test_it_can_be_turned_off(folder, ask, monkeypatch):
     monkeypatch.setenv("TORCHCOMMS_PG_STATUS", "0")
     code, said = ask()
     assert code == 2 and "turns it off" in said
+
+
+def test_unless_it_is_named_it_is_the_sessions_or_the_users(ask, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCOMMS_PG_STATUS")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    session = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with Ranks(2, init=False, env=session, delete_env=["TORCHCOMMS_PG_STATUS"]) as ranks:
+        ranks.start(is_there, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        assert len(list((tmp_path / "torchcomms_pg").glob("*.socket"))) == 2
+        code, answer = ask(ranks.pids[0])
+        assert code == 0 and {rank["pid"] for rank in answer["ranks"]} == set(ranks.pids)
+        for rank in range(2):
+            ranks.tell(rank, "end")
+        check(ranks.wait())
+    users = f"/tmp/torchcomms_pg-{os.geteuid()}"
+    assert env.status_folders() == [str(tmp_path / "torchcomms_pg"), users]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert env.status_folders() == [users]
 
 
 def test_what_dead_processes_have_left_is_removed(folder, ask):

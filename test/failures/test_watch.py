@@ -284,24 +284,135 @@ def test_an_operation_whose_call_raises_is_not_waited_for_and_has_no_number():
         assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(1)
 
 
-def test_a_message_that_nobody_waits_for_is_no_hang():
-    with Ranks(2, init=False) as ranks:
-        check_values = ranks.run(keeps_its_requests, ranks.store_args(), 2)
-        assert check_values == [3.0, 3.0]
-        assert not any(verdicts(ranks, rank) for rank in range(2)), ranks.output(0)
-
-
 def keeps_its_requests(args, world):
-    store, _ = join(args, world, limit=0.3)
-    peer = 1 - int(os.environ["RANK"])
+    store, second = join(args, world)
+    rank = int(os.environ["RANK"])
     received = torch.zeros(3)
-    KEPT.append(dist.isend(torch.full((3,), 3.0), peer))
-    KEPT.append(dist.irecv(received, peer))
+    KEPT.append(dist.isend(torch.full((3,), 3.0), 1 - rank))
+    KEPT.append(dist.irecv(received, 1 - rank))
     meet(store, "issued", world)
-    time.sleep(1.5)  # some timeouts
+    time.sleep(2 * LIMIT)  # of which a verdict would have come by the time of that on the following
+    if rank == 1:
+        stays_away()
+    dist.all_reduce(torch.ones(3), group=second)
     for request in KEPT:
         request.wait()
     return received[0].item()
+
+
+@again_if_a_rank_did_not_answer
+def test_a_message_that_nobody_waits_for_is_no_hang():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(keeps_its_requests, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        all_say(ranks, r"rank 1 has not arrived at all_reduce #2 \(3 x Float\)")
+        ranks.tell(1, "go on")
+        outcomes = ranks.wait()
+        check(outcomes)
+        assert [outcome.value for outcome in outcomes] == [3.0, 3.0]
+        all_say(ranks, "is over: all_reduce #2")
+        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(0)
+
+
+def wait_for_each_others_messages(args, world):
+    join(args, world)
+    tensor = torch.ones(3)
+    peer = 1 - int(os.environ["RANK"])
+    dist.recv(tensor, peer)
+    dist.send(tensor, peer)
+
+
+@again_if_a_rank_did_not_answer
+def test_ranks_that_receive_from_each_other_are_a_deadlock():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(wait_for_each_others_messages, ranks.store_args(), 2)
+        for verdict in all_say(ranks, r"deadlock: rank \d waits in recv #1 from rank \d \(3 x"):
+            assert "may go on" not in verdict, verdict  # as of one that may not wait for it
+
+
+def issues_and_does_not_wait(args, world):
+    _, second = join(args, world)
+    tensors = torch.ones(3), torch.ones(3)
+    if os.environ["RANK"] == "0":
+        for tensor, group in zip(tensors, (second, None), strict=True):
+            dist.all_reduce(tensor, group=group)
+    else:
+        work = dist.all_reduce(tensors[1], async_op=True)
+        stays_away()
+        dist.all_reduce(tensors[0], group=second)
+        work.wait()
+
+
+@again_if_a_rank_did_not_answer
+def test_of_a_rank_that_has_issued_asynchronously_it_is_said_that_it_may_go_on():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(issues_and_does_not_wait, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        for verdict in all_say(ranks, r"deadlock: rank 0 waits in all_reduce #2 .* for rank 1, "):
+            assert "one of them only by its device's queue or by a future, so that" in verdict
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def destroys_the_group(args, world):
+    join(args, world)
+    if os.environ["RANK"] == "1":
+        stays_away()
+    work = dist.all_reduce(torch.ones(3), async_op=os.environ["RANK"] == "0")
+    if work is not None:
+        report("issued")
+        receive()
+        dist.destroy_process_group()  # does not end before the other rank has come
+
+
+@again_if_a_rank_did_not_answer
+def test_of_a_group_that_is_destroyed_the_verdict_is_said_to_be_over():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(destroys_the_group, ranks.store_args(), 2)
+        ranks.wait_report(0)
+        all_say(ranks, "rank 1 has not arrived at all_reduce #2")
+        ranks.tell(0, "destroy")
+        all_say(ranks, "verdict on group '0' is over: the group has been destroyed", who=[0])
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def gets_less_time(args, world):
+    join(args, world, limit=300)
+    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=LIMIT))
+    if os.environ["RANK"] == "1":
+        stays_away()
+    dist.all_reduce(torch.ones(3))
+
+
+@again_if_a_rank_did_not_answer
+def test_to_watch_again_changes_the_timeout():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(gets_less_time, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        all_say(ranks, "rank 1 has not arrived at all_reduce #2")
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def comes_to_one_after_another(args, world):
+    join(args, world, limit=4.0)
+    waits = os.environ["RANK"] == "1"
+    works = []
+    for _ in range(3):
+        time.sleep(2.5 * waits)
+        works.append(dist.all_reduce(torch.ones(3), async_op=True))
+        if waits:
+            works[-1].wait()
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.stops_ranks  # its times tell what is waited for
+def test_the_time_of_a_collective_counts_from_the_end_of_the_one_before():
+    with Ranks(2, init=False) as ranks:
+        ranks.run(comes_to_one_after_another, ranks.store_args(), 2)
+        assert not any(verdicts(ranks, rank) for rank in range(2)), ranks.output(0)
 
 
 @on_own_ranks(2, init=False)
@@ -362,18 +473,20 @@ def test_a_fork_inherits_no_watch(world, port, prefix):
     fake = dist.new_group(backend="fake")  # whose operations end in a child, too
     dist.all_reduce(torch.ones(1), group=fake)
     assert len(torchcomms_pg.watching._watches) == 3 and library_threads()
-    recorded = len(process_trace()["entries"])
+    recorder = torchcomms_pg.hooks.process_recorder()
+    recorded = len(recorder)
     child = os.fork()
     if child == 0:
         code = 99
         try:
             dist.all_reduce(torch.ones(1), group=fake)
             code = len(library_threads()) + 10 * (torchcomms_pg._C.process_recorder() is not None)
+            code += 20 * (len(recorder) - recorded)
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     dist.all_reduce(torch.ones(1))
-    assert len(process_trace()["entries"]) > recorded
+    assert len(recorder) > recorded
 
 
 @on_own_ranks(2, init=False)

@@ -84,6 +84,45 @@ TEST(theRankThatAThousandOthersWaitForIsNamed) {
   CHECK_CONTAINS(text, "\"healthy\":false");
 }
 
+TEST(howLateEachRankIsIsToldAsOneOfThemHasJudged) {
+  std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
+  for (auto& process : processes) {
+    process.ranks.front().groups.front().ranks = {5, 9};
+  }
+  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":null");
+  auto& judged = processes[1].ranks.front().groups.front().lateness;
+  judged = {{{-0.08, 0}, {0.0801, 0.65}}, 84, 10.5, 1};
+  const auto told = report(hostsOf(processes), {}, question());
+  CHECK_CONTAINS(
+      told,
+      "\"lateness\":{\"late\":9,\"collectives\":84,\"took_s\":10.5,\"ranks\":["
+      "{\"rank\":5,\"later_s\":-0.08,\"share\":0},"
+      "{\"rank\":9,\"later_s\":0.0801,\"share\":0.65}]}");
+  judged.late = std::nullopt;
+  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":{\"late\":null,");
+  // Of another number of ranks: not the group's.
+  judged.ranks.pop_back();
+  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":null");
+}
+
+TEST(thePartOfAGroupOnADeviceIsToldOfOnceARankHasUsedIt) {
+  std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
+  for (auto& process : processes) {
+    auto& groups = process.ranks.front().groups;
+    auto part = groups.front();
+    part.id = kId + 1;
+    part.queues = true;
+    part.collectives = 0;
+    part.lastCompleted.clear();
+    groups.push_back(std::move(part));
+  }
+  const auto partId = "{\"id\":\"" + std::to_string(kId + 1) + "\"";
+  CHECK(report(hostsOf(processes), {}, question()).find(partId) == std::string::npos);
+  processes[1].ranks.front().groups.back().lastCompleted = "all_reduce #1 (8 x Float)";
+  const auto told = report(hostsOf(processes), {}, question());
+  CHECK(told.find(partId) != told.rfind(partId));  // among the groups, and those of the ranks
+}
+
 TEST(anOperationThatIsYoungerThanTheQuestionAccusesNobody) {
   const std::vector<ProcessStatus> processes{rankOf(0, 2, 4, true), rankOf(1, 2, 3, false)};
   auto asked = question();

@@ -59,14 +59,28 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
     head += f"{done} collective{'' if most == 1 else 's'} completed; "
     if waits := group["waits"]:
         head += f"{waits['operation']} has been waited for {waits['since_s']:.1f} s"
-        return [head, *("  " + line for line in waits["verdict"].splitlines())]
+        lines = [head, *("  " + line for line in waits["verdict"].splitlines())]
+        return lines + _late(group)
     lines = [head + f"nobody has waited for {late:g} s"]
     places = defaultdict(list)
     for rank in ranks:
         for member in rank.get("groups", ()):
             if member["id"] == group["id"]:
                 places[_place(member)].append(rank["rank"])
-    return lines + [f"  {_named(who)}: {place}" for place, who in places.items()]
+    lines += [f"  {_named(who)}: {place}" for place, who in places.items()]
+    return lines + _late(group)
+
+
+def _late(group: dict[str, Any]) -> list[str]:
+    known = group.get("lateness")  # not told by every version
+    if not known or known["late"] is None:
+        return []
+    (found,) = (each for each in known["ranks"] if each["rank"] == known["late"])
+    return [
+        f"  rank {found['rank']} is late: all others wait for it {100 * found['share']:.0f} % of "
+        f"the time. It comes {1000 * found['later_s']:.1f} ms later to a collective than the "
+        f"others, by the last {known['collectives']}, which took {known['took_s']:.0f} s"
+    ]
 
 
 def _place(member: dict[str, Any]) -> str:
