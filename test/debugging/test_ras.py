@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import limits
+from harness.comms import two_in_one_process
 from harness.programs import PROGRAM_LIMIT, end_tree, run_program
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
@@ -527,28 +528,6 @@ def test_each_line_has_an_answer_and_one_without_an_end_is_cut_off(started, port
         ranks.wait_report(0)
         assert re.fullmatch(answer, heard(port, sent)), heard(port, sent)
         ends(ranks)
-
-
-def two_in_one_process(args):
-    """Two ranks that are threads of this process."""
-    import threading
-
-    store = connect_store(*args)
-    comms = {}
-
-    def make(rank):
-        options = {"store": store, "rank": rank, "size": 2}
-        comms[rank] = torchcomms_pg.new_comm("shm", torch.device("cpu"), "pair", **options)
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    report("there")
-    receive()
-    for comm in comms.values():
-        comm.finalize()
 
 
 def test_clients_that_do_not_ask_or_never_read_keep_nobody_from_the_status(started, port, capsys):

@@ -217,7 +217,7 @@ def threads_after_destroy(args, world):
     init_default_group(*args, int(os.environ["RANK"]), world, 30)
     dist.all_reduce(torch.ones(10), async_op=True).wait()
     dist.destroy_process_group()
-    wait_for(lambda: len(resources()[0]) <= len(before), 10)
+    wait_for(lambda: len(resources()[0]) <= len(before), 30)
     return before, resources()[0]
 
 

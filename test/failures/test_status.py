@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import ROOT, limits
+from harness.comms import two_in_one_process
 from harness.leaks import library_threads
 from harness.programs import PROGRAM_LIMIT, end_tree, run_python
 from harness.rank_process import keep_the_gil, receive, report
@@ -307,28 +308,6 @@ def test_clients_that_send_garbage_or_never_read_harm_nothing(folder, ask):
                 assert wait_for(lambda: ask()[0] == 0, SOON * 2)
         ranks.tell(0, "go on")
         check(ranks.wait())
-
-
-def two_in_one_process(args):
-    """Two ranks that are threads of this process."""
-    import threading
-
-    store = connect_store(*args)
-    comms = {}
-
-    def make(rank):
-        options = {"store": store, "rank": rank, "size": 2}
-        comms[rank] = torchcomms_pg.new_comm("shm", torch.device("cpu"), "pair", **options)
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    report("there")
-    receive()
-    for comm in comms.values():
-        comm.finalize()
 
 
 def test_ranks_that_are_threads_are_told_apart(folder, ask):

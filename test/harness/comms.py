@@ -2,9 +2,14 @@
 
 import datetime
 import os
+import threading
 
 import pytest
+import torch
 import torch.distributed as dist
+
+from harness.rank_process import receive, report
+from harness.ranks import connect_store
 
 
 def torchcomms():
@@ -29,6 +34,26 @@ def make(name, backend="shm", device="cpu", **options):
         size=dist.get_world_size(),
         **options,
     )
+
+
+def two_in_one_process(args):
+    """Called in a rank, which is there until it is told more; two ranks are threads of it."""
+    store = connect_store(*args)
+    comms = {}
+
+    def join(rank):
+        options = {"store": store, "rank": rank, "size": 2}
+        comms[rank] = torchcomms().new_comm("shm", torch.device("cpu"), "pair", **options)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report("there")
+    receive()
+    for comm in comms.values():
+        comm.finalize()
 
 
 def new_group_with(variable):
