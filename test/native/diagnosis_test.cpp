@@ -225,6 +225,7 @@ TEST(aGroupThatGoesOnIsToldWhenAVerdictIsOverAndGetsTheNext) {
   group.ranks[2]->end("it has not led");
   std::this_thread::yield();
   CHECK(group.ranks[0]->standing().has_value());
+  CHECK(awaitPrinted(std::chrono::seconds(20)));  // the verdicts, not into the file
   const int printed = memfd_create("stderr", 0);
   const int before = dup(STDERR_FILENO);
   dup2(printed, STDERR_FILENO);
