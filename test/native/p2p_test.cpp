@@ -235,6 +235,7 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
       send(comm, content(kLarge, 2), 2);
       CHECK(receive(comm, kLarge, 2) == content(kLarge, 3));
       CHECK_EQUAL(stuck.ended(), 0u);
+      send(comm, {1}, 2, 9);
       send(comm, {1}, 1, 9);  // behind the large one, but of another tag
       stuck.await();
     } else if (rank == 1) {
@@ -244,6 +245,7 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
     } else {
       CHECK(receive(comm, kLarge, 0) == content(kLarge, 2));
       send(comm, content(kLarge, 3), 0);
+      CHECK(receive(comm, 1, 0, 9) == Buffer{1});  // rank 0 has looked
       send(comm, {1}, 1, 9);
     }
   });
