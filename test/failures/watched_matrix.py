@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from failures.faults import CULPRIT, LIMIT, WORLD, Group, commit, operate_beside, serve
-from harness import gpus
+from harness import gpus, limits
 from harness.ranks import Ranks, connect_store, meet, wait_for
 
 APIS = {
@@ -130,7 +130,7 @@ def run(fault, api, args, server):
         store.wait(["it begins"], datetime.timedelta(seconds=30))
     try:
         if group.rank == CULPRIT:
-            commit(fault, group, lambda: store.set("it begins", ""))
+            commit(fault, group, lambda: store.set("it begins", str(time.monotonic())))
         elif fault == "abort during an operation":
             store.add("in the operation", 1)
         operate_beside(fault, group)
@@ -171,7 +171,6 @@ class Cell:
             wait_for(lambda: store.add("ready", 0) == WORLD, 60)
             self.server.kill(0)
             store.set("server gone", "")
-        self.begun = time.monotonic()
 
     def outcome(self):
         """(kind, what there is to say)."""
@@ -179,7 +178,9 @@ class Cell:
         try:
             store = connect_store(*self.args)
             store.wait(["it begins"], datetime.timedelta(seconds=60))
-            outcomes = self.ranks.wait(SECONDS, others, grace=1e9)
+            lasts = time.monotonic() - float(store.get("it begins"))  # beside other cells
+            left = SECONDS - lasts / limits.grown(1)
+            outcomes = self.ranks.wait(max(left, 1), others, grace=1e9)
             said = {rank: verdicts(self.ranks.output(rank)) for rank in range(WORLD)}
         finally:
             self.ranks.busy = True

@@ -117,9 +117,15 @@ bool overNetwork() {
 }
 
 void spin(Comm& comm, bool failed, bool late) {
+  auto* const joined = comm.shm.load();
+  auto error = ncclSuccess;
+  // What ranks call wrongly is found out here, where NCCL would wait or go on.
+  const bool waits = failed && joined != nullptr &&
+                     shm().commGetAsyncError(joined, &error) == ncclSuccess &&
+                     error == ncclRemoteError;
   const auto ends = [&] {
     if (late) return comm.size == 1;
-    return !failed || overNetwork() || comm.revoked;
+    return !waits || overNetwork() || comm.revoked;
   };
   while (!comm.aborted && !ends()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
