@@ -75,6 +75,7 @@ def end_four_groups():
     hang(False)
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_let_go_costs_one_group_its_patience_and_not_each():
     with Ranks(1, init=test_memory.over_fake) as ranks:
         ranks.run(end_four_groups)

@@ -75,6 +75,7 @@ def run(tmp_path, program, *arguments, ranks=0, name="program.py"):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_get_one_report_and_its_code_as_documented(tmp_path):
     text = (ROOT / "docs" / "nccl_hazards.md").read_text()
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]

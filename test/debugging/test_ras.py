@@ -229,6 +229,7 @@ def one_does_not_come(args, world, backend):
     receive()
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
 def test_a_rank_that_has_not_come_is_behind_the_others_and_named(started, port, backend):
     with started(3) as ranks:

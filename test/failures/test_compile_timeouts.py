@@ -51,6 +51,7 @@ def compiles_for_long(args, world, kind, given_up=False):
         meet(store, "done", world)
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", ["dist", "shm", "gloo"])
 def test_nobody_gives_up_on_a_rank_that_compiles(kind):
     with Ranks(3, init=False) as ranks:
@@ -142,6 +143,7 @@ def test_a_wait_has_its_own_timeout_where_a_rank_compiles(port, prefix, world, c
 
 
 @on_own_ranks(2, init=False)
+@pytest.mark.rotation
 @pytest.mark.parametrize(
     "kind, how",
     [

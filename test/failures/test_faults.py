@@ -492,6 +492,7 @@ def test_a_process_that_was_forked_after_the_import_gives_up_what_is_in_flight_a
 
 
 @pytest.mark.skipif(BACKEND == "gloo", reason="Gloo's threads may crash such an interpreter")
+@pytest.mark.slow
 def test_a_script_whose_libraries_end_slowly_is_not_disturbed_by_other_ranks(tmp_path):
     """A rank that fails asks the others for dumps, also those that are past their interpreters.
 

@@ -481,6 +481,7 @@ def one_is_late(args, world, backend, folders, places):
     receive()
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("places", ["aaa", "aab"], ids=["one host", "two hosts"])
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
 def test_which_rank_is_late_is_told_of_groups_that_know(

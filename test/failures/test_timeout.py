@@ -103,6 +103,7 @@ def test_a_large_all_reduce_names_the_rank_that_never_called(world):
 
 
 @on_ranks(3)
+@pytest.mark.rotation
 @pytest.mark.parametrize("op", CALLS)
 def test_every_collective_names_the_rank_that_never_called(world, op):
     group = short_group(TOGETHER)

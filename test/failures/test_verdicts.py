@@ -93,6 +93,7 @@ def saves_a_checkpoint(group, world):
     group.store.wait(["all done"])
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_every_rank_prints_and_raises_one_verdict_that_says_where_the_missing_one_is(kind):
     ranks, values = all_answered(one_stays_away, kind, 3, 1)
@@ -171,6 +172,7 @@ def loses_the_store(kind, args, world):
         pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.stops_ranks),
     ],
 )
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_store_that_is_gone_is_not_waited_for(kind, how):
     with Ranks(1, init=False) as server, Ranks(2, init=False) as ranks:
@@ -200,6 +202,7 @@ def calls_something_else(kind, args, world):
     return caught.value.verdict
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_ranks_that_call_different_operations_are_shown_with_both_lines(kind):
     with Ranks(2, init=False) as ranks:
@@ -234,6 +237,7 @@ def uses_two_groups(args, world, waits, judge):
     return caught.value.verdict
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("waits, judge", [(False, 0), (True, 1)], ids=["synchronous", "wait()"])
 def test_two_groups_used_in_opposite_order_are_shown_as_a_deadlock(waits, judge):
     with Ranks(2, init=False) as ranks:
@@ -267,6 +271,7 @@ def computes_while_another_waits(kind, args, world):
     return caught.value.ranks, caught.value.verdict
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_rank_that_computes_is_not_said_to_wait(kind):
     ranks, ((named, verdict), _) = all_answered(computes_while_another_waits, kind, 2)
@@ -286,6 +291,7 @@ def waits_for_the_next(kind, args, world):
     return caught.value.ranks, caught.value.verdict, str(caught.value)
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_ranks_that_wait_for_each_others_messages_are_a_circle_and_none_is_blamed(kind):
     ranks, values = all_answered(waits_for_the_next, kind, 3)
@@ -312,6 +318,7 @@ def receives_what_is_reduced(kind, args, world):
     return caught.value.ranks, caught.value.verdict
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_no_rank_is_told_that_it_did_not_arrive_where_it_waits(kind):
     ranks, values = all_answered(receives_what_is_reduced, kind, 2)
@@ -340,6 +347,7 @@ def one_is_two_behind(kind, args, world):
         meet(group.store, "done", world - 1)
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_rank_one_operation_behind_is_not_blamed_for_the_rank_it_waits_for(kind):
     ranks, (first, second, _) = all_answered(one_is_two_behind, kind, 3)
@@ -361,6 +369,7 @@ def waits_for_a_message(kind, args, world):
     return caught.value.ranks, caught.value.verdict
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
     ranks, ((named, verdict), _) = all_answered(waits_for_a_message, kind, 2)
@@ -385,6 +394,7 @@ def gives_up_soon(kind, args, world):
     return caught.value.verdict, took
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_the_verdict_says_how_long_ago_the_operation_was_issued(kind):
     with Ranks(2, init=False) as ranks:
@@ -482,6 +492,7 @@ def idle(kind, args, world):
     return spent
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_being_ready_for_questions_costs_next_to_nothing(kind):
     with Ranks(2, init=False) as ranks:

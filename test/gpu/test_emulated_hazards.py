@@ -90,6 +90,7 @@ def test_kernels_in_the_order_of_their_launches_wait_for_each_other(name):
         assert not has_failed(outcomes(name, "torchcomms", hangs=False))
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("name", BY_STREAM)
 def test_messages_in_one_stream_wait_for_each_other(name):
     assert has_failed(outcomes(name, "torchcomms", hangs=True))

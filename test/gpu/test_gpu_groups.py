@@ -459,10 +459,34 @@ def waits_for_a_killed_rank_in_a_part(port, prefix, world):
     assert raised.value.ranks == [1], raised.value
 
 
+def waits_for_a_killed_rank_in_what_is_left(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 600)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    tensor = ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if rank == 0:
+        return
+    left = dist.group.WORLD._get_backend(gpus.current_device()).shrink([0])
+    left.allreduce([tensor]).wait()
+    torch.cuda.synchronize()
+    ranks.meet(store, "here", 2)
+    if left.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(torchcomms_pg.CommError, match=r"rank 1 .*\(pid \d+\) died") as raised:
+        left.allreduce([tensor]).wait(datetime.timedelta(seconds=10))
+    assert raised.value.ranks == [1], raised.value
+
+
 @gpus.emulated_only  # needs a GPU for each rank
-def test_a_killed_rank_is_named_in_what_was_split_from_its_communicator():
+@pytest.mark.parametrize(
+    "body",
+    (waits_for_a_killed_rank_in_a_part, waits_for_a_killed_rank_in_what_is_left),
+    ids=("split", "shrunk"),
+)
+def test_a_killed_rank_is_named_in_what_was_made_from_its_communicator(body):
     with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
-        all.start(waits_for_a_killed_rank_in_a_part, *all.store_args(), 3)
+        all.start(body, *all.store_args(), 3)
         outcomes = all.wait()
         ranks.check(outcomes[:2])
         assert "exit code -9" in outcomes[2].died

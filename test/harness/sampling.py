@@ -4,6 +4,10 @@ The marker ``product`` says that the values of a test's parameters do not depend
 one operation works with every type, and every operation with one type, shows nearly all that
 their product shows. So a few calls are quick, in which each value of each parameter comes, and the
 rest is marked ``slow``.
+
+The marker ``rotation`` is for tests that take seconds with each value, such as those that wait for
+a deadline over each backend: a quick run has one call of each, and the next test of the file
+another one.
 """
 
 import collections
@@ -13,12 +17,13 @@ import pytest
 
 
 def mark_slow(items):
-    """Marks of each test with ``product`` what a quick run leaves out."""
-    products = collections.defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("product") and hasattr(item, "callspec"):
-            products[item.nodeid.partition("[")[0]].append(item)
-    for product in products.values():
+    """Marks of each test with ``product`` or ``rotation`` what a quick run leaves out."""
+    turns = collections.Counter()
+    for calls in calls_of_each("rotation", items):
+        turn = turns[calls[0].path] = turns[calls[0].path] + 1
+        for item in calls[: turn % len(calls)] + calls[turn % len(calls) + 1 :]:
+            item.add_marker(pytest.mark.slow)
+    for product in calls_of_each("product", items):
         values = [
             {(name, repr(value)) for name, value in item.callspec.params.items()}
             for item in product
@@ -27,6 +32,15 @@ def mark_slow(items):
         for number, item in enumerate(product):
             if number not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+def calls_of_each(marker, items):
+    """The calls of each test that has the marker and parameters, as lists."""
+    calls = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker(marker) and hasattr(item, "callspec"):
+            calls[item.nodeid.partition("[")[0]].append(item)
+    return list(calls.values())
 
 
 def covering(sets):

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -64,3 +65,32 @@ def test_a_sample_does_not_tie_one_parameter_to_another():
     values = list(map(set, itertools.product(range(12), "abc", "xyz")))
     pairs = {frozenset(values[number] - set(range(12))) for number in sampling.covering(values)}
     assert len(pairs) == 9
+
+
+class Call:
+    """What a call of a test is to the sampling."""
+
+    def __init__(self, test, value, marker):
+        self.path = test.partition("::")[0]
+        self.nodeid = f"{test}[{value}]"
+        self.callspec = types.SimpleNamespace(params={"kind": value})
+        self.marker = marker
+        self.slow = False
+
+    def get_closest_marker(self, name):
+        return name == self.marker
+
+    def add_marker(self, marker):
+        self.slow = marker.name == "slow"
+
+
+def test_a_rotation_has_one_call_of_each_test_and_every_value_in_a_file():
+    tests = [f"{file}::test_{number}" for file in ("a.py", "b.py") for number in range(3)]
+    calls = [Call(test, value, "rotation") for test in tests for value in "xyz"]
+    others = [Call("a.py::test_other", value, "no marker") for value in "xyz"]
+    sampling.mark_slow(calls + others)
+    quick = [call for call in calls if not call.slow]
+    assert [call.nodeid.partition("[")[0] for call in quick] == tests
+    for file in ("a.py", "b.py"):
+        assert {call.callspec.params["kind"] for call in quick if call.path == file} == set("xyz")
+    assert not any(call.slow for call in others)
