@@ -203,28 +203,43 @@ bool DiagnosisClient::noticeDeath(Clock::time_point now) {
   if (dead_.empty()) {
     return false;
   }
-  std::optional<std::pair<Operation, int>> stuck;
+  // Of ranks that have died since the look before, the later ones may have ended by the error that
+  // the first one's death has raised there: which of them it was is not known.
+  Operation stuck;
+  std::vector<int> ranks;
   comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
     for (const auto& entry : ops) {
       if (entry.flight && entry.flight->asked()) {
         continue;  // it has ended
       }
+      auto first = Clock::time_point::max();
       for (const auto& [rank, since] : dead_) {
-        if (now - std::max(since, entry.op->issued) >= kDeathPatience &&
+        if (since <= first && now - std::max(since, entry.op->issued) >= kDeathPatience &&
             needsAlive(*entry.op, comm_.rank(), rank)) {
-          stuck.emplace(Operation(), rank).first.noteFrom(*entry.op);
-          return;
+          if (since < first) {
+            ranks.clear();
+          }
+          ranks.push_back(rank);
+          first = since;
         }
+      }
+      if (!ranks.empty()) {
+        stuck.noteFrom(*entry.op);
+        return;
       }
     }
   });
-  if (!stuck) {
+  if (ranks.empty()) {
     return false;
   }
-  const auto& [op, rank] = *stuck;
-  const auto peer = std::ranges::find(*watched, rank, &Watched::value_type::first)->second;
-  apart([this, op = op, rank = rank, pid = peer.pid] {
-    comm_.failureState().lose(op, rank, std::to_string(pid));
+  std::vector<int> pids;
+  for (const auto& [rank, peer] : *watched) {
+    if (std::ranges::count(ranks, rank) > 0) {
+      pids.push_back(static_cast<int>(peer.pid));
+    }
+  }
+  apart([this, op = stuck, ranks = std::move(ranks), pids = std::move(pids)] {
+    comm_.failureState().lose(op, ranks, pids);
   });
   return true;
 }

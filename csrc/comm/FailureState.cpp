@@ -309,12 +309,14 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   failLibrary(told);
 }
 
-void FailureState::lose(const Operation& op, int rank, const std::string& pid) {
+void FailureState::lose(
+    const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids) {
   auto failure = describe(
       c10d::ErrorType::REMOTE_ERROR,
       op,
-      rankNames({rank}) + " (pid " + pid + ") died" + ofGraphs());
-  failure.ranks = {rank};
+      rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) + ") died" +
+          ofGraphs());
+  failure.ranks = ranks;
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
   if (first->message == message) {

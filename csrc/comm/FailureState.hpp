@@ -79,8 +79,8 @@ class FailureState {
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
-  // Does the same to `op`, which waits for a rank that has died.
-  void lose(const Operation& op, int rank, const std::string& pid);
+  // Does the same to `op`, which waits for ranks that have died; `pids`: their processes.
+  void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);
 
   // Fails every operation here and on the other ranks, now and later. Has an effect once.
   void failBy(const std::string& why);

@@ -153,7 +153,9 @@ void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
   known_ = true;  // the others find it out by themselves
   // A process loses its connections a moment before it has ended.
   for (const auto until = Clock::now() + kLook; Clock::now() < until;) {
-    checkAlive();
+    if (const int dead = deadPeer(); dead >= 0) {
+      raiseDied(dead);
+    }
     std::this_thread::sleep_for(kLastPoll);
   }
   const std::string text = error.what_without_backtrace();
@@ -347,19 +349,27 @@ void StoreRendezvous::look() {
       hear(peer, get(rankKey(peer)));
     }
   }
-  checkAlive();
-  checkRefused();
+  const int dead = deadPeer();
+  checkRefused();  // first: a rank that was told why there will be no group may have ended since
+  if (dead >= 0) {
+    raiseDied(dead);
+  }
 }
 
-void StoreRendezvous::checkAlive() {
+int StoreRendezvous::deadPeer() const {
   for (int peer = 0; peer < info_.size; ++peer) {
     const bool needed = info_.peer < 0 || peer == info_.peer;
     if (needed && peers_[peer].sameHost(self_) && peers_[peer].dead()) {
-      const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
-      tell({peer}, text);
-      failInit(info_.group.name, text, {peer});
+      return peer;
     }
   }
+  return -1;
+}
+
+void StoreRendezvous::raiseDied(int peer) {
+  const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
+  tell({peer}, text);
+  failInit(info_.group.name, text, {peer});
 }
 
 void StoreRendezvous::set(const std::string& key, const std::string& value) {

@@ -120,8 +120,10 @@ class StoreRendezvous {
   // Raises a death that has ended the store with its process, or else that the store is gone.
   [[noreturn]] void raiseStoreGone(const c10::Error& error);
 
-  // Raises if the process of a rank of this host has ended.
-  void checkAlive();
+  // Returns a rank of this host whose process has ended; -1: each that is known is alive.
+  int deadPeer() const;
+
+  [[noreturn]] void raiseDied(int peer);
 
   std::string rankKey(int rank) const { return "rank/" + std::to_string(rank); }
 

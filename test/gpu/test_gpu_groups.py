@@ -17,6 +17,7 @@ import emulated
 import torchcomms_pg
 from harness import gpus, ranks, streams
 from harness.gpus import on_gpus, on_ours
+from harness.rank_process import report
 
 if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)
@@ -435,6 +436,37 @@ def test_a_killed_rank_is_named_long_before_the_deadline(connected):
         outcomes = both.wait()
         ranks.check(outcomes[:1])
         assert "exit code -9" in outcomes[1].died
+
+
+def waits_for_two_killed_ranks(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    store, tensor = ranks.connect_store(port, f"{prefix}/beside"), ones()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    ranks.meet(store, "here", world)
+    if dist.get_rank() > 0:
+        signal.pause()
+    work = dist.all_reduce(tensor, async_op=True)
+    report("waits")
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        work.wait(datetime.timedelta(seconds=25))
+    assert re.search(r"ranks 1, 2 \(pids \d+, \d+\) died", str(raised.value)), raised.value
+    assert raised.value.ranks == [1, 2]
+
+
+@gpus.emulated_only  # needs a GPU for each rank
+@pytest.mark.stops_ranks
+def test_of_ranks_that_died_between_two_looks_none_is_said_to_have_been_the_first():
+    """One may have ended by the error that the death of the other has raised there."""
+    with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
+        all.start(waits_for_two_killed_ranks, *all.store_args(), 3)
+        assert all.wait_report(0) == "waits"
+        all.kill(0, signal.SIGSTOP)
+        for rank in (2, 1):
+            all.kill(rank)
+            all.exit_code(rank)
+        all.kill(0, signal.SIGCONT)
+        ranks.check(all.wait(ranks=[0]))
 
 
 def waits_for_a_killed_rank_in_a_part(port, prefix, world):

@@ -132,6 +132,24 @@ def test_a_death_before_new_group_is_told_on_all_hosts(victim):
         assert named == [victim] and took < grown(SOON), (named, took)
 
 
+@pytest.mark.parametrize("places", ["aabb", "aaaa"])
+def test_a_rank_that_was_told_of_a_death_and_has_ended_since_is_not_the_one_that_died(places):
+    """Rank 0 comes when rank 1, which waited for rank 3, has raised and ended."""
+    with Ranks(4, init=False) as ranks:
+        ranks.start(make_group_without, 3, ranks.store_args(), places)
+        assert ranks.wait_report(3) == "goes" and ranks.exit_code(3) == -9
+        for others in ([1, 2], [0]):
+            for rank in others:
+                ranks.tell(rank, "go on")
+            outcomes = ranks.wait(ranks=others)
+            check(outcomes)
+            for text, named, took in (outcome.value for outcome in outcomes):
+                assert re.search(r"rank 3 \(pid \d+\) died", text), text
+                assert named == [3] and took < grown(SOON), (named, took)
+            ranks.kill(1)
+            ranks.exit_code(1)
+
+
 def reduce(number):
     for _ in range(1000):
         dist.all_reduce(torch.ones(number))

@@ -11,7 +11,7 @@ SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", "
 ROOMS = {
     "base": "",
     "nccl": "base",
-    "host": "base nccl",
+    "host": "nccl",
     "shm": "base host nccl",
     "monitor": "base",
     "device": "base host monitor",
@@ -19,15 +19,24 @@ ROOMS = {
     "gloo": "base device host monitor nccl shm",
     "recorder": "base device monitor",
     "operation": "base nccl",
-    "comm": "base device gloo host monitor nccl operation recorder shm status",
+    "comm": "base device host monitor nccl operation recorder status",
     "watch": "base comm device host monitor operation recorder",
     "collectives": "base comm nccl operation",
-    "connect": "base comm device gloo host monitor nccl operation shm",
+    "connect": "base comm device gloo host nccl operation shm",
     "window": "base comm device nccl operation",
     "backend": "base collectives comm connect device operation recorder window",
-    "bindings": "base backend collectives comm connect device gloo host monitor nccl operation "
-    "recorder shm status watch window",
+    "bindings": "base backend collectives comm connect host monitor nccl recorder status watch "
+    "window",
 }
+
+
+def included_by(file):
+    """The paths that a source includes of csrc."""
+    return re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE)
+
+
+def room_of(file):
+    return file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp, of bindings/
 
 
 def test_no_folder_includes_what_stands_above_it():
@@ -36,13 +45,21 @@ def test_no_folder_includes_what_stands_above_it():
         assert set(ROOMS[room].split()) <= set(rooms[:number]), f"upward or round: {room}"
     wrong = []
     for file in SOURCES:
-        room = file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp, of bindings/
-        for path in re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE):
+        room = room_of(file)
+        for path in included_by(file):
             assert (CSRC / path).is_file(), f"{file}: {path} is no path from csrc/"
             other = path.split("/")[0]
             if other != room and other not in ROOMS[room].split():
                 wrong.append(f"{file.relative_to(CSRC)}: {path}")
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_every_folder_includes_each_that_it_may():
+    """What a folder no longer needs is no longer allowed."""
+    for room, others in ROOMS.items():
+        sources = (file for file in SOURCES if room_of(file) == room)
+        used = {path.split("/")[0] for file in sources for path in included_by(file)}
+        assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
 
 
 def test_only_one_file_tells_torch_versions_apart():
