@@ -25,7 +25,7 @@ struct Task {
   std::variant<host::Collective, Messages::Issued> what;
 };
 
-// An exchange, which comes as two messages for each rank.
+// An all-to-all with parts of any size, issued as one send and one receive for each rank.
 struct Exchange {
   std::vector<Part> sends;
   std::vector<Part> receives;
@@ -36,8 +36,8 @@ struct Exchange {
   bool complete() const { return parts == sends.size() + receives.size(); }
 };
 
-// The operations of one launch: messages, which are under way together, also while the collectives
-// and then the exchanges run one after another.
+// The operations of one launch. Messages proceed together, also while the collectives and then the
+// exchanges run one after another.
 struct Batch {
   std::vector<std::pair<host::Collective, Comm::Place>> collectives;
   std::vector<Messages::Issued> messages;
@@ -77,14 +77,14 @@ ncclResult_t launch(std::vector<Task> tasks) {
   const auto comm = tasks.front().comm;
   const auto stream = tasks.front().stream;
   comm->fault().check();
-  std::vector<Messages::Issued> later;  // messages that no stream orders
+  std::vector<Messages::Issued> later;  // messages that are independent of streams
   Batch now;
   for (const auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
       throw host::NcclError(
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
-    // Gives out places here, in the order in which all ranks issue.
+    // Assigns places now, in the order of issue, which is the same on all ranks.
     if (const auto* collective = std::get_if<host::Collective>(&task.what)) {
       now.collectives.emplace_back(*collective, comm->nextPlace());
       continue;
@@ -96,7 +96,8 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (message.tag >= 0) {
       now.messages.push_back(issued);
     } else {
-      // Belongs to an exchange, whose messages come one after another.
+      // Adds to the current exchange: the messages of exchanges are issued one exchange after
+      // another.
       if (now.exchanges.empty() || now.exchanges.back().complete()) {
         const std::vector<Part> none(comm->topology().size);
         now.exchanges.push_back({none, none, message.type, {}});
@@ -131,7 +132,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     try {
       run(*comm, now);
     } catch (const host::NcclError&) {
-      // The communicator has failed, which commGetAsyncError tells.
+      // The communicator has failed; commGetAsyncError reports it.
     } catch (const std::exception& error) {
       comm->fault().fail({ncclInternalError, error.what()});
     }

@@ -6,12 +6,13 @@
 
 namespace torchcomms_pg::gloo {
 
-// Returns the table. Streams are as in shm/api/Api.hpp. Missing: unique ids and what needs them,
-// since ranks meet in a store (newComm); registration, windows, shrinking.
+// Returns the table. Streams work as in shm/api/Api.hpp. The table lacks unique ids and the
+// functions that take them, since ranks meet in a store (newComm), and also registration, windows
+// and shrinking.
 const NcclApi& api();
 
-// Makes a communicator for the table, of the ranks that meet in a store. If they cannot be
-// connected, `inside` is given back.
+// Makes a communicator for the table, of the ranks that meet in a store. Takes over
+// `members.inside`, and aborts it if the ranks cannot be connected.
 ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look);
 
 }  // namespace torchcomms_pg::gloo

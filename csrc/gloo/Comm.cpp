@@ -12,7 +12,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Makes a link of some ranks of the group. `name`: within the group's store.
+// Makes a link between some ranks of the group. `name`: the link's name in the group's store.
 std::shared_ptr<Link> newLink(
     const Members& members,
     const std::shared_ptr<Fault>& fault,
@@ -57,7 +57,8 @@ Comm::~Comm() {
 std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
-  // Releases the ranks of this host, which wait in shared memory, and learns of their failure.
+  // Connects the group's failure with the communicator of this host's ranks: a failure of the group
+  // releases ranks that wait in shared memory, and a failure in shared memory becomes the group's.
   comm->fault_->watch(
       comm,
       {.release =
@@ -111,7 +112,7 @@ Comm::Place Comm::nextPlace() {
 }
 
 void Comm::execute(const Place& place, const std::function<void()>& body) {
-  // Takes the turn, which passes in any case.
+  // Passes the turn on, also if `body` raises.
   struct Turn {
     shm::TicketLock& ticketLock;
     const uint64_t ticket;
@@ -143,7 +144,7 @@ void Comm::awaitLane() {
 
 void Comm::completeLater(std::shared_ptr<Request> request) {
   waiters_.enqueue([self = shared_from_this(), request = std::move(request)] {
-    self->waiters_.handOver();  // other messages do not wait for this one
+    self->waiters_.handOver();  // lets other messages complete before this one
     ncclResult_t result = ncclSuccess;
     try {
       self->messages_->complete({request});
@@ -171,9 +172,9 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);
-    // Ranks of one host and color share memory as before, in the order of their ranks in the child.
+    // Ranks of one host and color go on to share memory, in the order of their ranks in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;  // until those have joined
+    config.blocking = 1;  // returns when all of them have joined
     checkInside(shm::api().commSplit(members_.inside, color, key, &inside, &config));
   });
   if (color == NCCL_SPLIT_NOCOLOR) {
@@ -226,8 +227,8 @@ NcclApi::Probe Comm::probe() {
   auto look = [fault = fault_,
                lane = lane_,
                messages = messages_,
-               // Another thread may wait in the shared connection. Made now, since a store that is
-               // gone takes long to refuse one.
+               // A separate connection, since another thread may block in the shared one. Opened
+               // now, since a store that is gone takes long to refuse a connection.
                own = members_.store->clone(),
                seen = int64_t{0}](bool thorough) mutable {
     if (fault->known()) {
@@ -246,7 +247,8 @@ NcclApi::Probe Comm::probe() {
       messages->lookForOthers(*own);
       return news;
     } catch (const std::exception&) {
-      // The store is gone. Others of this host may need what this rank's connections tell.
+      // The store is gone. This rank's connections may carry the reason, which other ranks of this
+      // host need.
       fault->awaitReason({}, /*ask=*/false);
       throw;
     }

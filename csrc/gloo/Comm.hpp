@@ -20,32 +20,34 @@
 
 namespace torchcomms_pg::gloo {
 
-// Time when the ranks are connected: in the constructor, which then is collective and raises what
-// Connect raises, or with the first rank that communicates, see Link::awaitConnections().
+// Time when the ranks are connected. `now`: in Comm::make(), which then is collective.
+// `whenNeeded`: with the first rank that communicates, see Link::awaitConnections().
 enum class Connected { now, whenNeeded };
 
 // The parts that a communicator is made of.
 struct Members {
   c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
   std::shared_ptr<const Topology> topology;
-  ncclComm_t inside = nullptr;  // of shm::api(): the ranks of this host, in order. Owned
+  // communicator of shm::api() with the ranks of this host, in order; owned
+  ncclComm_t inside = nullptr;
   Connect connect;
-  std::chrono::milliseconds timeout;  // to connect the ranks
-  // Returns how a rank's process has ended, such as "rank 3 (pid 5) died"; "": it may run.
+  std::chrono::milliseconds timeout;  // limit for connecting the ranks
+  // Returns how a rank's process has ended, such as "rank 3 (pid 5) died", or "" if it may still
+  // run.
   std::function<std::string(int rank)> died;
 };
 
-// Elements of an exchange for or from one rank.
+// Data of an exchange for or from one rank.
 struct Part {
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-// Gloo moves bytes, and the arithmetic is that of the shared-memory library: every type and
-// reduction of NCCL, reduced host by host in rank order, to the same bits on every rank.
-// Execution.hpp says what a collective consists of.
+// Gloo moves bytes; the shared-memory library does the arithmetic, with every type and reduction of
+// NCCL. Data is reduced host by host in rank order, to the same bits on every rank. Execution.hpp
+// describes the steps of each collective.
 //
-// Thread-safe. Operations raise host::NcclError, with the group's ranks.
+// Thread-safe. Operations raise host::NcclError with ranks as numbered in the group.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   // Makes a communicator. `look`: see Link::connect().
@@ -57,7 +59,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Fault& fault() { return *fault_; }
 
   // Place of an issued operation among this rank's collectives, which all ranks issue in one order:
-  // a ticket for run(), and the tag that tells it from its neighbours on the links.
+  // a ticket for run(), and a tag that separates its messages on the links from its neighbours'.
   struct Place {
     uint64_t ticket = 0;
     int tag = 0;
@@ -76,34 +78,37 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Messages& messages() { return *messages_; }
   shm::Operators& operators() { return operators_; }
 
-  // Starts the thread for completeLater(). Call before Messages::post() of what is completed later.
-  // Raises if the thread cannot be started.
+  // Starts the thread of completeLater(). Call this before Messages::post() of a message that is
+  // completed later. Raises if no thread can be started.
   void prepareLater() { waiters_.start(); }
 
-  // Calls the message's `done` when it has ended, from a thread for that: Gloo tells of the end of
-  // a message only to a thread that waits for it.
+  // Calls the message's `done` when it has ended, from a separate thread: Gloo reports the end of a
+  // message only to a thread that waits for it.
   void completeLater(std::shared_ptr<Request> request);
 
-  // Makes the communicator of the ranks with this one's color, by key; null for a rank without one.
-  // If all are on one host, it is the shared-memory library's `inside`, and there is no Comm.
+  // Makes the communicator of the ranks with this rank's color, ordered by key. Both members are
+  // null for a rank without a color. If all ranks of a color are on one host, the child is the
+  // shared-memory library's `inside`, without a Comm.
   struct Child {
     std::shared_ptr<Comm> comm;
     ncclComm_t inside = nullptr;
   };
   Child split(int color, int key, const Place& place);
 
-  // Returns the ranks that the oldest waiting collective misses, or those at fault.
+  // Returns the ranks that have not arrived at the oldest waiting collective, or after a failure
+  // those at fault.
   std::vector<int> absentRanks() const;
 
-  // Returns a look into the store for what other ranks have written, for ranks that wait for
-  // nothing and so see no broken connection: a failure, which then is one here as well, or that the
-  // ranks are to be connected. One rank of a host looks, and rings if there is news.
+  // Returns a function that polls the store, for ranks that wait for nothing and so notice no
+  // broken connection. It fails this rank with a failure that another has written, and connects the
+  // ranks if another has asked for it. One rank of a host polls, and rings the others if there is
+  // news.
   NcclApi::Probe probe();
   // Same as NcclApi::ring, among the ranks of this host.
   uint64_t ring(uint64_t times);
 
-  // Ends the connections; after a failure only when the others can read the reason. What was sent
-  // still arrives.
+  // Ends the connections; after a failure only when the other ranks can read the reason. What was
+  // sent before still arrives.
   void close();
 
  private:
@@ -113,15 +118,16 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void connectLane(Connected connected, const std::function<void()>& look);
   void awaitLane();
   void runHere(const host::Collective& collective, const Place& place);
-  // Raises the failure of the ranks of this host, or else the error of a call for them.
+  // Raises the failure of this host's ranks, or else the error of the call that returned `result`.
   void checkInside(ncclResult_t result) const;
-  // Executes `body` in its turn, and turns failures of either library into the group's.
+  // Executes `body` in its turn. A failure of either library becomes the group's.
   void execute(const Place& place, const std::function<void()>& body);
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
   const std::shared_ptr<Fault> fault_;
-  std::shared_ptr<Link> lane_;  // to this rank's counterparts; null: it is on no lane
+  // connections with this rank's counterparts; null if it is on no lane
+  std::shared_ptr<Link> lane_;
   std::shared_ptr<Messages> messages_;
   shm::TicketLock turns_;
   shm::Operators operators_;

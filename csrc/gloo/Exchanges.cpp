@@ -8,7 +8,8 @@
 
 namespace torchcomms_pg::gloo {
 
-// Executes an exchange in which every rank has a host of its own. The envelopes tell the sizes.
+// Executes an exchange in which every rank is the only one on its host. The envelopes carry the
+// sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
   std::vector<std::shared_ptr<PendingMessage>> pending;
@@ -41,7 +42,7 @@ void Execution::checkOwn(const Part& send, const Part& receive) const {
   }
 }
 
-// Sizes of the parts that every rank of this host sends to every rank and receives from it.
+// Sizes of the parts that each rank of this host sends to every rank and expects from it.
 struct Execution::Sizes {
   uint64_t sent(int local, int to) const { return same ? each : all[2 * local * ranks + to]; }
   uint64_t awaited(int local, int from) const {
@@ -71,9 +72,9 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// Executes an exchange over lanes. A lane carries what its ranks have for a host to its counterpart
-// there, which gives every rank its own part. A rank without a lane hands its parts for other hosts
-// to its lane before.
+// Executes an exchange over lanes. The rank of a lane sends what its lane's ranks have for a host
+// to its counterpart on that host, which scatters it among the ranks of the host. Ranks without a
+// lane first copy their parts for other hosts to the rank of their lane.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
@@ -84,7 +85,8 @@ void Execution::exchange(
   const auto sizes = tellSizes(sends, receives, sameSizes);
   const auto adopted = handToLanes(sends, sizes);
   std::vector<Block> leaving, arrived(hosts_);
-  std::vector<std::vector<uint64_t>> theirs(hosts_);  // by source of that lane, then by rank here
+  // [host]: sizes by source on this lane, then by receiver on this host
+  std::vector<std::vector<uint64_t>> theirs(hosts_);
   Step step(*this);
   if (onLane()) {
     if (sameSizes) {
@@ -119,8 +121,8 @@ void Execution::exchange(
   spread(receives, theirs, arrived);
 }
 
-// Hands the parts of ranks without a lane to the lanes. Returns them by rank number here, each host
-// by host.
+// Copies the parts of ranks without a lane to the ranks of their lanes. Returns these parts by the
+// source's number on this host, ordered by destination host and rank.
 std::map<int, Execution::Block> Execution::handToLanes(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
@@ -154,8 +156,8 @@ std::map<int, Execution::Block> Execution::handToLanes(
   return adopted;
 }
 
-// Exchanges sizes between counterparts: how much each of a lane's ranks has for each rank of the
-// other host. They are compared with what a rank here expects before any data goes there.
+// Exchanges sizes between counterparts: what each rank of the lane sends to each rank of the other
+// host. Raises if a receiver expects another size, before any data is sent.
 void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs) {
   std::vector<std::vector<uint64_t>> ours(hosts_);
   Step step(*this);
@@ -186,7 +188,8 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   });
 }
 
-// Returns what this lane sends to a host, by source, then by receiver: in place, or in `packed`.
+// Returns what this lane sends to a host, ordered by source, then by receiver. Contiguous data
+// stays in place; other data is copied to `packed`.
 std::pair<const void*, size_t> Execution::pack(
     int host,
     const std::vector<Part>& sends,
@@ -195,7 +198,7 @@ std::pair<const void*, size_t> Execution::pack(
     std::vector<Block>& packed) {
   std::vector<Part> parts;
   for (const int source : onLane(host_, local())) {
-    size_t first = 0;  // of an adopted source: offset behind its data for the hosts before
+    size_t first = 0;  // offset of an adopted source's data for `host`
     for (int i = 1; (host_ + i) % hosts_ != host; ++i) {
       for (const int rank : t_.hosts[(host_ + i) % hosts_]) {
         first += sizes.sent(t_.localOf[source], rank);
@@ -228,7 +231,7 @@ std::pair<const void*, size_t> Execution::pack(
   return {packed.back().data(), all};
 }
 
-// Gives every rank of this host what has come for it, host by host and source by source.
+// Scatters the received data among this host's ranks, ordered by source host, then by source rank.
 void Execution::spread(
     const std::vector<Part>& receives,
     const std::vector<std::vector<uint64_t>>& theirs,

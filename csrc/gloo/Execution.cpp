@@ -6,13 +6,13 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Tag of messages inside a host, which belong to collectives; tags of users are not negative.
+// Tag of a collective's messages inside a host; tags of users are not negative.
 constexpr int kInsideTag = -2;
 
-// Returns the tag for the data of a collective on a link. Ranks that call different collectives
-// wait at different tags, so that none is given data of a size that it does not expect, which Gloo
-// answers by ending the process; the envelopes tell them. A tag may come again: messages of one tag
-// keep their order.
+// Returns the tag for a collective's data on a link. It depends on the call: ranks that call
+// different collectives then wait at different tags, until the envelopes reveal the mismatch. With
+// equal tags a rank could receive data of an unexpected size, at which Gloo ends the process. A tag
+// may repeat, since messages of one tag keep their order.
 int dataTagOf(const host::Signature& signature, int tag) {
   uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
@@ -111,9 +111,9 @@ std::vector<int> Execution::onLane(int host, int lane) const {
   return ranks;
 }
 
-// Brings the ranks of a host together, then one of every host, then the ranks of a host again. The
-// hosts do so by dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier
-// synchronization", 1988), few hosts in one step.
+// Synchronizes the ranks of each host, then one rank of every host, then the ranks of each host
+// again. Between hosts this is a dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms
+// for barrier synchronization", 1988); few hosts take a single step.
 void Execution::barrier() {
   const Collective here{Kind::barrier};
   inside(here);

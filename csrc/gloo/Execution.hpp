@@ -23,19 +23,20 @@ inline const char* at(const void* base, size_t offset) {
   return static_cast<const char*>(base) + offset;
 }
 
-// Limit of a small collective, in bytes in all: up to it the number of steps counts, above it how
-// often a byte crosses the wire.
+// Limit of a small collective, in bytes in all. Up to it the number of steps decides the time,
+// above it how often a byte crosses the wire.
 inline constexpr size_t kSmall = 64 << 10;
 
-// Most hosts that send small data to each other in one step; more hosts use a tree, whose number of
-// steps is the logarithm of theirs.
+// Most hosts of which each sends small data to every other in one step. More hosts use a tree,
+// whose number of steps is the logarithm of the number of hosts.
 inline constexpr int kStraight = 8;
 
-// Bytes that the hosts work on at a time, so that the wire and the ranks of a host work together.
+// Bytes that the hosts work on at a time, so that transfers between hosts overlap with the work
+// inside each.
 inline constexpr size_t kPiece = 4 << 20;
 
-// Executes one collective. Kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp, what they
-// share in Execution.cpp.
+// Executes one collective. The kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp;
+// Execution.cpp has what they share.
 class Execution {
  public:
   Execution(Comm& comm, const host::Signature& signature, int tag);
@@ -44,8 +45,8 @@ class Execution {
   void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
 
  private:
-  // Messages between this rank and its counterparts that are under way together. Gloo lets go of
-  // their memory when the step ends: declare it behind what it sends and receives.
+  // Messages between this rank and its counterparts that are under way together. Declare a Step
+  // after the buffers that it sends and receives: Gloo may use them until the Step is destroyed.
   class Step {
    public:
     explicit Step(Execution& execution) : execution_(execution) {}
@@ -89,18 +90,19 @@ class Execution {
     size_t bytes;
   };
 
-  // A piece of an all-reduce or a reduction, under way.
+  // A piece of an all-reduce or a reduce that is under way.
   struct Piece {
-    size_t count = 0;  // elements of one lane's slice, of which there are t_.lanes
+    size_t count = 0;  // elements of one lane's slice; a piece has t_.lanes slices
     const char* input = nullptr;
     char* output = nullptr;
     size_t outputBytes = 0;
-    Block padded;   // input and output where the lanes' slices do not fit
+    Block padded;   // copy of input and output, if the slices are longer than both
     Block reduced;  // this lane's slice of the host's sum
     const char* slice = nullptr;
     Block received;
-    Block result;  // of a reduction: this lane's slice of the sum; the root's: that of all lanes
-    std::unique_ptr<Step> step;  // the last step, see Step
+    // of a reduce: this lane's slice of the sum, or on the root the slices of all lanes
+    Block result;
+    std::unique_ptr<Step> step;  // declared last, see Step
   };
 
   void inside(Collective part) {
@@ -143,7 +145,7 @@ class Execution {
 
   std::deque<Piece> cut(const Collective& c);
   void reduceInside(const Collective& c, Piece& piece);
-  // Combines `inputs`. `whole`: they are those of all ranks, so that an average is divided now.
+  // Combines `inputs`. `whole`: the inputs cover all ranks, so that an average is divided now.
   void combine(
       const Collective& c,
       void* output,
@@ -163,7 +165,7 @@ class Execution {
   bool onLane() const { return comm_.lane_ != nullptr; }
   int local() const { return t_.local(); }
   int localSize() const { return static_cast<int>(t_.inside().size()); }
-  // Returns the first element of `count` that host `host` reduces.
+  // Returns the first of `count` elements that `host` reduces.
   size_t begin(size_t count, int host) const { return count * host / hosts_; }
 
   Comm& comm_;

@@ -17,17 +17,17 @@ namespace {
 // Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
-// Interval at which a rank that cannot do without the reason looks for it; time limits of the
-// reason, since a rank that is held up may lose its connections first; and of the answer of a rank
-// that is there, whose host looks once a second.
+// Interval at which a rank that needs the reason looks for it. Then two time limits: of the reason,
+// since a rank that is held up may lose its connections before it reads the reason; and of the
+// answer of a rank that still runs, whose host looks for questions once a second.
 constexpr std::chrono::milliseconds kReasonLook{50};
 constexpr std::chrono::milliseconds kReasonPatience{2000};
 constexpr std::chrono::milliseconds kAnswerPatience{5000};
 
-// Time limit of the store's part in a failure.
+// Time limit for store calls after a failure, shared by all groups.
 SharedPatience tellPatience{std::chrono::seconds(5)};
 
-// Keys under which a rank is asked whether it is there, and answers.
+// Keys under which a rank is asked whether it still runs, and answers.
 std::string questionTo(int rank) {
   return "asked/" + std::to_string(rank);
 }
@@ -45,7 +45,8 @@ void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
-    // Holds an owner only for what is called: one that is let go of here ends in this thread.
+    // Locks an owner only for an action that exists: an owner whose last reference is this one is
+    // destroyed in this thread.
     const auto& action = watcher.actions.*which;
     if (const auto owner = action ? watcher.owner.lock() : nullptr) {
       action(args...);
@@ -71,7 +72,7 @@ void Fault::fail(const host::NcclError& failure) {
     failure_.emplace(failure);
   }
   call(&Actions::release);
-  // Runs apart because the store may block.
+  // Runs in another thread, since the store may block.
   Monitor::get().runApart(
       [unfinished = OutstandingTask(), self = shared_from_this()] { self->tellOthers(); });
 }
@@ -100,7 +101,8 @@ void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& memb
 }
 
 void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
-  // A failure inside a host after the group's has the group's failure as its text.
+  // A failure inside a host that follows the group's failure carries it as its text, see
+  // Comm::make().
   if (const auto told = host::decode(inside.what())) {
     fail(*told);
   } else {
@@ -125,7 +127,7 @@ void Fault::write(std::string key, std::string text) {
         store->set(key, text);
         announce(*store);
       } catch (const std::exception&) {
-        // The store has gone, and so have the ranks that would have read it.
+        // The store is gone, and so are the ranks that would have read it.
       }
       written->set_value();
     });
@@ -141,11 +143,11 @@ bool Fault::failAsTold(c10d::Store& store) {
   try {
     return readReason(store);
   } catch (const std::exception&) {
-    return false;  // the store went with the rank that served it
+    return false;  // the store ended with the rank that served it
   }
 }
 
-// Does the same, and raises what the store does.
+// Same as failAsTold(), but raises the store's errors.
 bool Fault::readReason(c10d::Store& store) {
   if (!store.check({kReasonKey})) {
     return false;
@@ -178,7 +180,7 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
       }
       std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
     } catch (const std::exception&) {
-      lost.store = false;  // it went with the rank that served it
+      lost.store = false;  // the store ended with the rank that served it
     }
   };
   if (ask) {
@@ -198,7 +200,8 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
     if (known()) {
       return std::nullopt;
     }
-    // Without the store a reason comes over connections, maybe those of another rank of this host.
+    // Without the store, the reason arrives only over connections, possibly those of another rank
+    // of this host.
     const bool waits = !lost.store || !lost.silent.empty();
     if (Clock::now() - begun >= (waits ? kAnswerPatience : kReasonPatience)) {
       break;
@@ -226,7 +229,7 @@ void Fault::tellOthers() {
       announce(*store_);
     }
   } catch (const std::exception&) {
-    // The others then learn from the broken connection alone.
+    // The others notice only the broken connections.
   }
   {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// The failure of a group whose ranks are on several hosts, and how they tell each other of it.
+// The failure of a group whose ranks are on several hosts, and how the ranks notify each other.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,12 +18,11 @@
 
 namespace torchcomms_pg::gloo {
 
-// Thread-safe. Set once: the first failure stands. Ranks are the group's own. A connection that
-// breaks, or cannot be made, is no proof against the rank at its other end.
+// Keeps the group's first failure. Its ranks are numbered in the group. A connection that breaks or
+// cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
 class Fault : public std::enable_shared_from_this<Fault> {
  public:
-  // `rank`: this process's.
-  // `died`: Returns how a rank's process has ended, such as "rank 3 (pid 5) died"; "": it may run.
+  // `rank`: this process's rank. `died`: see Members::died.
   Fault(c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 
@@ -34,13 +33,13 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Sets the failure. Callable from any thread; does not block.
   void fail(const host::NcclError& failure);
 
-  // Fails if the handler of a signal, which runs in the calling thread, raises.
+  // Fails the group if the handler of a signal, which runs in the calling thread, raises.
   void lookForSignals();
   void failInterrupted();
-  // Fails because this rank, which is called `name`, needs a thread to be connected.
+  // Fails the group because this rank, called `name` in errors, cannot start a thread to connect.
   void failWithoutThread(const std::string& name, const std::system_error& error);
 
-  // Same as `changed`.wait(), but also ends at a failure, and looks for signals meanwhile.
+  // Same as `changed`.wait(), but also returns after a failure, and checks for signals meanwhile.
   template <class Done>
   void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Done done) {
     while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
@@ -50,52 +49,57 @@ class Fault : public std::enable_shared_from_this<Fault> {
     }
   }
 
-  // Raises the group's failure, if there is one, or else `inside`, which has failed among ranks of
-  // this host; `members`: their numbers in the group.
+  // Raises the group's failure, which is `inside` unless the group has failed before. `inside`: a
+  // failure among ranks of this host. `members`: their numbers in the group.
   [[noreturn]] void raiseFor(const host::NcclError& inside, const std::vector<int>& members);
-  // Fails with it.
+  // Fails the group with `inside`, as raiseFor() does.
   void adopt(const host::NcclError& inside, const std::vector<int>& members);
 
-  // Fails with the reason that another rank has written; false: none has, or the store is gone.
+  // Fails the group with the reason that another rank has written. Returns false if no rank has, or
+  // the store is gone.
   bool failAsTold(c10d::Store& store);
 
-  // What is known of ranks that this one has lost the connection to, or cannot be connected with.
+  // What is known of ranks to which this one has lost the connection, or cannot connect.
   struct Lost {
-    std::vector<int> silent;  // those that do not answer, while the store does
-    bool store = true;        // false: the store is gone
+    std::vector<int> silent;  // ranks that do not answer, although the store does
+    bool store = true;        // false if the store is gone
   };
-  // Waits for the reason. None: the group has failed with it, as with the death of one of `ranks`.
-  // `ask`: asks the ranks through the store whether they are there, for which theirs have to look.
+  // Waits until the group has failed, with another rank's reason or with the death of one of
+  // `ranks`, and then returns nullopt. Returns what is known of `ranks` if the wait times out.
+  // `ask`: asks `ranks` through the store whether they still run.
   std::optional<Lost> awaitReason(const std::vector<int>& ranks, bool ask);
-  // Answers that this rank is there, if another one has asked. Through the caller's own connection.
+  // Answers through the caller's connection if another rank has asked whether this one still runs.
   void answer(c10d::Store& group) const;
 
-  // Writes something into the group's store and announces it; blocks as awaitTold() does. Where no
-  // thread can be started for that, ranks that wait for it do so until the deadline.
+  // Sets a key of the group's store and announces it; blocks as awaitTold() does. If no thread can
+  // be started for that, the key is not set, and ranks that wait for it do so until their deadline.
   void write(std::string key, std::string text);
 
-  // Make the ranks of all hosts look soon for what this one has written in the group's store, and
-  // count how often ranks have done so.
+  // Announce that this rank has written into the group's store, so that the ranks of all hosts look
+  // soon, and count such announcements.
   static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
   static int64_t news(c10d::Store& group) {
-    return group.check({kNewsKey}) ? group.add(kNewsKey, 0) : 0;  // adding would make the key
+    // adding to a missing key would make it
+    return group.check({kNewsKey}) ? group.add(kNewsKey, 0) : 0;
   }
 
-  // Actions at a failure. `release` runs in the failing thread; then in another thread `tell`,
-  // which may block for a moment, and `told`, when the other ranks can read the reason. `learn`
-  // runs a few times in a thread that waits for the reason, and fails the group with one that the
-  // owner knows; the first time it makes others look for one. Each may be empty.
+  // Actions at a failure, each of which may be empty. `release` runs in the failing thread. `tell`,
+  // which may block for a moment, runs in another thread, followed by `told` when the other ranks
+  // can read the reason. `learn` runs repeatedly in a thread that waits for the reason: it fails
+  // the group with a reason that the owner knows, and `first` makes it ask other ranks to look as
+  // well.
   struct Actions {
     std::function<void()> release = {};
     std::function<void()> tell = {};
     std::function<void()> told = {};
     std::function<void(bool first)> learn = {};
   };
-  // Adds actions for the life of `owner`. Nothing is called if the failure came before.
+  // Adds actions for the life of `owner`. They are not called for an earlier failure.
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
-  // Returns, after a failure, when the others can read the reason, or after 5 s, which all groups
-  // of the process share. Otherwise the others would know of a broken connection alone.
+  // Waits after a failure until the other ranks can read the reason, for at most 5 s, which all
+  // groups of the process share. Connections that end before would show the others a broken
+  // connection and no reason.
   void awaitTold();
 
  private:
@@ -119,7 +123,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
   std::condition_variable changed_;
   std::optional<host::NcclError> failure_;
   std::vector<Watcher> watchers_;
-  bool told_ = false;  // true also when given up
+  bool told_ = false;  // true also if that could not be done
 };
 
 }  // namespace torchcomms_pg::gloo

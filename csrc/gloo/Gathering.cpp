@@ -24,7 +24,7 @@ void Execution::allGather(const Collective& c) {
       step.receive(host, received[host].data(), received[host].size());
     });
   };
-  // A rank that has its lane to itself sends before its host has come together.
+  // A rank that is alone on its lane sends before its host's ranks have gathered.
   const auto here = onLane() ? onLane(host_, local()) : std::vector<int>();
   const bool alone = here.size() == 1;
   if (alone) {
@@ -77,8 +77,8 @@ void Execution::broadcast(const Collective& c) {
   if (bytes <= kSmall) {
     return broadcastSmall(c);
   }
-  // The root's host scatters a lane's slice of a piece over the hosts, which give it to each other:
-  // no host sends more than twice the data (van de Geijn's scatter and all-gather).
+  // Scatters a lane's slice of a piece from the root's host over the hosts, which then exchange
+  // their parts: no host sends more than twice the data (van de Geijn's scatter and all-gather).
   const int from = t_.hostOf[c.root];
   const void* const source = t_.rank == c.root ? c.input : c.output;
   const size_t pieces = (bytes + kPiece - 1) / kPiece;
@@ -96,7 +96,7 @@ void Execution::broadcast(const Collective& c) {
     const size_t begins = begin(of.bytes, host);
     return {of.first + begins, begin(of.bytes, host + 1) - begins};
   };
-  // Receives whatever another host sends where it stays, so that it can come at any time.
+  // Posts all receives in advance, each at its final place, so that data can arrive at any time.
   Step sends(*this);
   std::vector<std::unique_ptr<Step>> ownParts, otherParts;
   for (size_t i = 0; onLane() && host_ != from && i < pieces; ++i) {
@@ -149,8 +149,8 @@ void Execution::broadcast(const Collective& c) {
   sends.finish();
 }
 
-// Broadcasts over a binomial tree of many hosts: numbered from the root's, each has its data from
-// the host whose number lacks its lowest bit.
+// Broadcasts small data, to many hosts over a binomial tree. Hosts are numbered from the root's;
+// each receives from the host whose number lacks its lowest bit.
 void Execution::broadcastSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
@@ -164,7 +164,7 @@ void Execution::broadcastSmall(const Collective& c) {
     }
   } else {
     for (int bit = 1; (number & bit) == 0 && number + bit < hosts_; bit *= 2) {
-      children.insert(children.begin(), hostAt(number + bit));  // the largest tree first
+      children.insert(children.begin(), hostAt(number + bit));  // largest subtree first
     }
   }
   Step step(*this);
@@ -197,7 +197,7 @@ void Execution::gather(const Collective& c) {
   const int root = t_.localOf[c.root];
   const bool isRoot = t_.rank == c.root;
   const bool port = local() == lane;
-  // Data of this host, for the rank that passes it on.
+  // Data of this host, at the root or at the rank that forwards it.
   std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
   inside({Kind::gather, c.input, own.data(), c.count, c.type, host_ == to ? root : lane});
   std::vector<std::vector<char>> of(hosts_);

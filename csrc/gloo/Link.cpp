@@ -16,10 +16,10 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Size of the reason of a failure.
+// Size of the text that gives the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
 
-// Longest time for which learn() waits for a reason that may have come.
+// Longest time that learn() waits for each reason.
 constexpr std::chrono::milliseconds kArrivalLook{10};
 
 constexpr size_t kInline = 464;
@@ -37,8 +37,8 @@ Envelope& envelopeOf(const PendingMessage& pending) {
   return *static_cast<Envelope*>(pending.envelope.data_ptr());
 }
 
-// Returns the data that follows an envelope; one byte for a message without data whose sender waits
-// until it is received.
+// Returns the data that follows an envelope. A message without data is followed by one byte if its
+// sender waits until it is received.
 at::Tensor dataOf(const PendingMessage& pending) {
   return pending.bytes == 0
              ? at::zeros({1}, at::kByte)
@@ -82,9 +82,9 @@ std::string Link::hand(PendingMessage& pending) {
   const bool apart =
       pending.bytes > kInline || pending.confirmed || (!pending.announced && pending.bytes > 0);
   try {
-    std::lock_guard lock(mutex_);  // Gloo's counters are not made for several threads
+    std::lock_guard lock(mutex_);  // Gloo's counters are not thread-safe
     if (pending.announced) {
-      // All of it is sent: what the message leaves free must not tell of other memory.
+      // Zeroed, since all of it is sent: the unused part must not reveal other memory.
       pending.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
       std::vector<at::Tensor> tensors{pending.envelope};
       if (pending.sending) {
@@ -150,7 +150,8 @@ void Link::complete(PendingMessage& pending, bool late) {
   }
 }
 
-// Takes what the envelope of a message holds; data that follows it is received from now on.
+// Reads the envelope of a message. Copies small data out of it, or starts to receive the data that
+// follows.
 void Link::open(PendingMessage& pending) {
   const auto& envelope = envelopeOf(pending);
   compare(pending, envelope.signature);
@@ -207,13 +208,13 @@ void Link::compare(const PendingMessage& pending, const host::Signature& theirs)
   throw host::NcclError(ncclInvalidUsage, text);
 }
 
-// Waits for `work`. Returns its error, or "". Raises the group's failure, or that the link is
-// closed.
+// Waits for `work`. Returns its error, or "" on success. Raises the group's failure, or an error if
+// the link is closed.
 std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   c10d::Work* const waited = work.get();
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
-    std::lock_guard lock(mutex_);  // release() sees what comes before the failure
+    std::lock_guard lock(mutex_);  // a failure after check() aborts the entry in release()
     setup_.fault->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
@@ -288,9 +289,9 @@ std::string Link::nameOfLink(int peer) const {
   return "the connection between " + setup_.names[setup_.rank] + " and " + setup_.names[peer];
 }
 
-// Posts receives for the reason of a rank that fails the group and then drops its connections: a
-// rank that finds them broken has it even if the store has gone with the rank that served it.
-// Called with mutex_ held.
+// Posts a receive for each peer's reason, which a rank sends before it drops its connections. A
+// rank that finds a connection broken then has the reason even if the store has ended with the rank
+// that served it. Called with mutex_ held.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {
@@ -298,13 +299,13 @@ void Link::expectReasons() {
       try {
         reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
       } catch (const std::exception&) {
-        // The peer has closed the group already; the next operation with it fails.
+        // The peer has already closed the group; the next operation with it fails.
       }
     }
   }
 }
 
-// Sends `reason` to all peers, or that this rank leaves, if it is empty.
+// Sends `reason` to all peers; an empty one means that this rank leaves.
 void Link::tellReason(const std::string& reason) {
   std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
   std::memcpy(texts.front().data_ptr(), reason.data(), reason.size());
@@ -331,13 +332,13 @@ void Link::tellReason(const std::string& reason) {
           deadline - std::chrono::steady_clock::now());
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception&) {
-      // The connection is gone, or the peer does not take the reason.
+      // The connection is gone, or the peer does not receive the reason.
     }
   }
 }
 
-// Fails with the reason that `peer`, whose connection is broken, has told; false: it has told none,
-// or that it leaves.
+// Fails the group with the reason that `peer`, whose connection is broken, has sent. Returns false
+// if `peer` has sent no reason, or that it leaves.
 bool Link::failAsHeard(int peer) {
   Reason reason;
   {
@@ -357,7 +358,7 @@ bool Link::failAsHeard(int peer) {
   return take(peer, reason);
 }
 
-// Fails with a reason that has come; false: the peer leaves.
+// Fails the group with a received reason. Returns false if the text says that the peer leaves.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
   const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));
@@ -375,8 +376,8 @@ bool Link::hasLeft(int peer) const {
   return left_.contains(peer);
 }
 
-// Fails with a reason that any peer has told by now. Gloo tells of what has come only to a thread
-// that waits for it, so another thread aborts the waits.
+// Fails the group with a reason that any peer has sent by now. Gloo reports an arrival only to a
+// thread that waits for it, so another thread aborts the waits.
 void Link::learn() {
   std::map<int, Reason> reasons;
   {

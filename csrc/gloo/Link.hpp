@@ -26,17 +26,18 @@
 
 namespace torchcomms_pg::gloo {
 
-// Gloo's connections between the ranks of a group, as c10d::Backend, since torch ships no header of
-// Gloo. Null for a rank alone.
+// Gloo's connections between the ranks of a group, as a c10d::Backend, since torch ships no header
+// of Gloo. Null for a single rank.
 using Connections = c10::intrusive_ptr<c10d::Backend>;
 
-// This rank has no address at which others could reach it, as of an interface that is not there.
+// Raised if this rank has no address at which others could reach it, for example since the named
+// interface does not exist.
 struct NoAddress : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Connects the ranks that meet in the store; collective over them. Raises NoAddress; or what Gloo
-// does, which proves nothing against a rank.
+// Connects the ranks that meet in the store; collective over them. Raises NoAddress, or Gloo's
+// error, which proves no rank at fault.
 using Connect =
     std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
 
@@ -48,31 +49,33 @@ struct PendingMessage {
   int tag = 0;
   void* data = nullptr;
   size_t bytes = 0;
-  // Tag of the data of a collective, whose sizes both sides know, so that the data can be received
-  // before the envelope has come. It differs between different collectives.
+  // Tag of a collective's data; 0 for a user's message. Both sides know the sizes of a collective,
+  // so that its data can be received before the envelope arrives. The tag differs between
+  // collectives.
   int dataTag = 0;
-  bool announced = true;   // has an envelope; false behind another message of one collective
-  int userTag = 0;         // tag of a user's message, and of an envelope that has come
-  bool confirmed = false;  // for a user's message: see Message
+  // true if it has an envelope, as the first message of a collective to each peer
+  bool announced = true;
+  int userTag = 0;         // tag of a user's message, also as read from a received envelope
+  bool confirmed = false;  // see Message::confirmed
 
   at::Tensor envelope = {};
   c10::intrusive_ptr<c10d::Work> head = {};  // transfer of the envelope
   c10::intrusive_ptr<c10d::Work> body = {};  // transfer of large data
 };
 
-// Sends a message as an envelope of fixed size, which says what it belongs to and holds small data,
-// followed by large data under a tag of their own. So the receiver notices ranks that call
-// different operations before it takes a byte to the wrong place; Gloo itself would end the process
-// at a length it does not expect.
+// Sends a message as an envelope of fixed size, followed by large data under its own tag. The
+// envelope names the call that the message belongs to, and holds small data. The receiver thus
+// detects ranks that call different operations before data is written to a wrong place; Gloo itself
+// ends the process if a length differs from the expected one.
 //
 // Thread-safe. Once the group has failed, waiting threads are released, and every call raises the
-// failure as host::NcclError; the connections are dropped, so that the other ranks notice, and find
-// the reason in the store.
+// failure as host::NcclError. The connections are then dropped, so that the other ranks notice and
+// look for the reason in the store.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Tag of the envelopes of all messages of users, whose own tags are inside.
+  // Tag of the envelopes of users' messages, which contain the users' own tags.
   static constexpr int kMessageTag = 1;
-  // Limits of the tags: of collectives, from 1; then of data: of messages, then of collectives.
+  // Limits of the tag ranges: envelopes of collectives, data of messages, data of collectives.
   static constexpr int kTagLimit = 1 << 29;
   static constexpr int kCollectiveTags = kTagLimit;
   static constexpr int kDataTags = 2 * kTagLimit;
@@ -86,57 +89,57 @@ class Link : public std::enable_shared_from_this<Link> {
     std::shared_ptr<Fault> fault;
     std::vector<int> members;        // ranks of the group
     std::vector<std::string> names;  // of the members, for errors
-    int rank;                        // this rank's place among them
+    int rank;                        // index of this rank in `members`
   };
   static std::shared_ptr<Link> make(Setup setup);
 
   int rank() const { return setup_.rank; }
   int size() const { return static_cast<int>(setup_.members.size()); }
 
-  // Connects the ranks, which all have to call this, within `timeout`. Calls `look`, which may
-  // raise, a few times a second meanwhile (empty: only signals are looked for). Raises the group's
-  // failure, or what `look` raises, with which the group has failed then.
+  // Connects the ranks within `timeout`; all of them have to call this. Calls `look`, which may
+  // raise, a few times a second meanwhile, or checks for signals if it is empty. Raises the group's
+  // failure, or what `look` raises, after which the group has failed, too.
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
-  // Same in a thread for it, through its own connection to the group's store, for which `tell` is
-  // called first; an error fails the group.
+  // Connects the ranks in the calling thread, which Gloo may block for long. Opens a separate
+  // connection to the group's store, and first calls `tell` with it. An error fails the group.
   void connectApart(const std::function<void(c10d::Store& group)>& tell);
 
-  // Connects the ranks when only this one may need it: the others learn of it by their probes and
-  // follow within about a second. Returns when they are connected, at once if they are; raises the
-  // failure, for example of a rank that has left.
+  // Connects the ranks if only this one may need it: the others notice by polling the store and
+  // follow within about a second. Returns when they are connected. Raises the group's failure, for
+  // example if a rank has left.
   void awaitConnections() { connections(); }
   bool connected() const;
 
-  // Hands the message to Gloo; blocks only as awaitConnections() does.
+  // Posts the message to Gloo; blocks only as awaitConnections() does.
   std::shared_ptr<PendingMessage> post(PendingMessage pending);
 
-  // Returns when the message has been sent or received. `late`: the peer counts as missed
-  // meanwhile, see absentRanks().
+  // Waits until the message has been sent or received. `late`: absentRanks() reports the peer
+  // meanwhile.
   void complete(PendingMessage& pending, bool late);
 
-  // Receives the envelope of the next message that `peer` sends, without its data. Returns the
-  // error of the connection, or "". Raises the group's failure, also one that the peer has told.
+  // Receives the envelope of the next message from `peer`, without its data. Returns the error of
+  // the connection, or "" on success. Raises the group's failure, also one that the peer has sent.
   std::string receiveEnvelope(PendingMessage& pending);
-  // Receives the data of a message, whose envelope has come, for `receive`.
+  // Receives the data of the message whose envelope is `pending` into the buffer of `receive`.
   void accept(PendingMessage& pending, const PendingMessage& receive);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
-  // Looks in the group's store, through the calling thread's own connection, whether other ranks
-  // want to be connected; then they are.
+  // Checks in the group's store, through the calling thread's own connection, whether other ranks
+  // want to be connected, and then starts to connect.
   void lookForOthers(c10d::Store& group);
 
-  // Returns the ranks of the group that the oldest waiting collective misses.
+  // Returns the ranks of the group that have not arrived at the oldest waiting collective.
   std::vector<int> absentRanks() const;
 
-  // Ends the connections, after it has told their ranks that this one leaves. What was sent still
-  // arrives. Without connections this rank writes that in the store.
+  // Ends the connections, after notifying the peers that this rank leaves. What was sent before
+  // still arrives. If the ranks are not connected, the notice is a key in the store.
   void close();
 
  private:
-  // Tag of the message that ends connecting.
+  // Tag of the message that ends connecting, see awaitAllConnected().
   static constexpr int kConnectedTag = 0;
-  // Tag and time limit of the reason that a rank tells the others over their connections before it
-  // drops them, and the reason: of a failure, or empty if the rank just leaves.
+  // Tag and time limit of the reason that a rank sends to its peers before it drops the
+  // connections, and a receive of it. The text is a failure, or empty if the rank just leaves.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
   struct Reason {
@@ -158,7 +161,8 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string nameOfRanks() const;
   host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
-  // Starts to connect the ranks. `tells`: the other ranks may not know that they are to do so, too.
+  // Starts to connect the ranks. `tells`: asks the other ranks through the store to connect as
+  // well.
   void startConnecting(bool tells);
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
@@ -175,13 +179,13 @@ class Link : public std::enable_shared_from_this<Link> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Connections connections_;
-  bool connecting_ = false;  // true once a thread for that has been started
+  bool connecting_ = false;  // true once a thread for connecting has been started
   bool closed_ = false;
   int data_ = 0;
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
   std::list<int> late_;
-  std::map<int, Reason> reasons_;  // by peer that has yet to tell one
-  std::set<int> left_;             // peers that have told that they leave
+  std::map<int, Reason> reasons_;  // by peer that has not sent its reason
+  std::set<int> left_;             // peers that have sent that they leave
 };
 
 }  // namespace torchcomms_pg::gloo

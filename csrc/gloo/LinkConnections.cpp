@@ -1,4 +1,4 @@
-// A link's connections, from the first wish for them to their end.
+// A link's connections, from the first request for them to their end.
 #include <ATen/ATen.h>
 
 #include <sstream>
@@ -15,18 +15,19 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Number of ranks that an error names as not connected with this one.
+// Most ranks that an error lists as not connected with this one.
 constexpr size_t kNamed = 4;
 
-// Time limit of the threads that use connections which end.
+// Time limit for threads to release connections that are closed, shared by all links.
 SharedPatience releasePatience{std::chrono::seconds(5)};
 
-// Keys of a rank that wants the ranks to be connected, and of one that ends without having been so.
+// Store keys: a rank wants the ranks to be connected; a rank has left before they were.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
-// Returns once all ranks have connected. Gloo returns when this rank has, and breaks the connecting
-// of a peer whose connection ends before that: of a group that is made and closed at once.
+// Returns once all ranks have connected. Gloo's own call returns when this rank has: if this rank
+// then closed its connections, as in a group that is made and closed at once, a peer could still be
+// connecting and would fail.
 void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
   std::vector<at::Tensor> sent{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> received;
@@ -62,8 +63,8 @@ Connections Link::connections() {
   return connections_;
 }
 
-// Connects in a thread of its own, since Gloo waits for up to five times its timeout, and looks for
-// nothing.
+// Connects in a separate thread, since Gloo blocks for up to five times its timeout and checks for
+// nothing meanwhile.
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -71,7 +72,8 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
-    if (setup_.fault->failAsTold(*setup_.store)) {  // by a rank whose own connections are made
+    // Fails if a rank whose own connections are made has written a failure.
+    if (setup_.fault->failAsTold(*setup_.store)) {
       lock.lock();
       continue;
     }
@@ -108,8 +110,8 @@ std::string Link::nameOfRanks() const {
   return setup_.names[setup_.rank] + " could not be connected with " + others;
 }
 
-// Returns the error. `why`: Gloo's reason, or this link's. `ranks`: those that certainly are at
-// fault: a rank that cannot reach another one is not, nor is the other.
+// Returns the error. `why`: Gloo's reason, or this link's. `ranks`: the ranks that are certainly at
+// fault. If one rank cannot reach another, neither is.
 host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   return {
       ncclRemoteError,
@@ -133,8 +135,8 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
     }
   }
   if (made != nullptr) {
-    setup_.fault
-        ->awaitTold();  // the others read the reason before they see that these connections end
+    // The other ranks have to be able to read the reason before these connections end.
+    setup_.fault->awaitTold();
   }
   changed_.notify_all();
 }
@@ -143,7 +145,7 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
   auto& fault = *setup_.fault;
   std::string why;
   try {
-    // Another thread may wait in the shared one.
+    // Own connection, since another thread may block in the shared one.
     const auto group = setup_.store->clone();
     tell(*group);
     return connectThrough(group);
@@ -167,8 +169,8 @@ void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
   }
 }
 
-// Connects in a thread of its own: the other ranks may take long or never come, and a failure
-// releases the threads that wait here.
+// Connects in a separate thread: the other ranks may take long or never connect, and a failure has
+// to release the threads that wait.
 void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
@@ -224,9 +226,9 @@ void Link::close() {
   } else if (leaves) {
     tellReason("");
   }
-  release();  // threads that wait for an envelope that no longer comes
+  release();  // wakes threads that wait for an envelope
   {
-    // Aborted work must have gone before the connections go.
+    // Waits until aborted work is destroyed, which has to happen before the connections end.
     std::unique_lock lock(mutex_);
     releasePatience.spend([&](std::chrono::milliseconds patience) {
       return changed_.wait_for(lock, patience, [this] { return awaited_.empty(); });
@@ -236,7 +238,7 @@ void Link::close() {
 }
 
 void Link::disconnect() {
-  Connections last;  // freed after the lock is released: that joins threads
+  Connections last;  // destroyed after the lock is released, since its destructor joins threads
   std::lock_guard lock(mutex_);
   reasons_.clear();
   last = std::exchange(connections_, nullptr);

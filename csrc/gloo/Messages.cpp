@@ -11,7 +11,8 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Keys in the store: how many ranks want to be connected with one, and which; and who has left.
+// Store keys: how many ranks want to connect with `rank`; the rank that was the `number`-th to want
+// it; whether `rank` has left.
 std::string wishesOf(int rank) {
   return "messages/wanted/" + std::to_string(rank);
 }
@@ -22,7 +23,7 @@ std::string departureOf(int rank) {
   return "messages/left/" + std::to_string(rank);
 }
 
-// Context of a message through memory.
+// Context of `done` for a message through shared memory.
 struct Context {
   std::shared_ptr<Messages> messages;
   std::shared_ptr<Request> request;
@@ -59,7 +60,7 @@ bool Messages::isInside(const Message& message) const {
   return message.peer != kAnyPeer && ways_.topology->hostOf[message.peer] == ways_.topology->host();
 }
 
-// Returns whether the lane leads to the rank.
+// Returns whether this rank's lane leads to `peer`.
 bool Messages::isCounterpart(int peer) const {
   const auto& t = *ways_.topology;
   return ways_.lane != nullptr && t.localOf[peer] == t.local();
@@ -116,7 +117,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
   }
 }
 
-// Called in any thread.
+// Ends a message or receive through shared memory. Called in any thread.
 void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
     request.peer = ways_.topology->inside()[local];
@@ -126,7 +127,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
     try {
       ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
     } catch (const host::NcclError&) {
-      // The others are told of the failure.
+      // The group has failed, and the other ranks are notified.
     }
   }
   if (isInside(request.message) && request.message.done != nullptr) {
@@ -139,7 +140,7 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
   changed_.notify_all();
 }
 
-// Returns the rank's connection, which begins to be made. Called with mutex_ held.
+// Returns the connection with `peer`; the first call starts to make it. Called with mutex_ held.
 Messages::Pair& Messages::pairWith(int peer) {
   const auto& t = *ways_.topology;
   const auto [entry, fresh] = pairs_.try_emplace(peer);
@@ -167,8 +168,8 @@ Messages::Pair& Messages::pairWith(int peer) {
   return pair;
 }
 
-// Runs in a thread for the rank: does everything with its connection but complete what is under
-// way.
+// Runs in one thread for each peer: connects, sends the messages that waited for this, then
+// receives envelopes. Waiting for data is left to complete().
 void Messages::converse(int peer, Pair& pair) {
   try {
     connect(peer, pair);
@@ -181,7 +182,7 @@ void Messages::converse(int peer, Pair& pair) {
       take(peer, pair, envelope);
     }
   } catch (const host::NcclError&) {
-    // The group has failed, or the connection has ended.
+    // The group has failed, or the link is closed.
   } catch (const std::exception& error) {
     ways_.fault->fail({ncclInternalError, error.what(), {}});
   }
@@ -276,8 +277,8 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
   }
 }
 
-// Returns whether the receive is still without a message, and now is not given one through memory.
-// Called with mutex_ held.
+// Returns whether the receive still has no message. If so, it gets none through shared memory
+// anymore. Called with mutex_ held.
 bool Messages::claim(const Request& receive) {
   if (receive.inside == nullptr) {
     return true;
@@ -321,7 +322,8 @@ void Messages::accept(Request& receive, int peer, const Pair& pair, PendingMessa
   changed_.notify_all();
 }
 
-// Notes the end of a connection. A rank that has nothing more to send may leave.
+// Records that a connection has ended. This is an error only if a receive waits for the peer: a
+// rank that has nothing more to send may leave.
 void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   bool awaited = false;
   {
@@ -422,7 +424,7 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  // Counterparts are connected already.
+  // A counterpart needs no new connection to notice that this rank leaves.
   const auto& t = *ways_.topology;
   bool mayBeWanted = false;
   for (int peer = 0; peer < t.size; ++peer) {

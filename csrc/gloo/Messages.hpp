@@ -17,37 +17,36 @@
 
 namespace torchcomms_pg::gloo {
 
-// One message under way. Belongs to Messages.
+// A message under way. Owned by Messages.
 struct Request {
   bool sending = false;
   Message message;
-  int peer = 0;  // the other rank, once it is known
+  int peer = 0;  // the other rank; known for a receive from any rank once it has its message
 
-  // Transfer through memory; null: none.
+  // Transfer through shared memory; null if the message uses none.
   std::shared_ptr<shm::Transfer> inside;
   bool together = false;  // started with the others of its batch, see PointToPoint::run()
   bool insideEnded = false;
   ncclResult_t insideResult = ncclSuccess;
 
-  // Transfer over a link; `pending` is null until the data is under way.
+  // Transfer over a link. `pending` is null until the data is under way.
   std::shared_ptr<Link> link;
   std::shared_ptr<PendingMessage> pending;
 };
 
-// Messages between ranks of one host go through memory. To a rank of another host they go over the
-// lane if it is the counterpart, and else over a connection of the two, which the first message
-// makes: the other side begins to connect with its own first message, or learns of it within a
-// second.
+// Messages between ranks of one host go through shared memory. A message to a rank of another host
+// uses the lane if the two ranks are counterparts, and else a connection of the two, which their
+// first message makes: the peer starts to connect with its own first message, or when it finds the
+// request in the store, within a second.
 //
-// A thread for each rank of another host with which there have been messages takes their envelopes
-// in the order in which they come, and gives each to the receive that was posted first of those
-// that may have it. A receive from any rank waits for memory and for links: what comes first over a
-// link takes the receive out of memory again.
+// One thread for each peer on another host receives the peer's envelopes in order. Each goes to the
+// oldest posted receive that fits it. A receive from any rank is posted in shared memory and for
+// all links: if a message over a link comes first, the receive in shared memory is cancelled.
 //
 // Thread-safe. Functions raise the group's failure.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // The ways that messages can take. `lane`: to the counterparts, by host; may be null.
+  // The transports of messages. `lane`: to the counterparts, numbered by host; may be null.
   struct Ways {
     std::shared_ptr<const Topology> topology;
     std::shared_ptr<shm::Comm> inside;
@@ -63,35 +62,35 @@ class Messages : public std::enable_shared_from_this<Messages> {
     bool sending;
     Message message;
   };
-  // Begins with messages, in this order, without blocking. `together`: they proceed only while
-  // complete() runs, which is quicker if all are inside.
+  // Starts messages, in this order, without blocking. `together`: if all are inside this host, they
+  // proceed only while complete() runs, which is faster.
   Requests post(const std::vector<Issued>& messages, bool together);
 
-  // Blocks until all have been sent or received; none of them waits for another one.
+  // Blocks until all have been sent or received. No message waits for another one.
   void complete(const Requests& requests);
 
-  // Returns whether the message is between two ranks of this host; it then calls its `done` by
-  // itself.
+  // Returns whether the message is between two ranks of this host; only then is its `done` called
+  // without Comm::completeLater().
   bool isInside(const Message& message) const;
 
-  // Looks in the group's store, through the caller's own connection, for messages that other ranks
-  // want to send.
+  // Checks in the group's store, through the caller's own connection, whether other ranks want to
+  // connect with this one to send messages, and then starts to connect.
   void lookForOthers(c10d::Store& group);
 
-  // Makes waiting threads look for a failure.
+  // Wakes waiting threads, which then check for a failure.
   void wake();
   void close();
 
  private:
-  // A rank of another host.
+  // Connection with a rank of another host.
   struct Pair {
     std::shared_ptr<Link> link;
-    int number = 0;       // the rank's number on the link
-    bool shared = false;  // the link also serves collectives
+    int number = 0;       // the peer's number on the link
+    bool shared = false;  // true if the link also serves collectives
     bool connected = false;
-    std::string broken;                           // error that ended the connection
-    std::deque<std::shared_ptr<Request>> unsent;  // sends that wait for the connection
-    std::deque<PendingMessage> held;              // envelopes that no receive has asked for
+    std::string broken;                           // error that ended the connection, or ""
+    std::deque<std::shared_ptr<Request>> unsent;  // sends that wait until it is connected
+    std::deque<PendingMessage> held;              // envelopes that fit no posted receive
   };
 
   bool isCounterpart(int peer) const;
@@ -113,10 +112,10 @@ class Messages : public std::enable_shared_from_this<Messages> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pair> pairs_;                    // by rank; none is removed
+  std::map<int, Pair> pairs_;                    // by peer; entries are never removed
   std::deque<std::shared_ptr<Request>> posted_;  // receives without a message, in order
   bool closed_ = false;
-  int64_t looked_ = 0;  // number of other ranks' wishes that have been fulfilled
+  int64_t looked_ = 0;  // number of requests to connect with this rank that have been handled
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -1,10 +1,10 @@
 // Reductions between hosts.
 //
-// All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside the
-// host, an all-reduce of each lane with its counterparts, all-gather inside the host, so that a
-// byte crosses the wire as often as the best algorithm between hosts needs. Between hosts that is
-// reduce-scatter followed by all-gather (Rabenseifner, "Optimization of collective reduction
-// operations", 2004), straight between every two hosts.
+// All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside each
+// host, all-reduce of each lane between hosts, all-gather inside each host. A byte crosses the wire
+// only as often as the best algorithm between hosts needs. Between hosts, all-reduce is a
+// reduce-scatter followed by an all-gather (Rabenseifner, "Optimization of collective reduction
+// operations", 2004), with direct messages between every two hosts.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,20 +19,21 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Limit up to which two hosts exchange all of their sums, rather than each reducing a half for
-// both: as many bytes in one step. Above, adding twice as much takes longer than the step.
+// Size up to which two hosts exchange all of their sums, instead of each reducing one half for
+// both: as many bytes cross the wire, in one step less. Above it, adding twice as much takes longer
+// than the step.
 constexpr size_t kExchanged = 4 << 20;
 
-// Returns whether the sum of an average may be none of the type's numbers.
+// Returns whether the sum from which an average is made may leave the range of its type.
 bool mayLeaveRange(const Collective& c) {
   return c.type == ncclFloat16 && c.op.reduction == ncclAvg && !c.op.scaled;
 }
 
 }  // namespace
 
-// Returns how often inputs are halved. Averages are divided once, when all hosts' sums are added.
-// In float16, whose range a host's sum may leave, inputs are divided by a power of two before,
-// which loses nothing of normal numbers.
+// Returns how often inputs are halved before they are added. An average is divided only once, when
+// the sums of all hosts are added. Before that a sum could leave the range of float16, so float16
+// inputs are divided by a power of two first, which loses nothing of normal numbers.
 int Execution::halvings(const Collective& c) const {
   size_t largest = 1;
   for (const auto& members : t_.hosts) {
@@ -109,9 +110,9 @@ void Execution::allReduceSmall(const Collective& c) {
 }
 
 // All-reduces by recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and
-// Gropp, "Optimization of collective communication operations in MPICH", 2005): each host beyond a
-// power of two has one of the others take part for it. Partners add the lower one's sum first, and
-// so come to the same bits.
+// Gropp, "Optimization of collective communication operations in MPICH", 2005). Each host beyond a
+// power of two sends its sum to one of the others and receives the result. Partners add the lower
+// host's sum first, so that both get the same bits.
 void Execution::doubleUp(const Collective& c, const std::function<void(void*)>& reduced) {
   const size_t bytes = c.count * elementSize(c.type);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(hosts_)));
@@ -124,7 +125,8 @@ void Execution::doubleUp(const Collective& c, const std::function<void(void*)>& 
       partners.push_back(host_ ^ distance);
     }
   }
-  const auto sums = block((2 * partners.size() + 1) * bytes);  // theirs, then its own of each step
+  // the partners' sums, then this host's at each step
+  const auto sums = block((2 * partners.size() + 1) * bytes);
   char* own = at(sums.data(), partners.size() * bytes);
   std::deque<Step> steps;
   for (size_t i = 0; i < partners.size(); ++i) {
@@ -200,16 +202,16 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
 }
 
-// Executes an all-reduce, or a reduction to one rank, which differs in where the hosts' parts go at
-// last.
+// Executes an all-reduce, or a reduce, which differs only in where the reduced parts are sent.
 void Execution::reduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
   const bool rooted = c.kind == Kind::reduce;
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
-  // Decides which host reduces what of a lane's slice: every host a part; or, in one step, both of
-  // two hosts everything, or the root's host.
+  // Decides which host reduces which part of a lane's slice. In general every host reduces one
+  // part. If one step is better, both of two hosts reduce everything (`all`), or only the root's
+  // host does (`toRoot`).
   const bool toRoot = rooted && (hosts_ == 2 || few);
   const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
   const auto reduces = [&](int host) { return !toRoot || host == to; };
@@ -291,7 +293,8 @@ void Execution::reduceInPieces(const Collective& c) {
   }
 }
 
-// Gives the ranks of this host the slices of all lanes, which are in `result`.
+// Distributes the slices of all lanes among this host's ranks. Each lane's rank has its slice in
+// place in `result`.
 void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
   if (t_.lanes == localSize()) {
@@ -308,7 +311,7 @@ void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   }
 }
 
-// Gives the root the slices of all lanes, `slice` that of this one.
+// Sends the root the slices of all lanes; `slice` is this lane's.
 void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   if (host_ != t_.hostOf[c.root]) {
     return;
@@ -343,14 +346,14 @@ void Execution::reduceScatter(const Collective& c) {
   if (bytes == 0) {
     return barrier();
   }
-  // Data of the lanes, by lane: the parts for the ranks of every host in turn.
+  // Order of the parts in the lanes' data: by lane, then by host.
   std::vector<int> order;
   for (int lane = 0; lane < t_.lanes; ++lane) {
     for (int host = 0; host < hosts_; ++host) {
       std::ranges::copy(onLane(host, lane), std::back_inserter(order));
     }
   }
-  std::vector<int> mine;  // ranks, as they follow each other on this lane
+  std::vector<int> mine;  // ranks whose parts this lane carries, in the order of its data
   std::vector<size_t> firstOf(hosts_);
   for (int host = 0; onLane() && host < hosts_; ++host) {
     firstOf[host] = mine.size();

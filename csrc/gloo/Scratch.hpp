@@ -1,4 +1,4 @@
-// Memory that collectives use for a moment, kept for the next one.
+// Temporary memory of collectives, kept for reuse.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace torchcomms_pg::gloo {
 
-// Keeps blocks: a new large one costs a page fault for every 4 KiB when it is first written, a
-// third of what copying into it takes. For one thread at a time; outlives its blocks.
+// Keeps released blocks: new memory takes a page fault for every 4 KiB when it is first written, a
+// third of the time to copy into it. Not thread-safe; has to outlive its blocks.
 class Scratch {
  public:
-  // Memory that goes back when the block ends. Not initialized.
+  // Memory that returns to its owner when the block is destroyed. Not initialized.
   class Block {
    public:
     Block() = default;

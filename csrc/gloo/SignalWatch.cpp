@@ -13,7 +13,7 @@
 
 namespace torchcomms_pg::gloo {
 
-// State of the one thread of a process that may have to look while it waits: its main thread.
+// State for the one thread of a process that checks for signals while it waits: the main thread.
 struct SignalWatch::State {
   const pid_t pid = getpid();
   std::mutex mutex;
@@ -58,7 +58,7 @@ struct SignalWatch::State {
 };
 
 std::shared_ptr<SignalWatch> SignalWatch::hold() {
-  // The one watch of the process. Never destroyed: groups may be dropped while the process ends.
+  // The process's watch. Never destroyed: groups may be dropped while the process exits.
   struct Shared {
     std::mutex mutex;
     std::weak_ptr<SignalWatch> watch;
@@ -78,7 +78,7 @@ SignalWatch::~SignalWatch() {
   if (!state_->thread.joinable()) {
     return;
   }
-  if (state_->pid != getpid()) {  // the thread is the parent's
+  if (state_->pid != getpid()) {  // the thread exists only in the parent
     state_->thread.detach();
     return;
   }

@@ -1,4 +1,4 @@
-// Waits for Gloo that notice the signals of the process.
+// Waits for Gloo during which the process's signals are handled.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -8,19 +8,20 @@
 
 namespace torchcomms_pg::gloo {
 
-// Interval at which a thread that runs the handlers of signals looks for them while it waits.
+// Interval at which a waiting thread that runs signal handlers checks for signals.
 constexpr std::chrono::milliseconds kSignalLook{200};
 
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Aborts Gloo's waits a few times a second, by a thread for that, in the thread that runs signal
-// handlers: the caller looks for signals and waits again. Gloo's waits look for no signals, and one
-// that times out ends the connections of all ranks. A rank that waited in another thread instead
-// would pay two changes of threads for each operation, a third of a small one.
+// Aborts Gloo's waits in the thread that runs signal handlers a few times a second, from a separate
+// thread: the caller then checks for signals and waits again. Gloo's waits do not check for
+// signals, and a wait that times out ends the connections of all ranks. Waiting in another thread
+// instead would cost two thread switches for each operation, a third of the time of a small one.
 class SignalWatch {
  public:
-  // Returns the process's watch, which lasts as long as it is held. A forked child has its own.
+  // Returns the process's watch, which exists as long as a caller holds it. A forked child gets its
+  // own.
   static std::shared_ptr<SignalWatch> hold();
 
   SignalWatch();
@@ -28,9 +29,9 @@ class SignalWatch {
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
-  // Same as `work`.wait() for a message, but never times out; false: the wait has been aborted,
-  // while the message is still under way and can be waited for again. If no thread can be started,
-  // signals wait until the message has come.
+  // Same as `work`.wait() for a message, but never times out. Returns false if the watch has
+  // aborted the wait: the message is still under way, and the caller may wait again. If no thread
+  // can be started, signals are handled only after the message has arrived.
   bool wait(c10d::Work& work);
 
  private:

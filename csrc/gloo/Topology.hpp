@@ -7,23 +7,24 @@
 
 namespace torchcomms_pg::gloo {
 
-// Hosts and lanes. The n-th rank of every host is on lane n: the lanes are the connections between
-// the hosts, of one rank of each. There are as many as the smallest host has ranks, and at most
-// kMaxLanes.
+// Hosts and lanes. Lane n connects the n-th ranks of all hosts (NCCL calls this a rail). There are
+// as many lanes as the smallest host has ranks, and at most kMaxLanes. Ranks on the same lane are
+// counterparts.
 struct Topology {
   static constexpr int kMaxLanes = 8;
 
-  // Makes the topology. `places`: by rank, where it runs. `names`: by rank, the host's name in
-  // errors; empty: none.
+  // Makes the topology. `places`: by rank, an identifier of its host. `names`: by rank, the name of
+  // its host in errors; may be empty.
   static std::shared_ptr<const Topology> of(
       const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 
   int rank = 0;
   int size = 1;
-  std::vector<std::vector<int>> hosts;  // the ranks of each, ascending; by their first
-  std::vector<int> hostOf;              // by rank: index into hosts
-  std::vector<int> localOf;             // by rank: index among those of its host
-  std::vector<std::string> names;       // by rank, of its host; may be empty
+  // the ranks of each host, ascending; hosts are ordered by first rank
+  std::vector<std::vector<int>> hosts;
+  std::vector<int> hostOf;         // by rank: index into hosts
+  std::vector<int> localOf;        // by rank: index in its host's list
+  std::vector<std::string> names;  // by rank: the name of its host; may be empty
   int lanes = 1;
 
   // Returns the name of a rank, such as "rank 3 on host1".
@@ -33,12 +34,12 @@ struct Topology {
   int host() const { return hostOf[rank]; }
   int local() const { return localOf[rank]; }
   const std::vector<int>& inside() const { return hosts[host()]; }
-  // Returns the lane that carries what comes from `rank` or goes to it.
+  // Returns the lane that carries the data from and to rank `of`.
   int laneOf(int of) const { return localOf[of] % lanes; }
   bool onLane(int of) const { return localOf[of] < lanes; }
-  // Returns whether every rank has a lane of its own.
+  // Returns whether every rank has its own lane.
   bool even() const;
-  // Returns whether a host's ranks follow each other.
+  // Returns whether a host's ranks are consecutive.
   bool contiguous(int host) const {
     return hosts[host].back() - hosts[host].front() + 1 == static_cast<int>(hosts[host].size());
   }
