@@ -5,7 +5,7 @@ namespace torchcomms_pg {
 void ArrivalLog::add(Point point) {
   std::lock_guard lock(mutex_);
   if (size_ > 0 && point.seq <= pointAt(size_ - 1).seq) {
-    return;  // a thread that was slower than another between its number and here
+    return;  // another thread has recorded a later number first
   }
   auto stride = stride_.load(std::memory_order_relaxed);
   const auto slow = point.at.time_since_epoch().count() > slowFrom_.load(std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// When a rank has come to the collectives of a group, and how long it has waited for others
-// meanwhile. Knows nothing of torch.
+// When a rank arrives at the collectives of a group, and how long it waits for others. Independent
+// of torch.
 #pragma once
 
 #include <array>
@@ -12,13 +12,14 @@
 
 namespace torchcomms_pg {
 
-// What a rank tells of its arrivals: lists of one length, times in microseconds since the first.
+// A rank's report of its arrivals: lists of equal length, with times in microseconds since the
+// first.
 struct Arrivals {
-  std::vector<uint64_t> seqs;     // places among the group's collectives, ascending
+  std::vector<uint64_t> seqs;     // numbers of the group's collectives, ascending
   std::vector<int64_t> at;        // time of arrival, by the rank's own clock
   std::vector<int64_t> waited;    // time that the thread has waited for others, in all groups
   std::vector<int64_t> here;      // time that threads have waited in collectives of this group
-  std::vector<uint64_t> threads;  // number of the thread: its waits say nothing of another's
+  std::vector<uint64_t> threads;  // number of the thread: waits of different threads do not compare
 
   static void fields(auto& self, auto& visit) {
     visit(self.seqs, self.at, self.waited, self.here, self.threads);
@@ -32,7 +33,7 @@ class WaitedTime {
 
   static void add(Duration time) { ofThread().waited += time; }
   static Duration get() { return ofThread().waited; }
-  // Returns a number of the thread, which no other has had.
+  // Returns the thread's number, which is never used again.
   static uint64_t thread() { return ofThread().number; }
 
  private:
@@ -47,9 +48,9 @@ class WaitedTime {
   static inline std::atomic<uint64_t> next_{1};
 };
 
-// The arrivals of this rank at a group's latest collectives. Of many in a short time only every
-// second, fourth and so on is kept, by its place, so that those of all ranks can be compared and
-// tell of half a minute: in less, the load of a core is chance. Thread-safe.
+// This rank's arrivals at a group's latest collectives. If they are frequent, only every second,
+// fourth and so on is kept, chosen by its number: so all ranks keep the same ones, and these span
+// half a minute. Over less time, the load of a core is chance. Thread-safe.
 class ArrivalLog {
  public:
   using Clock = std::chrono::steady_clock;
@@ -57,7 +58,7 @@ class ArrivalLog {
   static constexpr size_t kMost = 128;
   static constexpr Clock::duration kSpan = std::chrono::seconds(30);
 
-  // Notes that the calling thread, which has waited for `waited` so far, comes to a collective.
+  // Records the arrival of the calling thread, which has waited for `waited` so far.
   void note(
       uint64_t seq,
       Clock::time_point at,
@@ -68,10 +69,10 @@ class ArrivalLog {
       add({seq, at, waited, Clock::duration(here_.load(std::memory_order_relaxed)), thread});
     }
   }
-  // Notes that a thread has waited in a collective.
+  // Records that a thread has waited in a collective.
   void addWait(Clock::duration time) { here_.fetch_add(time.count(), std::memory_order_relaxed); }
 
-  // Returns the latest, and the place of the latest collective that it tells of; 0: none.
+  // Return the recorded arrivals, and the number of the last one, or 0 if none is recorded.
   Arrivals get() const;
   uint64_t latest() const { return latest_.load(std::memory_order_relaxed); }
 
@@ -87,12 +88,13 @@ class ArrivalLog {
   void add(Point point);
   Point& pointAt(size_t place) { return points_[(first_ + place) % kMost]; }
 
-  std::atomic<uint64_t> stride_{1};      // a power of two
-  std::atomic<Clock::rep> slowFrom_{0};  // a collective from then on says that they come slowly
+  std::atomic<uint64_t> stride_{1};  // a power of two
+  // an arrival after this time means that arrivals have become rare
+  std::atomic<Clock::rep> slowFrom_{0};
   std::atomic<Clock::rep> here_{0};
   std::atomic<uint64_t> latest_{0};
   mutable std::mutex mutex_;
-  std::array<Point, kMost> points_;  // a ring
+  std::array<Point, kMost> points_;  // a ring buffer
   size_t first_ = 0;
   size_t size_ = 0;
 };

@@ -19,13 +19,14 @@ void add(std::vector<int>& ranks, int rank) {
   }
 }
 
-// Somebody of whom this diagnosis knows nothing: a rank outside the group, or an unknown one.
+// A rank of which this diagnosis knows nothing: it is outside the group, or its number is unknown.
 constexpr int kElsewhere = -1;
 
-// A condition of a wait: one of these ranks has to do its part. More than one: a receive from any.
+// A condition of a wait: one of these ranks has to do its part. There are several only for a
+// receive from any rank.
 using Need = std::vector<int>;
 
-// Who waits for whom, as the ranks tell it.
+// Which rank waits for which, as the ranks report it.
 class WaitGraph {
  public:
   WaitGraph(
@@ -51,8 +52,8 @@ class WaitGraph {
   }
 
  private:
-  // Returns the ranks in another operation with the same number: than the one asked about, or than
-  // each other, if the asking rank is further than they are.
+  // Returns the ranks whose operations differ at the same number: from the operation asked about,
+  // or at other numbers from each other, as when the asking rank is ahead of them.
   std::vector<int> disagreeing() const {
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
     for (const auto& [rank, answer] : answers_) {
@@ -73,8 +74,8 @@ class WaitGraph {
     return ranks;
   }
 
-  // Goes from the operation asked about to the ranks that it waits for, and on to those that they
-  // wait for. A receive from any rank accuses nobody: another may have sent.
+  // Follows the waits from the operation asked about to the ranks that it needs, and on to the
+  // ranks that these need. A receive from any rank accuses none: another may have sent.
   void follow(Blame& found) const {
     std::deque<std::pair<int, const Wait*>> waits{{request_.rank, &request_.wait}};
     std::set<int> seen;
@@ -100,7 +101,7 @@ class WaitGraph {
         const auto answer = answers_.find(rank);
         if (answer == answers_.end() && !missedByLibrary(rank, *wait)) {
           const auto known = silent_.find(rank);
-          // It may have done its part, unless nobody else is missing.
+          // The rank may have done its part, unless no other rank is missing.
           const bool gone = unmet.size() == 1 && known != silent_.end() && known->second.gone;
           add(gone ? found.gone : found.silent, rank);
         } else if (answer == answers_.end() || answer->second.waits.empty()) {
@@ -109,7 +110,7 @@ class WaitGraph {
           open(rank);
         }
       }
-      // A root that has come holds its ranks up by what it waits for itself.
+      // A root that has arrived holds up the others by what it waits for itself.
       for (const auto& collective : wait->collectives) {
         if (const int root = local(collective.rank);
             collective.rank >= 0 && isIn(root, wait->group, collective.seq)) {
@@ -119,7 +120,7 @@ class WaitGraph {
     }
   }
 
-  // Names a rank at the first operation that leads to it.
+  // Lists a late rank at the first operation that leads to it.
   static void addLate(Blame& found, int rank, int waiting, const Wait& wait) {
     const auto isOther = [&](const auto& other) {
       return contains(other.ranks, rank) && !isSameOperation(other.wait, wait);
@@ -137,7 +138,7 @@ class WaitGraph {
     add(late->waiting, waiting);
   }
 
-  // Finds ranks of which each waits for the next, by taking away all that may go on.
+  // Finds ranks that wait for each other in a circle, by removing all ranks that may go on.
   void findCircle(Blame& found) const {
     std::set<int> stuck;
     for (const auto& [rank, answer] : answers_) {
@@ -171,7 +172,7 @@ class WaitGraph {
       way.push_back({rank, wait});
       rank = stuckNeed(rank, wait, stuck).front();
     }
-    // Begins with the lowest rank, so that all leaders write the same.
+    // Starts with the lowest rank, so that every leader writes the same text.
     std::rotate(
         way.begin(),
         std::min_element(
@@ -182,7 +183,8 @@ class WaitGraph {
     found.circle = std::move(way);
   }
 
-  // Returns a need of the wait that only ranks of `stuck` could meet; empty: there is none.
+  // Returns a need of the wait that only ranks of `stuck` could meet; empty if all needs may be
+  // met.
   Need stuckNeed(int rank, const Wait& wait, const std::set<int>& stuck) const {
     for (auto& need : needs(rank, wait)) {
       if (std::all_of(
@@ -217,7 +219,8 @@ class WaitGraph {
       }
     }
     if (wait.collectives.empty() && wait.messages.empty()) {
-      // The making of a group and its like have no number: the library knows more.
+      // Operations such as making a group have no number; the library may know which ranks are
+      // missing.
       for (const int other : others(rank, wait)) {
         if (&wait != &request_.wait || request_.absent.empty() ? answers_.count(other) == 0
                                                                : contains(request_.absent, other)) {
@@ -233,12 +236,12 @@ class WaitGraph {
       return false;
     }
     if (answers_.count(rank) == 0) {
-      // The library knows of the oldest operation.
+      // The library's report is about the oldest operation.
       return &wait == &request_.wait && request_.absentIsAll &&
              seq == wait.collectives.front().seq && !contains(request_.absent, rank);
     }
     const auto* const counts = countsOf(rank, wait.group);
-    // A rank that has no such group any more has left it, after its last operation.
+    // A rank that no longer has the group has left it, after its last operation.
     return counts == nullptr || counts->collectives >= seq;
   }
 
@@ -252,8 +255,8 @@ class WaitGraph {
            });
   }
 
-  // Returns whether `peer` has issued what `message` of `rank` waits for; messages of any tag
-  // count, so that true may be wrong, but not false.
+  // Returns whether `peer` has issued what `message` of `rank` waits for. Messages of all tags
+  // count, so true may be wrong; false is certain.
   bool hasMet(int peer, int rank, const Wait& wait, const AwaitedMessage& message) const {
     if (peer == kElsewhere || answers_.count(peer) == 0) {
       return false;
@@ -272,8 +275,8 @@ class WaitGraph {
     return true;
   }
 
-  // Returns whether the senders have issued more messages to the rank than it has received before
-  // this one: of those that are on their way each may be the one. As above for true and false.
+  // Returns whether the senders have issued more messages to the rank than it received before this
+  // one: each message under way may be the one. As above, true may be wrong and false is certain.
   bool hasMetAny(
       const Need& senders, int rank, const Wait& wait, const AwaitedMessage& message) const {
     uint64_t sent = 0;
@@ -332,7 +335,7 @@ class WaitGraph {
   const DiagnosisRequest& request_;
   const std::map<int, RankStatus>& answers_;
   const std::map<int, Silent>& silent_;
-  std::map<int64_t, int> ranks_;  // by the job's number
+  std::map<int64_t, int> ranks_;  // by number in the job
 };
 
 }  // namespace

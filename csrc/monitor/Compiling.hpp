@@ -1,5 +1,5 @@
-// Tells whether this process compiles: then it is late, not lost. Knows nothing of torch, whose
-// callbacks report it.
+// Whether this process compiles, and so is late and not lost. Independent of torch, whose callbacks
+// report compilations.
 #pragma once
 
 #include <chrono>
@@ -21,19 +21,19 @@ class Compiling {
   static void end();
 
   struct State {
-    std::optional<Milliseconds> since;  // time since the start; none: it does not compile
-    std::optional<Milliseconds> ended;  // time since the last end; none: it never ended one
+    std::optional<Milliseconds> since;  // time since the start; nullopt if it does not compile
+    std::optional<Milliseconds> ended;  // time since the last end; nullopt if it has not compiled
   };
   static State state(Clock::time_point now);
 
-  // Limit of the time beyond its deadline that an operation waits for ranks that compile.
+  // Limit of the time that an operation waits for ranks that compile, beyond its deadline.
   static void setLimit(Milliseconds limit);
   static Milliseconds limit();
 
   struct Interval {
     std::string trigger;
     int64_t begin = 0;  // nanoseconds of the system's clock
-    int64_t end = 0;    // 0: not yet
+    int64_t end = 0;    // 0 if it goes on
   };
   // Returns the latest compilations, for the flight recorder.
   static std::vector<Interval> intervals();

@@ -1,5 +1,5 @@
-// Text of the fields of a record one after another: strings in quotes, lists after their length,
-// what may be missing after whether it is there.
+// Text of a record's fields, one after another: a string is quoted, a list follows its length, an
+// optional value follows whether it exists.
 //
 // A record names its fields by `static void fields(auto& self, auto& visit)`.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace torchcomms_pg::fields {
 
-// Limit of a list's length, against damaged texts.
+// Limit of a list's length, in case a text is damaged.
 inline constexpr size_t kMost = 1 << 20;
 
 class Writer {
@@ -113,7 +113,7 @@ std::string write(const Record& record) {
   return out.str();
 }
 
-// Returns none if `text` is damaged, or has other fields.
+// Returns nullopt if `text` is damaged, or has other fields.
 template <class Record>
 std::optional<Record> read(const std::string& text) {
   std::istringstream in(text);

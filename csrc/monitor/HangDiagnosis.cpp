@@ -16,24 +16,26 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Interval at which a rank looks at the board during a diagnosis; its least length per rank of the
-// group, since all ranks ask one store; and the length of a turn between diagnoses.
+// Interval at which a rank looks at the board during a diagnosis; its minimum for each rank of the
+// group, since all ranks use one store; and the length of a turn between diagnoses.
 constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// Limits from the start of a diagnosis: for answers, and for another rank's verdict. A rank needs
-// up to a second to answer, and one more to notice where no library rings.
+// Limits from the start of a diagnosis: for the answers, and for another rank's verdict. A rank
+// needs up to a second to answer. If the library cannot ring all ranks, it needs another second to
+// notice the diagnosis.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
-// Time that a rank which knows the verdict leaves the others to read it: the store may end with its
-// process.
+// Time for which a rank that has the verdict waits until the others have read it: the store may end
+// with its process.
 constexpr milliseconds kParting{500};
 
 constexpr milliseconds kBehind{200};
 
-// Time in the store after which it is not worth waiting for what others may have written there.
+// Time after which a call of the store counts as hanging: no message in the store is worth a longer
+// wait.
 constexpr milliseconds kHanging{1000};
 
 void print(const std::string& rank, const std::string& text) {
@@ -83,7 +85,7 @@ void HangDiagnosis::close() {
 // Called with mutex_ held.
 void HangDiagnosis::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
-    // Detached, not joined: the thread may be in the store for any time.
+    // Detached, not joined: the thread may be blocked in the store for any time.
     if (options_.poll) {
       startDetached("tcpg_verdict", "verdicts", [self = shared_from_this()] { self->run(); });
     } else {
@@ -106,7 +108,7 @@ void HangDiagnosis::put(const DiagnosisRequest& request) {
 std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request) {
   std::lock_guard lock(mutex_);
   if (verdict_ && options_.goesOn && !isSameOperation(verdictOn_, request.wait)) {
-    verdict_.reset();  // came too late for the operation that it is about
+    verdict_.reset();  // it is about an earlier operation
   }
   if (verdict_) {
     auto verdict = *verdict_;
@@ -180,9 +182,9 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
 }
 
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
-  // The reason of a failure may be here before the diagnosis where no library rings.
+  // If the library cannot ring all ranks, a failure's reason may arrive before its diagnosis.
   const auto until = Clock::now() + (options_.poll ? kBehind : milliseconds(0));
-  const auto end = Clock::now() + kPatience;  // its thread may have no limit of its own
+  const auto end = Clock::now() + kPatience;  // a limit for calls of the store, which may have none
   std::unique_lock lock(mutex_);
   const auto known = [&] {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
@@ -247,7 +249,8 @@ void HangDiagnosis::run() {
   changed_.notify_all();
 }
 
-// Returns the start of this rank's next turn. The processes of a host share the clock.
+// Returns the start of this rank's next turn. The processes of a host share the clock, and so take
+// turns.
 HangDiagnosis::Clock::time_point HangDiagnosis::nextTurn() const {
   const auto round = kTurn * options_.turns;
   const auto first = Clock::time_point(kTurn * options_.turn);
@@ -264,8 +267,8 @@ void HangDiagnosis::step(Clock::time_point now) {
   }
 }
 
-// Looks for a diagnosis. It may be over already where this rank was busy or asks late: then its
-// verdict is there too.
+// Looks for a diagnosis. If this rank was busy or looks late, the diagnosis may be over, and its
+// verdict is on the board.
 void HangDiagnosis::look(Clock::time_point now) {
   bool asked = false;
   bool wanted = false;
@@ -281,7 +284,7 @@ void HangDiagnosis::look(Clock::time_point now) {
   news = lookForDumps(wanted) || news;
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
   const bool goesOn = asked || board_->get(key("leader"));
-  // A rank that has heard of it by a ring does not ring again.
+  // A rank that learned of the diagnosis by a ring does not ring again.
   if (leads || (options_.poll && !noticed && (news || goesOn))) {
     ring_.store(true, std::memory_order_release);
   }
@@ -298,7 +301,7 @@ void HangDiagnosis::look(Clock::time_point now) {
   wantsStatus_.store(true, std::memory_order_release);
 }
 
-// Ends the verdict that stands, if the rank that has led to it says so.
+// Ends the standing verdict, if the rank that led to it has said so.
 void HangDiagnosis::endStanding() {
   std::optional<Standing> standing;
   {
@@ -320,7 +323,8 @@ void HangDiagnosis::endStanding() {
   }
 }
 
-// Asks for dumps if `wanted`; otherwise returns whether another rank has asked, and dumps.
+// Asks for dumps if `wanted`. Otherwise dumps if another rank has asked, and returns whether it
+// has.
 bool HangDiagnosis::lookForDumps(bool wanted) {
   if (wanted) {
     dumps_ = board_->add("dumps", 1);
@@ -342,7 +346,7 @@ void HangDiagnosis::publish(Clock::time_point now) {
   if (!round_.stacks) {
     std::lock_guard lock(mutex_);
     if (!snapshot_) {
-      return;  // the monitor comes by
+      return;  // the monitor provides it in its next round
     }
     round_.answer = std::move(snapshot_->answer);
     round_.stacks.emplace(PythonStackDump::Stacks{std::move(snapshot_->stack)});
@@ -387,7 +391,7 @@ void HangDiagnosis::lead(Clock::time_point now) {
   }
   auto verdict = judge(*request, round_.answers, silent);
   if (verdict.arrived && verdict.extensionMs == 0 && now - round_.begun < kGather) {
-    return;  // answers are of different times: the operation may be about to end
+    return;  // the answers are of different times, and the operation may be about to end
   }
   round_.verdict = std::move(verdict);
   board_->set(key("verdict"), encode(*round_.verdict));
@@ -411,7 +415,7 @@ void HangDiagnosis::follow(Clock::time_point now) {
     asked = asked_.has_value();
   }
   if (asked) {
-    phase_ = Phase::leading;  // the leader has vanished
+    phase_ = Phase::leading;  // the leader has written no verdict in time
   } else {
     finish(std::nullopt);
   }
@@ -429,7 +433,7 @@ void HangDiagnosis::part(Clock::time_point now) {
   }
 }
 
-// Returns whether the verdict of the round has been ended; false where the board does not tell.
+// Returns whether this round's verdict has already been ended; false also if the board fails.
 bool HangDiagnosis::isOver(const std::string& overKey) {
   try {
     return board_->get(overKey).has_value();
@@ -440,7 +444,8 @@ bool HangDiagnosis::isOver(const std::string& overKey) {
 
 void HangDiagnosis::finish(const std::optional<Verdict>& verdict) {
   const bool final = verdict && verdict->extensionMs == 0;
-  // One that this rank has missed, for example while it was stopped, may be over by now.
+  // A verdict that this rank reads late, for example after it was stopped, may have been ended
+  // already.
   const auto overKey = key("over");
   const bool over = final && options_.goesOn && !round_.leads && isOver(overKey);
   if (final && !over) {
@@ -456,7 +461,7 @@ void HangDiagnosis::finish(const std::optional<Verdict>& verdict) {
   }
   asked_.reset();
   snapshot_.reset();
-  noticed_ = verdict && options_.goesOn;  // the others may be in the next one
+  noticed_ = verdict && options_.goesOn;  // the others may be in the next diagnosis
 
   wantsStatus_.store(false, std::memory_order_release);
   rounds_ += verdict ? 1 : 0;

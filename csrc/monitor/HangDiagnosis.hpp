@@ -1,5 +1,5 @@
-// Finds out, together with the other ranks of a group, which rank holds it up. Knows nothing of
-// torch: the ranks write to a SharedBoard.
+// Finds out, together with the other ranks of a group, which rank holds the group up. Independent
+// of torch: the ranks exchange texts through a SharedBoard.
 #pragma once
 
 #include <atomic>
@@ -18,54 +18,56 @@
 
 namespace torchcomms_pg {
 
-// Storage that all ranks of a group, and no others, can read and write. Calls may block, and raise
-// std::exception. Used by one thread.
+// Key-value store that all ranks of a group, and no others, can read and write. Calls may block,
+// and raise std::exception. Used by one thread.
 class SharedBoard {
  public:
   virtual ~SharedBoard() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::optional<std::string> get(const std::string& key) = 0;
-  // Returns whether `value`, which is this rank's alone, is the first for `key`.
+  // Returns whether `value` is the first for `key`. No other rank passes the same value.
   virtual bool claim(const std::string& key, const std::string& value) = 0;
   virtual int64_t add(const std::string& key, int64_t value) = 0;
 };
 
 // One rank's part in the diagnoses of a group, one after another. The first rank whose deadline
-// passes leads: it makes the others ring, all of them write what they know of themselves, and the
-// leader writes the verdict, which is the same everywhere. Each rank prints it.
+// passes leads: it rings the others, all ranks write their status on the board, and the leader
+// writes the verdict, which every rank prints.
 //
-// A thread of its own makes the calls that may block, while a diagnosis goes on. So the monitor and
-// the threads that wait here are bounded whatever becomes of the board: then the verdict says that
-// it cannot be known.
+// A separate thread makes all calls that may block while a diagnosis goes on. So the monitor, and
+// threads that wait for a verdict, wait for a bounded time whatever happens to the board. If it
+// fails, the verdict says that the cause cannot be known.
 //
 // Thread-safe.
 class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Limit of the time until there is a verdict, for better or worse.
+  // Time limit of a diagnosis, after which the verdict is that the cause cannot be known.
   static constexpr std::chrono::milliseconds kPatience{4000};
 
-  // Status of this rank, which the monitor gives when it is asked.
+  // Status of this rank, provided by the monitor on request.
   struct Snapshot {
     RankStatus answer;
-    std::shared_ptr<const void> stack;  // stack of the call in `answer.current`, where known
+    std::shared_ptr<const void> stack;  // stack of the call in `answer.current`, if known
   };
 
   struct Options {
     int rank = 0;
     std::string number;                              // `rank` for texts
-    std::vector<int> ranks;                          // those that take part
-    std::function<Silent(int rank)> describeSilent;  // describes a rank that does not answer
-    // Set where a ring does not reach all ranks: the board is then looked at now and then, and this
-    // called before. `thorough`: there may be news. Returns whether there is, for the ranks that
-    // hear this one ring. May block, and raise as a SharedBoard may.
+    std::vector<int> ranks;                          // ranks that take part
+    std::function<Silent(int rank)> describeSilent;  // describes a rank that has not answered
+    // Set if a ring does not reach all ranks: this rank then looks at the board from time to time,
+    // and calls this before. Returns whether there is news, for which the ranks that receive this
+    // rank's rings have to look as well. `thorough`: there may be news. May block, and raise as a
+    // SharedBoard may.
     std::function<bool(bool thorough)> poll;
-    // Turn of this rank among those that hear each other ring, which look for a second each.
+    // Turn of this rank among the ranks that ring each other: each in turn looks for a second.
     int turn = 0;
     int turns = 1;
-    std::function<void()> dump;  // answers another rank's request; must not block, nor throw
-    // The group goes on after a verdict, which may be over later; and others may follow.
+    std::function<void()> dump;  // called when another rank asks; must not block or throw
+    // True if the group goes on after a verdict. The verdict may be ended later, and others may
+    // follow.
     bool goesOn = false;
   };
 
@@ -74,31 +76,32 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
 
   // The functions up to takeRing() are for the monitor's thread; none of them blocks.
   //
-  // Returns the verdict; none while it is being found out, at most kPatience.
+  // Asks for a verdict, and returns it once it is found, after at most kPatience.
   std::optional<Verdict> ask(const DiagnosisRequest& request);
-  // Notes that another rank may have asked.
+  // Makes this rank look at the board, since another rank may have asked.
   void notice();
   // Returns whether answer() is to be called.
   bool wantsStatus() const { return wantsStatus_.load(std::memory_order_acquire); }
   void answer(Snapshot snapshot);
-  // Returns the verdict of a diagnosis that has ended with the group's failure; none: there was
-  // none.
+  // Returns the verdict of a diagnosis that ended with the group's failure, or nullopt if there was
+  // no such diagnosis.
   std::optional<Verdict> final() const;
-  // Of a group that goes on: returns the time of the verdict that stands; none: none does.
+  // Returns the time of the standing verdict of a group that goes on, or nullopt if no verdict
+  // stands.
   std::optional<Clock::time_point> standing() const;
-  // Has all ranks print `text` in place of the verdict that stands, if this rank has led to it: it
-  // is over.
+  // Ends the standing verdict if this rank led to it: all ranks print `text`.
   void end(const std::string& text);
-  // Returns whether the others have to be told, by ringing; true once.
+  // Returns whether to ring the other ranks; true once for each reason.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 
-  // Makes the other ranks, once they hear a ring, call Options::dump. Blocks until the board has
-  // the request, at most a second. Not for the monitor's thread.
+  // Asks the other ranks to call Options::dump when a ring reaches them. Blocks until the request
+  // is on the board, for at most a second. Not for the monitor's thread.
   void askForDumps();
 
   // Blocks until there is a verdict, at most kPatience. Not for the monitor's thread.
   Verdict await(const DiagnosisRequest& request);
-  // Waits for the verdict of a diagnosis that another rank has begun; none: no rank has begun one.
+  // Waits for the verdict of a diagnosis that another rank has begun. Returns nullopt if no rank
+  // has begun one.
   std::optional<Verdict> awaitOthers();
 
  private:
@@ -132,17 +135,18 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   bool closed_ = false;
   bool noticed_ = false;
   bool dumpsWanted_ = false;
-  std::optional<Clock::time_point> stepping_;  // since when its thread may be in the store
-  uint64_t looked_ = 0;                        // number of looks whether another rank has asked
+  // when the current step began, which may block in the store
+  std::optional<Clock::time_point> stepping_;
+  uint64_t looked_ = 0;  // number of completed looks for a diagnosis
   std::optional<DiagnosisRequest> asked_;
   Clock::time_point askedAt_;
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
-  Wait verdictOn_;      // what this rank had asked about
-  std::string broken_;  // reason why the board is of no use
-  // A verdict of a group that goes on.
+  Wait verdictOn_;      // what this rank asked about
+  std::string broken_;  // reason why the board cannot be used
+  // The verdict that stands in a group that goes on.
   struct Standing {
-    std::string key;  // of the board, where the text is that ends it
+    std::string key;  // key on the board of the text that ends it
     bool led = false;
     Clock::time_point since;
     std::optional<std::string> end;
@@ -159,7 +163,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     std::optional<Verdict> verdict;
     Clock::time_point read;
   };
-  int64_t dumps_ = 0;  // number of requests for dumps, as far as is known
+  int64_t dumps_ = 0;  // number of requests for dumps that this rank knows of
   Phase phase_ = Phase::idle;
   uint64_t rounds_ = 0;
   Round round_;

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxTick{1000};
-// Time that the reason for its end may take a process to write.
+// Time for the process to write why it ends.
 constexpr milliseconds kLastWords{1000};
 
 struct WatchState {
@@ -74,7 +74,7 @@ class Watch {
     }
   }
 
-  // Asks once per `patience`, and not while a question is open.
+  // Asks for the GIL once per `patience`, unless an earlier question is still open.
   void lookAtGil(const HeartbeatOptions& options, Clock::time_point now) {
     if (!question_) {
       if (now - asked_ >= options.patience) {

@@ -1,5 +1,5 @@
-// Notices what the monitor cannot: that its own thread is stuck, or that
-// another thread does not give the GIL back. Knows nothing of torch.
+// Detects what the monitor cannot: that its own thread is stuck, or that another thread does not
+// release the GIL. Independent of torch.
 #pragma once
 
 #include <chrono>
@@ -7,12 +7,12 @@
 namespace torchcomms_pg {
 
 struct HeartbeatOptions {
-  std::chrono::milliseconds patience{0};  // 0: no watch
-  bool endsProcess = false;               // true to end it when the monitor's thread is stuck
+  std::chrono::milliseconds patience{0};  // 0 for no watch
+  bool endsProcess = false;  // true to end the process if the monitor's thread is stuck
 };
 
-// Looks from now on, from a thread of its own, as long as the monitor runs. Reports on stderr which
-// of the two is the case, once until it is over. A later call changes the options.
+// Starts a thread that watches both as long as the monitor runs. It reports a problem on stderr,
+// once until the problem is over. A later call changes the options.
 void watchOverMonitor(HeartbeatOptions options);
 
 }  // namespace torchcomms_pg

@@ -8,8 +8,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Part of all own time after which a block ends: a collective that comes soon after another tells
-// little, and 20 of equal distance are a block each.
+// Part of all own time after which a block ends. A collective soon after another says little, while
+// each of 20 at equal distances makes a block.
 constexpr double kBlockPart = 1.0 / 32;
 
 double medianOf(std::vector<double> values) {
@@ -21,21 +21,22 @@ double medianOf(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Returns the median, of an even number of values the lower one: of two ranks that which has not
-// stalled.
+// Returns the median, or the lower of the two middle values: of two ranks, the one that did not
+// stall.
 double lowerMedianOf(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
-// What the ranks have done from one collective to the next: times in microseconds, by rank.
+// What the ranks did between two collectives: times in microseconds, by rank.
 struct Stretch {
-  std::vector<double> own;   // neither in a collective nor in another wait
-  std::vector<double> here;  // in collectives of the group: after this stretch, for who was late
+  std::vector<double> own;  // outside of collectives and other waits
+  // in the group's collectives after this stretch, which shows who was late
+  std::vector<double> here;
   std::vector<double> took;
   uint64_t collectives = 0;
-  bool known = true;  // each rank was in one thread
+  bool known = true;  // true if each rank stayed in one thread
 
   void add(const Stretch& other) {
     const auto addTo = [](auto& sums, const auto& values) {
@@ -55,13 +56,13 @@ bool isSound(const Arrivals& arrivals) {
          arrivals.here.size() == size && arrivals.threads.size() == size;
 }
 
-// Returns the stretches between collectives of which all ranks tell.
+// Returns the stretches between collectives that all ranks report.
 std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
   std::vector<Stretch> all;
   std::vector<size_t> places(ranks.size(), 0);
   std::vector<size_t> before;
   for (;;) {
-    // Goes to the next collective that all tell of.
+    // Goes to the next collective that all ranks report.
     uint64_t seq = 0;
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (places[rank] == ranks[rank].seqs.size()) {
@@ -109,8 +110,8 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
   }
 }
 
-// Joins stretches to blocks of about equal own time, which end where the ranks have waited: what a
-// rank is late by shows in the waits of the others.
+// Joins stretches into blocks of about equal own time. A block ends after a stretch in which the
+// ranks waited, since these waits show how late a rank was.
 std::vector<Stretch> blocksOf(const std::vector<Stretch>& stretches) {
   double total = 0;
   for (const auto& stretch : stretches) {
@@ -131,7 +132,7 @@ std::vector<Stretch> blocksOf(const std::vector<Stretch>& stretches) {
   return blocks;
 }
 
-// Returns the median of all but the value at `left`.
+// Returns the median of all values but the one at `left`.
 double medianWithout(std::vector<double> values, size_t left) {
   values.erase(values.begin() + static_cast<ptrdiff_t>(left));
   return medianOf(std::move(values));
@@ -164,8 +165,8 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
     latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
-  // Others wait for one rank alone as long as it takes more than each of them, and as that one
-  // waits more than it here.
+  // The others wait for one rank alone for the smaller of two times: by which it works longer than
+  // each of them, and by which each waits longer than it.
   double share = 1;
   bool steady = true;
   std::vector<double> scatters;

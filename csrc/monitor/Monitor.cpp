@@ -27,8 +27,9 @@ bool Monitor::onItsThread() {
 }
 
 Monitor::Hold::~Hold() {
-  // A forked child does not have the thread, and the thread cannot wait for its own end: it has
-  // failed to hand an object to another, and goes on.
+  // Does nothing in a forked child, which does not have the thread. Does nothing in the monitor's
+  // thread either, which cannot join itself: it could not pass an object to another thread, and
+  // goes on.
   if (&monitor_ == &get() && !onItsThread()) {
     monitor_.leave();
   }
@@ -86,7 +87,7 @@ std::shared_ptr<const Monitor::List> Monitor::watched() {
 }
 
 void Monitor::runApart(std::function<void()> body) {
-  // Shared because a thread that cannot be started drops what it was given.
+  // Shared, since a thread that cannot be started destroys what it was given.
   const auto shared = std::make_shared<std::function<void()>>(std::move(body));
   const auto once = [shared] { std::exchange(*shared, nullptr)(); };
   try {

@@ -1,8 +1,8 @@
 // The process's one monitor thread.
 //
-// It asks every watched object, a few times a second, whether one of its
-// operations is overdue. It never takes the GIL, never calls into a library
-// that may block, and ends no watched object. Knows nothing of torch.
+// It asks every watched object, a few times a second, whether one of its operations is overdue. It
+// never takes the GIL, never calls into a library that may block, and destroys no watched object.
+// Independent of torch.
 #pragma once
 
 #include <atomic>
@@ -25,23 +25,23 @@ class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Interval of looks at operations, and so the resolution of deadlines.
+  // Interval of the monitor's rounds, and so the resolution of deadlines.
   static constexpr std::chrono::milliseconds kTick{50};
 
   class Watched {
    public:
     virtual ~Watched() = default;
-    // Called from the monitor's thread, which holds a reference meanwhile, and no lock; returns
-    // soon and does not throw.
+    // Called from the monitor's thread, which holds a reference to the object, and no lock. Must
+    // return soon and not throw.
     virtual void check(Clock::time_point now) noexcept = 0;
-    // Ends what is in flight, for `why`. Otherwise same as check().
+    // Ends the operations in flight, for the reason `why`. Otherwise like check().
     virtual void giveUp(const char* why) noexcept = 0;
-    // Returns the message of its failure; "": it has not failed.
+    // Returns the message of its failure, or "" if it has not failed.
     virtual std::string failureMessage() const = 0;
   };
 
-  // Returns the monitor of this process. A forked child gets one of its own, since the parent's
-  // thread does not exist there.
+  // Returns the monitor of this process. A forked child gets its own, since the parent's thread
+  // does not exist in the child.
   static Monitor& get();
 
   // Keeps the monitor's threads running. Raises std::runtime_error if they cannot be started.
@@ -56,10 +56,10 @@ class Monitor {
     Monitor& monitor_;
   };
 
-  // Makes a T, which is a Watched, and watches it until its last holder lets go of it. A destructor
-  // may wait, for the monitor, too: where that holder is the monitor's thread, the object ends in
-  // another. Raises std::runtime_error, and makes nothing, if the monitor's threads cannot be
-  // started.
+  // Makes a T, which derives from Watched, and watches it until its last reference is dropped. A
+  // destructor may wait, even for the monitor: if the monitor's thread drops the last reference,
+  // another thread destroys the object. Raises std::runtime_error, and makes nothing, if the
+  // monitor's threads cannot be started.
   template <class T, class... Args>
   static std::shared_ptr<T> watch(Args&&... args) {
     auto hold = std::make_shared<const Hold>();
@@ -70,14 +70,14 @@ class Monitor {
     return made;
   }
 
-  // Runs `body` in a thread of its own; if none can be started, in a spare thread that was started
-  // with the monitor's. Raises std::runtime_error if there is no Hold.
+  // Runs `body` in a new thread, or in the spare thread if no other can be started. Raises
+  // std::runtime_error if no Hold exists.
   void runApart(std::function<void()> body);
 
-  // Makes every watched object give up what it has in flight.
+  // Makes every watched object end its operations in flight.
   void giveUp(const char* why);
 
-  // Returns when the thread has last come round; the epoch: it does not run.
+  // Returns when the thread's last round began, or the epoch if it does not run.
   Clock::time_point lastRound() const {
     return Clock::time_point(Clock::duration(lastRound_.load(std::memory_order_relaxed)));
   }
@@ -99,14 +99,14 @@ class Monitor {
       get().runApart(
           [unfinished = OutstandingTask(), object, hold = std::move(hold)] { delete object; });
     } catch (const std::exception&) {
-      // Leaks it: out of memory, and this is better than to wait for ever.
+      // Leaks the object: memory has run out, and deleting it in this thread could wait forever.
     }
   }
 
   void enter();
   void leave();
   void add(const std::shared_ptr<Watched>& watched);
-  // Returns the list, which does not change: no lock is held while it is gone through.
+  // Returns the list, which is never changed in place, so that it can be read without a lock.
   std::shared_ptr<const List> watched();
   void run();
 
@@ -116,7 +116,7 @@ class Monitor {
   std::condition_variable wake_;
   std::shared_ptr<const List> watched_ = std::make_shared<const List>();
   std::mutex spareMutex_;
-  std::unique_ptr<SpareThread> spare_;  // there as long as there is a Hold
+  std::unique_ptr<SpareThread> spare_;  // exists as long as a Hold does
   std::thread thread_;
   bool stop_ = false;
   std::atomic<Clock::rep> lastRound_{0};

@@ -23,8 +23,9 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
 
-// Writes to stderr what it takes. `wait`: also what it takes only once somebody reads. Otherwise
-// parts that a pipe takes at once if it takes anything, see PIPE_BUF in pipe(7).
+// Writes to stderr. `wait`: blocks until all of the text is written. Otherwise stops when stderr
+// accepts no more; its parts are so short that a pipe accepts each whole or not at all, see
+// PIPE_BUF in pipe(7).
 void writeToStderr(std::string_view text, bool wait) {
   pollfd place{STDERR_FILENO, POLLOUT, 0};
   while (!text.empty()) {
@@ -83,7 +84,7 @@ class Printer {
   void run() {
     std::unique_lock lock(mutex_);
     for (; !lines_.empty(); lines_.pop_front()) {
-      const auto& line = lines_.front();  // others only add behind it
+      const auto& line = lines_.front();  // other threads only append
       lock.unlock();
       writeToStderr(line, /*wait=*/true);
       lock.lock();

@@ -1,4 +1,4 @@
-// Lines on stderr. Knows nothing of torch.
+// Lines on stderr. Independent of torch.
 #pragma once
 
 #include <chrono>
@@ -6,12 +6,12 @@
 
 namespace torchcomms_pg {
 
-// Prints a line on stderr, after those before it. Does not block: a stderr that nobody reads, since
-// the launcher has stopped, holds up whoever writes, so a thread of its own does. Beyond 1 MB that
-// wait to be written lines are lost, which a later line tells.
+// Prints a line on stderr, after earlier ones. Does not block: a separate thread writes, since a
+// stderr that nobody reads, for example of a stopped launcher, blocks the writer. If more than 1 MB
+// waits to be written, lines are lost, and a later line reports their number.
 void printLine(const std::string& line);
 
-// Waits until all lines are written. False: `patience` has passed first.
+// Waits until all lines are written. Returns false if `patience` passes first.
 bool awaitPrinted(std::chrono::milliseconds patience);
 
 }  // namespace torchcomms_pg

@@ -1,5 +1,5 @@
-// Stacks of the Python threads of this process, for a thread that must not wait for the GIL. Knows
-// nothing of Python; the bindings do.
+// Stacks of this process's Python threads, for a thread that must not wait for the GIL. Independent
+// of Python; the bindings read the stacks.
 #pragma once
 
 #include <chrono>
@@ -10,42 +10,43 @@
 
 namespace torchcomms_pg {
 
-// One request for the stacks, and the answer once it is there.
+// One request for the stacks, and its answer.
 class PythonStackDump {
  public:
-  using Stacks = std::vector<std::shared_ptr<const void>>;  // of StackSource::capture(); or null
+  // results of StackSource::capture(), or null
+  using Stacks = std::vector<std::shared_ptr<const void>>;
 
   struct Told {
     std::string threads;                // one line for each thread
-    std::vector<std::string> calledAt;  // place that each stack tells; empty where there is none
+    std::vector<std::string> calledAt;  // line of Python of each stack, or ""
   };
 
   struct Source {
     // Takes the GIL.
     std::function<Told(const Stacks& stacks)> ask;
-    // Tells what can be had without the GIL; may be empty.
+    // Returns what can be read without the GIL, or "".
     std::function<std::string()> askWithoutGil;
   };
 
-  // Set once, when the module is loaded, and never freed.
+  // Sets where the stacks are read. Called once, when the module is loaded; never freed.
   static void setSource(Source source);
 
-  // Begins to ask, in a thread of its own.
+  // Starts to ask, in a separate thread.
   explicit PythonStackDump(Stacks stacks);
 
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   bool answered() const;
-  // Returns whether tell() has all it can have: after a second it has waited enough.
+  // Returns whether to stop waiting: the answer has arrived, or a second has passed.
   bool ready() const;
-  // Returns what is known now.
+  // Returns what is known by now.
   Told tell() const;
 
-  // Returns what can be had without the GIL: a line for each thread that does not run.
+  // Returns what can be read without the GIL: one line for each thread that does not run.
   static std::string seenWithoutGil();
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // shared with the thread, which may wait for the GIL for long
+  std::shared_ptr<State> state_;  // shared with the thread, which may wait long for the GIL
   std::chrono::steady_clock::time_point begun_;
 };
 

@@ -1,5 +1,6 @@
-// What a rank tells of itself in a diagnosis: fields for the rules of blame, texts for people. No
-// rule reads a text. Ranks are the job's ("global"), since operations of several groups meet.
+// A rank's report in a diagnosis: fields for the rule of blame, and texts for people. No rule reads
+// a text. Peers and members are numbered in the job ("global"), since an answer covers several
+// groups.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,15 @@
 
 namespace torchcomms_pg {
 
-// A message or signal that an operation cannot end without.
+// A message or signal without which an operation cannot end.
 struct AwaitedMessage {
   enum class Kind : uint8_t { send, receive, signal };
   static constexpr int64_t kAnyRank = -1;
 
   Kind kind = Kind::send;
-  int64_t peer = kAnyRank;  // kAnyRank: whoever sends first
-  // Place among those of this kind that the rank has issued with `peer`. Of a receive from any
-  // rank: one more than the receives of the group that have ended, but for those of batches.
+  int64_t peer = kAnyRank;  // kAnyRank for a receive from any rank
+  // Number among this kind that the rank has issued with `peer`. For a receive from any rank: one
+  // more than the number of the group's receives that have ended, not counting batches.
   uint64_t number = 0;
 
   static void fields(auto& self, auto& visit) { visit(self.kind, self.peer, self.number); }
@@ -25,22 +26,22 @@ struct AwaitedMessage {
   bool operator==(const AwaitedMessage&) const = default;
 };
 
-// A collective that a wait needs: the one that the thread waits in, and those before it in the
+// A collective that a wait needs: the one in which the thread waits, or an earlier one of the
 // group, since they end in order.
 struct AwaitedCollective {
-  uint64_t seq = 0;   // place among the group's collectives
-  int64_t rank = -1;  // the one rank that it waits for, or for whose end; -1: all have to come
+  uint64_t seq = 0;   // number among the group's collectives
+  int64_t rank = -1;  // the only rank that has to arrive or end; -1 if all ranks have to arrive
 
   static void fields(auto& self, auto& visit) { visit(self.seq, self.rank); }
 };
 
-// An operation that a thread of the rank waits in; or, if `indirect`, only the queue of its device
-// or whoever holds its future, so that the rank's threads may go on.
+// An operation that a thread of the rank waits in. If `indirect`, no thread waits: only the queue
+// of its device or the holder of a future does, so that the rank's threads may go on.
 struct Wait {
-  std::string text;                            // names the group, unless it is the one asked about
-  uint64_t group = 0;                          // see GroupCounts; 0: what it needs is not known
-  std::vector<int64_t> members;                // ranks of the group
-  std::vector<AwaitedCollective> collectives;  // the oldest first
+  std::string text;              // includes the group unless it is the one asked about
+  uint64_t group = 0;            // see GroupCounts; 0 if its needs are unknown
+  std::vector<int64_t> members;  // ranks of the group
+  std::vector<AwaitedCollective> collectives;  // oldest first
   std::vector<AwaitedMessage> messages;
   bool indirect = false;
 
@@ -49,10 +50,10 @@ struct Wait {
   }
 };
 
-// Returns whether both are parts of one operation, whatever their texts say.
+// Returns whether both belong to one operation, whatever their texts.
 bool isSameOperation(const Wait& one, const Wait& other);
 
-// Number of messages between the rank and `peer` that the rank has issued.
+// Numbers of messages that the rank has issued with `peer`.
 struct PeerCounts {
   int64_t peer = 0;
   uint64_t sent = 0;
@@ -64,12 +65,12 @@ struct PeerCounts {
   }
 };
 
-// Number of operations of a group that the rank has issued.
+// Numbers of operations that the rank has issued in a group.
 struct GroupCounts {
-  uint64_t group = 0;  // the same on all ranks, and no other group's: a hash of name and ranks
+  uint64_t group = 0;  // hash of the name and ranks: equal on all ranks, unlike other groups'
   uint64_t collectives = 0;
   uint64_t receivedFromAny = 0;
-  std::vector<PeerCounts> peers;  // those with messages
+  std::vector<PeerCounts> peers;  // peers with messages
 
   static void fields(auto& self, auto& visit) {
     visit(self.group, self.collectives, self.receivedFromAny, self.peers);
@@ -77,20 +78,20 @@ struct GroupCounts {
 };
 
 struct RankStatus {
-  int rank = 0;              // in the group asked about
-  std::string current;       // the group's oldest operation in flight; empty: none
-  uint64_t currentSeq = 0;   // its place among the collectives; 0: not a collective
-  std::string signature;     // what the ranks of that collective have to agree on; empty: nothing
-  int64_t waitedMs = 0;      // time since its issue
-  std::string calledAt;      // the line of Python that issued it, if known
-  std::string completed;     // last operation that has completed
-  std::string failure;       // reason why the group has failed here
-  std::string threads;       // places of Python's threads, one line for each
-  int64_t compilingMs = -1;  // time since it has begun to compile; -1: it does not
-  int64_t compiledMs = -1;   // time since it has last ended to compile; -1: never
-  int64_t relaxedMs = 0;     // time that it has asked its peers to wait longer
-  std::vector<Wait> waits;   // all groups'
-  std::vector<GroupCounts> counts;  // of the group asked about, and of every other
+  int rank = 0;                     // in the group asked about
+  std::string current;              // the group's oldest operation in flight, or ""
+  uint64_t currentSeq = 0;          // its number among the collectives; 0 if not a collective
+  std::string signature;            // what the ranks of that collective have to agree on, or ""
+  int64_t waitedMs = 0;             // time since its issue
+  std::string calledAt;             // line of Python that issued it, if known
+  std::string completed;            // last operation that has completed
+  std::string failure;              // why the group has failed on this rank
+  std::string threads;              // where Python's threads are, one line each
+  int64_t compilingMs = -1;         // time since it started to compile; -1 if it does not compile
+  int64_t compiledMs = -1;          // time since it last stopped compiling; -1 if it never compiled
+  int64_t relaxedMs = 0;            // remaining time for which it has asked its peers to wait
+  std::vector<Wait> waits;          // in all groups
+  std::vector<GroupCounts> counts;  // of the group asked about and all others
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -111,7 +112,8 @@ struct RankStatus {
   }
 };
 
-// Encodes, and decodes: none if `text` is damaged, or another version's.
+// Encode and decode a status; decodeStatus() returns nullopt if `text` is damaged or of another
+// version.
 std::string encode(const RankStatus& status);
 std::optional<RankStatus> decodeStatus(const std::string& text);
 

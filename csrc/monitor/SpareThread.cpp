@@ -26,7 +26,7 @@ struct SpareThread::State {
       due.pop_front();
       lock.unlock();
       body();
-      body = nullptr;  // its captures may take locks when they go
+      body = nullptr;  // its captures may take locks when they are destroyed
       lock.lock();
     }
   }

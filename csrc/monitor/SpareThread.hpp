@@ -1,5 +1,4 @@
-// A thread for tasks that must run even where no more threads can be started. Knows nothing of
-// torch.
+// A thread for tasks that must run even if no more threads can be started. Independent of torch.
 #pragma once
 
 #include <functional>
@@ -7,8 +6,8 @@
 
 namespace torchcomms_pg {
 
-// Started, as "tcpg_spare", by the constructor, which raises if that fails. Ends when its tasks are
-// done and the object has gone; no thread waits for that.
+// The constructor starts the thread, "tcpg_spare", and raises if that fails. The thread ends when
+// the object is destroyed and all tasks are done; the destructor does not wait for that.
 class SpareThread {
  public:
   SpareThread();
@@ -16,7 +15,7 @@ class SpareThread {
   SpareThread(const SpareThread&) = delete;
   SpareThread& operator=(const SpareThread&) = delete;
 
-  // Runs `body` after those before it, so none may wait for another for ever.
+  // Runs `body` after earlier ones, so that a task must not wait forever for a later one.
   void run(std::function<void()> body);
 
  private:

@@ -70,8 +70,8 @@ class Report {
   }
 
  private:
-  // Returns the ranks of which it is proven; else those that nothing is known of, if the operation
-  // waits for them and no circle explains it.
+  // Returns the ranks that are proven to be at fault. If none are, and no circle explains the wait,
+  // returns the needed ranks of which nothing is known.
   std::vector<int> atFault() const {
     auto ranks = late_;
     ranks.insert(ranks.end(), blame_.gone.begin(), blame_.gone.end());
@@ -86,14 +86,15 @@ class Report {
     return ranks;
   }
 
-  // Returns the extension and its reason. All ranks that are late need one; if nobody is late, a
-  // rank that has one has just come, and the operation gets the time that it had been promised.
+  // Returns the extension and its reason. Every late rank has to be entitled to one. If no rank is
+  // late, an entitled rank has just arrived, and the operation still gets the time that was
+  // promised.
   std::pair<int64_t, std::string> extension() const {
     if (request_.ended) {
       return {std::max<int64_t>(request_.timeoutMs, 1000), "the operation has ended meanwhile"};
     }
     if (!unanswered().empty() || !blame_.circle.empty()) {
-      return {0, ""};  // no sign that these ranks will come
+      return {0, ""};  // no sign that these ranks will arrive
     }
     if (late_.empty() && blame_.missing.empty()) {
       if (request_.mayHaveEnded) {
@@ -120,11 +121,11 @@ class Report {
     return {least, why};
   }
 
-  // Returns the time that others wait for the rank, and why. A rank that compiles, or has just
-  // ended, gets the length of a timeout from then on, within the limit; one that has asked for
-  // time, until it is over.
+  // Returns how long others wait for the rank, and why. A rank that compiles, or has just stopped
+  // compiling, gets the length of a timeout from then on, within the limit. A rank that has asked
+  // for time gets what remains of it.
   std::pair<int64_t, std::string> grant(const RankStatus& answer) const {
-    // Grants not all of it at once: the rank may be done sooner, and then be lost.
+    // At most one timeout at a time: the rank may continue sooner, and then be lost.
     const auto asked = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
     int64_t compile = 0;
     std::string reason;
@@ -140,7 +141,7 @@ class Report {
         asked > 0 ? "has asked its peers to wait" : reason};
   }
 
-  // Names ranks by the group's numbers, and by the job's if these differ.
+  // Names ranks by their numbers in the group, and in the job if these differ.
   std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     std::string numbers;
@@ -209,7 +210,7 @@ class Report {
     return text;
   }
 
-  // Returns whether of a missing rank it is not known that one of its threads waits.
+  // Returns whether some missing rank may go on, as none of its threads is known to wait.
   bool mayGoOn() const {
     return std::ranges::any_of(blame_.missing, [&](int rank) {
       const auto answer = answers_.find(rank);
@@ -281,7 +282,7 @@ class Report {
     for (const int rank : guilty) {
       text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
     }
-    // Groups the other ranks by the place at which they wait.
+    // Groups the other ranks by where they wait.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
       const bool asked = answers_.count(rank) + silent_.count(rank) > 0;
@@ -330,7 +331,7 @@ class Report {
     if (!answer.calledAt.empty() && !answer.current.empty()) {
       text += ", called at " + answer.calledAt;
       if (!missing) {
-        return text;  // the rank still is there
+        return text;  // the rank is still at that line
       }
     }
     return text + indented(answer.threads);

@@ -1,4 +1,4 @@
-// The verdict of a diagnosis, for people. Knows nothing of torch.
+// The verdict of a diagnosis, for people. Independent of torch.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace torchcomms_pg {
 
 struct Verdict {
   std::vector<int> ranks;  // ranks that hold up the operation, see Blame
-  std::string summary;     // what holds it up, for an error's first line; empty: it is not known
+  std::string summary;     // the cause, for an error's first line; empty if unknown
   std::string text;
-  int64_t extensionMs =
-      0;             // positive: nobody has failed; wait that much longer, for what `text` says
-  int answered = 0;  // number of ranks that did
-  // Known to the rank that judges alone.
-  bool arrived = false;      // all ranks have come
-  std::vector<int> missing;  // ranks that have not come to the operation asked about
+  // if positive, no rank has failed: wait that much longer, for the reason in `text`
+  int64_t extensionMs = 0;
+  int answered = 0;  // number of ranks that have answered
+  // Known only to the rank that judges.
+  bool arrived = false;      // all ranks have arrived
+  std::vector<int> missing;  // ranks that have not arrived at the operation asked about
 
   static void fields(auto& self, auto& visit) {
     visit(self.ranks, self.summary, self.extensionMs, self.answered, self.text);
@@ -34,7 +34,7 @@ Verdict judge(
     const std::map<int, Silent>& silent);
 
 std::string encode(const Verdict& verdict);
-// Decodes a text. None: `text` is damaged, or another version's.
+// Returns nullopt if `text` is damaged or of another version.
 std::optional<Verdict> decodeVerdict(const std::string& text);
 
 }  // namespace torchcomms_pg
