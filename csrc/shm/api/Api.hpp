@@ -5,8 +5,8 @@
 
 namespace torchcomms_pg::shm {
 
-// Returns the table. Communicators may join processes or threads of one host; every function is
-// thread-safe in the way NCCL's are.
+// Returns the table. A communicator may connect processes or threads of one host. Every function is
+// as thread-safe as NCCL's.
 //
 // A `cudaStream_t` given to it is a HostStream* (host/HostStream.hpp). Null stands for the calling
 // thread: the operation has finished when the call (or the ncclGroupEnd around it) returns.

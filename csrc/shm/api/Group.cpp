@@ -19,7 +19,7 @@ struct GroupState {
 thread_local GroupState group;
 thread_local std::string lastError;
 
-// Launches operations, which are refused together unless they have one communicator and one stream.
+// Launches operations; refuses all of them unless they have one communicator and one stream.
 void launch(std::span<IssuedOp> operations) {
   const std::shared_ptr<Comm> comm = operations.front().comm;
   const cudaStream_t stream = operations.front().stream;
@@ -48,7 +48,7 @@ void issue(IssuedOp operation) {
     return;
   }
   if (operation.stream == nullptr) {
-    // Takes the short way, without allocations.
+    // Takes a short cut without allocations.
     Comm& comm = *operation.comm;
     if (const auto* collective = std::get_if<Collective>(&operation.what)) {
       return comm.run(*collective);

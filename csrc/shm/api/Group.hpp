@@ -17,20 +17,22 @@ struct IssuedOp {
   std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
 };
 
-// Launches an operation or, in a group, keeps it for the group's end. Throws NcclError; on the null
-// stream outside a group the operation has been executed on return. A transfer with `done` is
-// launched at once, see PointToPoint::runIndependently.
+// Launches an operation, or in a group keeps it for the group's end. Outside a group, an operation
+// on the null stream has been executed on return. A transfer with `done` is launched at once, see
+// PointToPoint::runIndependently. Throws NcclError.
 void issue(IssuedOp operation);
 
-// A group has operations of one communicator on one stream. Its end refuses others with
-// ncclInvalidUsage, and then launches nothing.
+// A group has operations of one communicator on one stream. Otherwise its end throws
+// ncclInvalidUsage, and launches nothing.
 void groupStart();
 void groupEnd();
 
-// Throws NcclError inside a group: `operation` waits for the other ranks, as a group's end does.
+// Throws NcclError inside a group: `operation` waits for the other ranks, which may wait for this
+// group's operations.
 void checkNoGroup(const char* operation);
 
-// Notes that a call inside a group has failed: the group's end returns that, and launches nothing.
+// Records that a call inside a group has failed: the group's end throws this error, and launches
+// nothing.
 void deferError(ncclResult_t result, const std::string& text);
 
 // Returns the text of this thread's last error.

@@ -9,7 +9,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// A handle is a number and not an address, which a later communicator could have, too.
+// A handle is a number, since a later communicator could get the same address.
 struct Table {
   std::mutex mutex;
   uintptr_t next = 1;

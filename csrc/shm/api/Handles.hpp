@@ -9,8 +9,8 @@
 
 namespace torchcomms_pg::shm {
 
-// Adds a communicator to the table of handles. A handle that was destroyed or never existed is an
-// error, not a crash, and each user of a communicator shares in its ownership. Callable from any
+// Adds a communicator to the table of handles. A handle that was destroyed or never existed causes
+// an error, not a crash. Every user of a communicator shares its ownership. Callable from any
 // thread.
 ncclComm_t addHandle(std::shared_ptr<Comm> comm);
 

@@ -13,7 +13,8 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Stores the handle atomically: another thread may look for that of an init that is blocked.
+// Stores the handle atomically, since another thread may read it while this one waits for the other
+// ranks.
 void publish(ncclComm_t* made, ncclComm_t handle) {
   std::atomic_ref(*made).store(handle);
 }
@@ -54,7 +55,7 @@ struct Place {
   int rank;
 };
 
-// Takes two steps over the parent: everybody's choice, then the ids of the new communicators, each
+// Takes two steps over the parent: every rank's choice, then the ids of the new communicators, each
 // made by its rank 0.
 std::optional<Place> rendezvousForSplit(Comm& parent, Choice choice) {
   Exchange& exchange = parent.exchange();
@@ -102,7 +103,7 @@ ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* ma
     try {
       place = rendezvousForSplit(parent, choice);
     } catch (const NcclError& failure) {
-      // The peers wait for this rank, which may, for example, have no file descriptor left.
+      // The peers wait for this rank, which may, for example, have run out of file descriptors.
       parent.fail(failure);
       throw;
     }

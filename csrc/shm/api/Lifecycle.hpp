@@ -11,9 +11,9 @@
 
 namespace torchcomms_pg::shm {
 
-// Each function checks its arguments, throws NcclError, and is refused inside a group. `*made` is
-// set when the function returns, for init even while it is still waiting for the other ranks, so
-// that another thread can abort it; it is null again after an error.
+// All functions check their arguments, throw NcclError, and are refused inside a group. `*made` is
+// set before they wait for the other ranks to join, so that another thread can abort the wait. It
+// is null after an error.
 ncclResult_t initRank(
     ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
 ncclResult_t split(

@@ -49,7 +49,7 @@ const char* getLastError(ncclComm_t handle) {
       const std::shared_ptr<Comm> comm = findHandle(handle, "getLastError");
       if (comm->segment().failed()) setThreadError(comm->segment().failure().what());
     } catch (const std::exception&) {
-      // It has ended, or memory is short: what the thread knows is said.
+      // The communicator has ended, or memory is short: the thread's own last error is returned.
     }
   }
   return threadError().c_str();
@@ -61,8 +61,8 @@ ncclResult_t commInitRankConfig(
 }
 
 // Forgets a communicator in a forked child, which can do nothing else with it: its memory belongs
-// to the parent's rank, and locks in it may be held by threads that do not exist. False: not a
-// fork.
+// to the parent's rank, and its locks may be held by threads that do not exist in the child.
+// Returns false if this process is not forked.
 bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
   try {
     comm->checkProcess();

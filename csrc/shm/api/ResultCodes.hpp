@@ -12,10 +12,10 @@
 
 namespace torchcomms_pg::shm {
 
-// Keeps the text, also as the error of the open group, and returns `result`.
+// Keeps the text as this thread's last error, and as the open group's, and returns `result`.
 ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept;
 
-// Runs `body`. Its error becomes the last one of this thread.
+// Runs `body`. An exception becomes a result code and this thread's last error.
 template <class Body>
 ncclResult_t guarded(const Body& body) noexcept {
   try {

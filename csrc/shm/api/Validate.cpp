@@ -45,7 +45,7 @@ bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherit
   if (config == nullptr) return inherited;
   // NCCL_API_MAGIC, which nccl.h names from 2.29 on.
   constexpr unsigned kConfigMagic = 0xcafebeef;
-  // Only the fields that a caller's, perhaps older, header has may be read.
+  // The caller's header may be older, so only the fields that it has may be read.
   constexpr size_t kLeast = offsetof(ncclConfig_t, blocking) + sizeof config->blocking;
   if (config->magic != kConfigMagic || config->size < kLeast) {
     invalidArgument(operation, "config was not made with NCCL_CONFIG_INITIALIZER");

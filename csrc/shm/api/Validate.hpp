@@ -1,5 +1,5 @@
 // Checks of arguments, before anything is enqueued. All throw NcclError with the operation, the
-// argument, its value and the wanted one.
+// argument, its value and the expected one.
 #pragma once
 
 #include <nccl.h>
@@ -17,7 +17,8 @@ void checkBuffer(const char* operation, const char* name, const void* buffer, si
 void checkType(const char* operation, ncclDataType_t type);
 void checkRank(const char* operation, const char* name, int rank, int ranks);
 
-// Returns whether a configuration asks for a blocking communicator; `inherited` if it does not say.
+// Returns whether a configuration asks for a blocking communicator, or `inherited` if it does not
+// say.
 bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherited);
 
 // Also checks that `count` elements per rank are addressable.
