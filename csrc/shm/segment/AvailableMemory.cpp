@@ -9,21 +9,21 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Names of the files and lines of a version of cgroups.
+// Names of the files and lines in one version of cgroups.
 struct Version {
   const char* limit;
   const char* used;
-  const char* files[2];  // in memory.stat: pages of files, which the system takes back first
+  const char* files[2];  // in memory.stat: cached files, which the system drops first
 };
 constexpr Version kFirst{
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
 constexpr Version kSecond{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
-// A hierarchy of cgroups that may limit memory, as it is mounted.
+// A mounted hierarchy of cgroups that may limit memory.
 struct Mount {
   const Version* version;
-  std::string root;    // the group that is at `folder`
-  std::string folder;  // where it is mounted
+  std::string root;    // the group mounted at `folder`
+  std::string folder;  // the mount point
 };
 
 bool lists(const std::string& names, const std::string& name) {
@@ -54,7 +54,7 @@ std::vector<Mount> mounts(const std::string& root) {
   return found;
 }
 
-// Returns the path of this process's group in the hierarchy, see cgroups(7); empty: the top.
+// Returns the path of this process's group in the hierarchy, see cgroups(7), or "" for the top.
 std::string groupOf(const std::string& root, const Mount& mount) {
   std::ifstream lines(root + "/proc/self/cgroup");
   for (std::string line; std::getline(lines, line);) {
@@ -64,7 +64,8 @@ std::string groupOf(const std::string& root, const Mount& mount) {
     const auto names = line.substr(first + 1, second - first - 1);
     if (mount.version == &kSecond ? !names.empty() : !lists(names, "memory")) continue;
     auto path = line.substr(second + 1);
-    // In a container the path may be the host's, whose part before the mounted group is not seen.
+    // In a container the path may be the host's. The part up to the mounted group is then not
+    // visible.
     if (mount.root != "/") {
       path = path.rfind(mount.root + "/", 0) == 0 ? path.substr(mount.root.size()) : "";
     }
@@ -73,7 +74,7 @@ std::string groupOf(const std::string& root, const Mount& mount) {
   return "";
 }
 
-// Returns the number in the file; the largest where there is none, or "max".
+// Returns the number in the file, or the largest one if the file is missing or contains "max".
 size_t numberIn(const std::string& path) {
   size_t number = SIZE_MAX;
   return std::ifstream(path) >> number ? number : SIZE_MAX;

@@ -25,10 +25,10 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Time for the process to answer, which may be stopped for a while.
+// Time limit for the other process to answer, which may be stopped for a while.
 constexpr std::chrono::seconds kPatience{30};
 constexpr int kLookMs = 250;
-// Time for a request to come, once its sender has connected.
+// Time limit for a request to arrive after its sender has connected.
 constexpr int kRequestMs = 1000;
 
 struct Socket {
@@ -41,7 +41,7 @@ struct Socket {
 struct Shared {
   std::mutex mutex;
   std::map<Token, int> files;
-  int listening = -1;  // a thread serves it
+  int listening = -1;  // served by a thread
 
   void inChild() {
     files.clear();
@@ -57,7 +57,7 @@ NcclError failedTo(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Returns the address of the process's socket, which has no place in any file system.
+// Returns the address of a process's socket, which is in no file system.
 std::pair<sockaddr_un, socklen_t> addressOf(uint32_t pid) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -79,7 +79,7 @@ bool readable(int socket, int milliseconds) {
   return poll(&wanted, 1, milliseconds) > 0;
 }
 
-// Sends the descriptor with one byte; -1: a byte alone.
+// Sends one byte with the descriptor, or without one if `file` is -1.
 void send(int socket, int file) {
   char byte = 0;
   iovec data{&byte, 1};
@@ -99,7 +99,7 @@ void send(int socket, int file) {
   sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Returns the descriptor; -1: none came with the message.
+// Returns the received descriptor, or -1 if the message has none.
 int receive(int socket) {
   char byte = 0;
   iovec data{&byte, 1};
@@ -122,7 +122,7 @@ void serve(int listening) {
   for (;;) {
     const Socket peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
     if (peer.number < 0) {
-      // Without a free descriptor the connection stays, and is looked at again.
+      // Without a free descriptor the connection stays queued, and is accepted later.
       if (errno != EINTR) poll(nullptr, 0, kLookMs);
       continue;
     }

@@ -1,4 +1,4 @@
-// Descriptors that processes of one user open in each other.
+// File descriptors that processes of one user open from each other.
 #pragma once
 
 #include <array>
@@ -7,28 +7,29 @@
 
 namespace torchcomms_pg::shm {
 
-// Random number that names a descriptor to those who are told it.
+// Random number that names a descriptor. Only processes that have received the number can ask for
+// it.
 using Token = std::array<uint64_t, 2>;
 
 // Throws NcclError.
 Token makeToken();
 
-// Lets processes of this user open the descriptor, until it is withdrawn, also where /proc keeps
-// them from it: this process is not dumpable, and a thread of it hands the descriptor out. Throws
+// Lets processes of this user open the descriptor, until it is withdrawn. /proc denies that if this
+// process is not dumpable: then a thread of this process sends them the descriptor. Throws
 // NcclError.
 void share(const Token& token, int file);
 void withdraw(const Token& token);
 
-// Returns the path of descriptor `file` of process `pid`. That of this process does not depend on
-// the pid namespace of /proc, nor on what other processes may see.
+// Returns the path of descriptor `file` of process `pid`. This process's own path depends neither
+// on the pid namespace of /proc nor on what other processes may see.
 std::string descriptorPath(uint32_t pid, int file);
 
-// Returns whether /proc keeps this process from the descriptors of `pid`, which lives. `error`:
-// that of a call with such a path.
+// Returns whether /proc denies this process the descriptors of `pid`, which is alive. `error`:
+// errno of a call with such a path.
 bool forbidden(uint32_t pid, int error);
 
-// Opens descriptor `file` of process `pid`, which shares it. Throws NcclError, which tells what to
-// do where the system forbids it.
+// Opens descriptor `file` of process `pid`, which shares it. Throws NcclError, with what to do if
+// the system forbids it.
 int openShared(uint32_t pid, int file, const Token& token);
 
 }  // namespace torchcomms_pg::shm

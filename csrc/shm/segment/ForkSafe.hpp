@@ -1,4 +1,4 @@
-// State of which each process has one, and a forked child a copy that it can use.
+// State that every process has once; a forked child gets a copy that it can use.
 #pragma once
 
 #include <pthread.h>
@@ -7,9 +7,9 @@
 
 namespace torchcomms_pg::shm {
 
-// Returns this process's State, which is never destroyed: threads may use it while the process
-// exits. A fork waits for its `mutex`; in the child, State's inChild(), if it has one, is called
-// first.
+// Returns this process's State, which is never destroyed, since threads may use it while the
+// process exits. A fork waits for its `mutex`. The child first calls State's inChild(), if that
+// exists.
 template <class State>
 State& forkSafe() {
   static State& instance = []() -> State& {

@@ -22,13 +22,13 @@ inline constexpr int kSignals = 128;
 inline constexpr int kDepth = 2;
 
 // Size of one staging buffer. Data beyond the writer's L2 cache has gone to the L3, from where its
-// peers read it faster. Measured with an L2 of 1 MiB: with 512 KiB two ranks all-reduce 1 to 16 MB
-// in 1.4 to 1.8 times the time, with 2 MiB 16 to 64 MB in 1.1 times.
+// peers read it faster. Measured with an L2 of 1 MiB and two ranks: with 512 KiB an all-reduce of 1
+// to 16 MB takes 1.4 to 1.8 times as long, with 2 MiB one of 16 to 64 MB takes 1.1 times as long.
 inline constexpr size_t kStagingBytes = 1 << 20;
 
-// Number of steps whose signatures stay readable. A rank compares the signatures of step s - kDepth
-// when it opens step s, and then a peer may already have published step s + 1, so kDepth + 2 of
-// them must coexist.
+// Number of steps whose signatures stay readable. When a rank opens step s, it compares the
+// signatures of step s - kDepth. A peer may already have published step s + 1 by then, so kDepth +
+// 2 signatures must coexist.
 inline constexpr int kHistory = kDepth + 2;
 
 enum class Phase : uint32_t { absent, joined, departed, aborted };
@@ -36,12 +36,12 @@ enum class Phase : uint32_t { absent, joined, departed, aborted };
 // A rank's progress through the steps of the communicator's collectives.
 struct alignas(kLine) Progress {
   std::atomic<uint64_t> arrived;   // steps published
-  std::atomic<uint64_t> departed;  // steps of which it has read all it needs
+  std::atomic<uint64_t> departed;  // steps that this rank no longer reads
   Signature signatures[kHistory];
 };
 static_assert(sizeof(Progress) == kLine);
 
-// The futex on which the threads of a rank sleep, and the ranks that sleep until this rank has done
+// The futex on which the threads of a rank sleep, and the ranks that sleep until this rank does
 // something: one bit each, set by the sleeper and cleared by the rank that wakes it. See Wait.hpp.
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;
@@ -49,7 +49,7 @@ struct alignas(kLine) Doorbell {
   alignas(kLine) std::atomic<uint64_t> awaitedBy[kMaxRanks / 64];
 };
 
-// The id of the new communicator, written by the lowest survivor of a shrink.
+// Id of the communicator that a shrink makes, written by the lowest surviving rank.
 struct alignas(kLine) ShrinkOffer {
   std::atomic<uint32_t> generation;  // odd while the offer is being written
   std::atomic<uint64_t> excluded;    // hash of the excluded ranks
@@ -58,7 +58,7 @@ struct alignas(kLine) ShrinkOffer {
 };
 
 struct alignas(kLine) RankState {
-  std::atomic<uint32_t> pid;  // the claim on this rank
+  std::atomic<uint32_t> pid;  // process that has claimed this rank, or 0
   std::atomic<Phase> phase;
   std::atomic<uint64_t> startTime;  // of process `pid`, see Process.hpp
   Progress progress;
@@ -71,7 +71,7 @@ struct FaultRecord {
   static constexpr uint32_t kNone = 0, kBeingWritten = 1, kSet = 2;
   std::atomic<uint32_t> state;
   int32_t result;
-  uint64_t ranks[kMaxRanks / 64];  // at fault: one bit each
+  uint64_t ranks[kMaxRanks / 64];  // the ranks at fault, one bit each
   static constexpr size_t kRoom = 479;
   char text[kRoom + 1];
 };
@@ -83,13 +83,13 @@ struct alignas(kLine) Header {
   alignas(kLine) std::atomic<int32_t> joined;
   alignas(kLine) FaultRecord fault;
   alignas(kLine) std::atomic<uint64_t> doorbell;  // see NcclApi::ring
-  // Number of the CPU, from 1, on which each rank was last seen; 0: not seen yet.
+  // By rank: number, from 1, of the CPU on which it was last seen, or 0 if it has not been seen.
   alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "the atomics are shared by processes");
 
-// Hash of the layout, by which builds that differ in it tell each other.
+// Hash of the layout, which differs between builds with different layouts.
 inline constexpr uint64_t kLayout = [] {
   uint64_t hash = 0;
   for (const size_t number :
@@ -112,7 +112,7 @@ inline constexpr uint64_t kLayout = [] {
         static_cast<size_t>(kDepth),
         static_cast<size_t>(kHistory),
         static_cast<size_t>(kMaxRanks)}) {
-    hash = (hash ^ number) * 1099511628211u;  // as host::hashBytes
+    hash = (hash ^ number) * 1099511628211u;  // as in host::hashBytes
   }
   return hash;
 }();

@@ -33,10 +33,12 @@ NcclError systemFailure(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Bytes that are taken before a look at what is left then: other ranks may take memory, too.
+// Bytes that are taken between two checks of the available memory, since other ranks take memory,
+// too.
 constexpr size_t kBetweenLooks = 64 << 20;
 
-// Takes the pages of the file. Refuses before the system would end processes to find so many.
+// Allocates the pages of the file. Refuses to take more than is available, before the system kills
+// processes to free memory.
 void take(int file, size_t bytes, const std::string& what) {
   for (size_t taken = 0; taken < bytes;) {
     if (const auto available = availableMemory(); bytes - taken > available.bytes) {

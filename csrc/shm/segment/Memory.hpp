@@ -9,24 +9,24 @@
 
 namespace torchcomms_pg::shm {
 
-// Address of a part of Memory, for a peer that maps it. Made by the process that has the memory,
-// which must keep it until the peer has mapped it.
+// Address of a part of Memory, for a peer that maps it. The process that owns the memory makes the
+// address, and has to keep the memory until the peer has mapped it.
 struct MemoryAddress {
   uint32_t pid;
   int32_t file;
-  Token token;      // under which the process shares it
-  uint64_t device;  // with the inode: identifies the file behind `file`
+  Token token;      // names the memory among what the process shares
+  uint64_t device;  // identifies, with `inode`, the file behind `file`
   uint64_t inode;
   uint64_t offset;
   uint64_t bytes;
 };
 
 // Owns a mapping of an anonymous memory file and its descriptor. The file has no name in any file
-// system, so nothing is left behind by a killed process.
+// system, so a killed process leaves nothing behind.
 class Memory {
  public:
-  // Throws NcclError, also when the system is short of memory: the pages are taken at once, because
-  // a page that is missing later ends the process.
+  // Allocates all pages at once, because a page that is missing later ends the process. Throws
+  // NcclError, also if the system is short of memory.
   static std::shared_ptr<Memory> allocate(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -45,13 +45,13 @@ class Memory {
   const size_t bytes_;
 };
 
-// Maps the part; the last reference unmaps it. Throws NcclError.
+// Maps the part; dropping the last reference unmaps it. Throws NcclError.
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address);
 
-// Serve memAlloc and memFree, whose live memory is kept by address. Freed memory stays mapped while
-// others share in it. Callable from any thread.
+// Implement memAlloc and memFree. Freed memory stays mapped as long as others hold a reference.
+// Callable from any thread.
 void* allocateMemory(size_t bytes);
-void freeMemory(void* pointer);  // throws NcclError for one that is not from there
+void freeMemory(void* pointer);  // throws NcclError for other memory
 // Returns the memory that contains the range, or null.
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes);
 

@@ -56,7 +56,7 @@ bool claim(FaultRecord& fault) {
   return fault.state.compare_exchange_strong(none, FaultRecord::kBeingWritten);
 }
 
-// Makes all ranks agree on their number before the memory gets its size.
+// Checks that all ranks name the same number of ranks, on which the size of the memory depends.
 void agreeOnRanks(int file, int ranks) {
   void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (page == MAP_FAILED) {
@@ -91,8 +91,8 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
   bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
-  // Every rank sets the same size, so the order does not matter; and seals it, so that no process
-  // can take the pages away from the others.
+  // Every rank sets the same size, so the order does not matter. Sealing the size keeps every
+  // process from taking pages away from the others.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
       (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
@@ -140,7 +140,7 @@ bool Segment::fail(const NcclError& failure) {
 
 NcclError Segment::failure() const {
   const FaultRecord& fault = header().fault;
-  // The rank that claimed the record writes it at once, unless it was killed there.
+  // The rank that claimed the record writes it at once, unless it was killed in between.
   for (int i = 0; i < 100 && fault.state.load(std::memory_order_acquire) != FaultRecord::kSet;
        ++i) {
     const timespec millisecond{0, 1'000'000};
@@ -160,7 +160,7 @@ void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t m
   const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
   for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
     const int rank = word * 64 + std::countr_zero(bits);
-    // The rank's condition may have come true before it slept.
+    // A rank that found its condition true does not sleep, and needs no call.
     if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
     sleepers.fetch_and(~(bits & -bits));
     wake(rank);

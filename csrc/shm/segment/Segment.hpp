@@ -31,7 +31,7 @@ class Segment {
 
   int size() const { return ranks_; }
 
-  // Sets the names of the ranks in errors, where they are part of a larger group. Call before the
+  // Sets the names of the ranks in errors, if they are part of a larger group. Call before the
   // first operation; all ranks of a process set the same names.
   void nameRanks(std::vector<std::string> names) {
     std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
@@ -55,13 +55,13 @@ class Segment {
     return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
   }
 
-  // Counts how often `source` has sent the signal `index` to `destination`.
+  // Returns the counter of how often `source` has sent the signal `index` to `destination`.
   std::atomic<uint64_t>& signal(int source, int destination, int index) const {
     return signals_[(static_cast<size_t>(destination) * kSignals + index) * ranks_ + source];
   }
 
   // Declares the communicator failed on every rank and wakes all threads. Only the first failure
-  // counts; returns whether this was the first.
+  // counts; returns whether it was this one.
   bool fail(const NcclError& failure);
   bool failed() const {
     return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
@@ -79,7 +79,7 @@ class Segment {
     for (int word = 0; word * 64 < ranks_; ++word) wakeThose(self, word, ~uint64_t{0});
   }
 
-  // Notes that a thread of rank `self` is about to sleep until `rank` rings. Call before sleeping.
+  // Registers a thread of rank `self` that is about to sleep until `rank` wakes it.
   void await(int self, int rank) const {
     auto& sleepers = state(rank).doorbell.awaitedBy[self / 64];
     const uint64_t bit = uint64_t{1} << (self % 64);

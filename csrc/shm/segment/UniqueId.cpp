@@ -32,7 +32,7 @@ struct OpenFiles {
   std::mutex mutex;
   std::vector<File> files;
 
-  // Closes the parent's files, which the parent serves.
+  // Closes the inherited descriptors; the parent keeps its own.
   void inChild() {
     for (const File& file : files) ::close(file.number);
     files.clear();
@@ -147,8 +147,8 @@ int openUniqueId(const ncclUniqueId& id) {
             ", this rank runs as user " + std::to_string(geteuid()));
   }
   const auto path = descriptorPath(content.pid, content.file);
-  // The number may by now belong to another file, which must not be opened:
-  // look at the name first, and at the token in the file afterwards.
+  // The number may by now belong to another file, which must not be opened: check the name first,
+  // and the token in the file afterwards.
   char target[64] = {};
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
   const bool seen = length >= 0 || !forbidden(content.pid, errno);

@@ -1,5 +1,5 @@
 // The rendezvous: a unique id names an anonymous memory file of the process that made it. The file
-// has no name in any file system, so nothing is left behind by a killed process, and a small
+// has no name in any file system, so a killed process leaves nothing behind, and the size of
 // /dev/shm is no limit.
 #pragma once
 
@@ -31,8 +31,8 @@ inline constexpr uint64_t kMagic = 0x32304d4853475054 ^ kLayout;
 // Makes an id. Its memory file stays open in this process until all ranks have joined.
 ncclUniqueId makeUniqueId();
 
-// Returns a descriptor of the memory file; throws NcclError with the reason why
-// this process cannot reach it.
+// Returns a descriptor of the memory file. Throws NcclError with the reason if this process cannot
+// reach it.
 int openUniqueId(const ncclUniqueId& id);
 
 // Closes the files made by this process whose communicators are complete.

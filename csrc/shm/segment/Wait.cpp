@@ -22,14 +22,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// Spin time after long waits: more would only take the CPU from a thread that could use it, such as
+// Spin time after long waits. More would only take the CPU from a thread that could use it, such as
 // the one that computes what this rank sends next.
 constexpr microseconds kLeastPatience{5};
 
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
-// Returns the number of CPUs that the calling thread may use, or whose time its process may.
+// Returns the number of CPUs that the calling thread may use, at most the process's quota of CPU
+// time.
 int cpuCount() {
   static const int quota = host::cpuQuota(host::cgroups("cpu"));
   cpu_set_t set;
@@ -39,7 +40,7 @@ int cpuCount() {
 
 std::atomic<bool> moreRanksThanCpus{false};
 
-// Groups of this process that have not ended, by their numbers of ranks.
+// Numbers of ranks of this process's groups, as long as a group lives.
 struct Groups {
   std::mutex mutex;
   std::multiset<int> ranks;
@@ -52,7 +53,7 @@ struct Groups {
   }
 };
 
-// Returns the number of the current CPU as Header::cpus holds it.
+// Returns the number of the current CPU as Header::cpus stores it.
 uint16_t currentCpu() {
   return static_cast<uint16_t>(sched_getcpu() + 1);
 }
@@ -94,8 +95,8 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Looks without sleeping for as long as that has paid of late. A wait for more than one step of one
-// peer is not judged: it may move much meanwhile.
+// Polls without sleeping, for the spin time that earlier waits have taught. A wait for any rank
+// always spins longest and teaches nothing, since much data may move meanwhile.
 bool Waiter::spinThenYield(
     FunctionRef<bool()> ready,
     FunctionRef<bool()> failed,
@@ -118,7 +119,7 @@ bool Waiter::spinThenYield(
   return false;
 }
 
-// Expects the next wait to last about as long as this one did.
+// Sets the next spin time: the next wait should last about as long as this one.
 void Waiter::adaptSpinTime(int waker, bool soon) const {
   if (waker == kAnyone) return;
   const auto before = patience_.load(std::memory_order_relaxed);
@@ -139,7 +140,7 @@ void Waiter::sleepUnless(int waker, FunctionRef<bool()> ready) const {
   } else {
     for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
   }
-  // Pairs with the fence in Segment::wakeRank: either the ringing rank sees the sleeper, or the
+  // Pairs with the fence in Segment::wakeRank: either the waking rank sees the sleeper, or the
   // sleeper sees what was published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) syscall(SYS_futex, &doorbell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
@@ -186,7 +187,7 @@ void Waiter::waitLong(
     const auto now = Clock::now();
     const bool lookForDead = now >= nextLifeCheck;
     if (lookForDead) nextLifeCheck = now + kLifeCheck;
-    // A rank that has left or died may have done before what this rank waits for.
+    // A rank that has left or died may have published before what this rank waits for.
     if (left() || lookForDead) {
       try {
         checkPeers(needs);

@@ -11,7 +11,7 @@
 
 namespace torchcomms_pg::shm {
 
-// A reference to a callable that outlives the call it is passed to.
+// A reference to a callable, valid during the call that it is passed to.
 template <class Function>
 class FunctionRef;
 
@@ -43,29 +43,29 @@ inline void pauseCpu() {
 // Waits on behalf of one rank. Any number of threads may wait at once.
 //
 // A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
-// microseconds: for that long if the last wait was over by then, and ever shorter if not. If
-// another rank may need its CPU, the thread yields between two looks. Nothing changes the CPUs that
-// a thread may use: they are its owner's.
+// microseconds. It spins for kPatience if the previous wait ended within that time, and after each
+// longer wait for half as long as before. If another rank may need its CPU, the thread yields
+// between two looks. The CPUs that a thread may use belong to its owner, and never change.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
 
-  // Returns once ready() is true. After anything that makes ready() true a rank, maybe this one,
-  // must ring this rank's doorbell. Throws NcclError when the communicator has failed; also makes
-  // it fail when a rank for which needs(rank) is true has left it or has died.
+  // Returns once ready() is true. A rank that may have made ready() true, possibly this one, must
+  // ring this rank's doorbell. Throws NcclError if the communicator has failed. Fails the
+  // communicator if a rank for which needs(rank) is true has left or died.
   template <class Ready, class Needs>
   void wait(const Ready& ready, const Needs& needs) const {
     if (!spinBriefly(ready)) waitLong(ready, needs, kAnyone, true);
   }
 
-  // Same as wait(), where `peer` is the rank that rings.
+  // Same as wait(), if `peer` is the rank that rings.
   template <class Ready>
   void waitForPeer(int peer, const Ready& ready) const {
     if (!spinBriefly(ready)) waitLong(ready, [peer](int rank) { return rank == peer; }, peer, true);
   }
 
-  // Same as wait(), but ignores that the communicator has failed: for ranks that meet after a
-  // failure. Throws NcclError, without recording it, when a needed rank has left or died.
+  // Same as wait(), but ignores a failure of the communicator, for ranks that meet afterwards.
+  // Throws NcclError, without recording it, if a needed rank has left or died.
   void waitDespiteFailure(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs) const {
     waitLong(ready, needs, kAnyone, false);
   }
@@ -73,13 +73,13 @@ class Waiter {
   // Throws NcclError if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
-  // Publishes the number of the CPU on which this rank runs.
+  // Publishes the number of the calling thread's CPU.
   void noteCpu() const;
 
  private:
   static constexpr int kQuickChecks = 64;
   static constexpr int kAnyone = -1;
-  // Longest spin time: longer than a wake-up through the kernel, so that ranks in step never sleep.
+  // Longest spin time. A wake-up through the kernel takes less, so ranks in step never sleep.
   static constexpr std::chrono::microseconds kPatience{100};
 
   template <class Ready>
@@ -93,8 +93,8 @@ class Waiter {
     return false;
   }
 
-  // Returns whether another rank was last seen on the CPU of the calling thread: that rank cannot
-  // go on while this thread spins.
+  // Returns whether another rank was last seen on the calling thread's CPU, and so cannot run while
+  // this thread spins.
   bool sharesCpu() const;
   void waitLong(
       FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int waker, bool watchFailure) const;
@@ -111,11 +111,11 @@ class Waiter {
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
 };
 
-// Returns whether the largest group of this process has more ranks on this host than there are CPUs
-// for its threads: then ranks yield instead of spinning.
+// Returns whether this process's largest group has more ranks on this host than its threads have
+// CPUs: then ranks yield instead of spinning.
 bool crowded();
 
-// Counts a group, of so many ranks on this host, while it lives.
+// Counts a group of `ranks` ranks on this host, while it lives.
 class RanksOnHost {
  public:
   explicit RanksOnHost(int ranks);
