@@ -41,11 +41,11 @@ class Execution {
   void complete() { ranks_ == 1 ? alone() : process({0, c_.count}); }
 
  private:
-  // Bytes that a rank stages at once where all peers only copy. Measured: half of it takes up to
-  // 1.4 times the time with two ranks, and twice as much up to 1.2 times with four.
+  // Bytes that a rank stages at once if its peers only copy. Measured: half as many take up to 1.4
+  // times as long with two ranks, and twice as many up to 1.2 times with four.
   static constexpr size_t kPieceBytes = 512 << 10;
 
-  // Limit of the bytes that publish() stages, in the time of the caller.
+  // Limit of the bytes that publish() stages, since it delays the caller.
   static constexpr size_t kPublishedBytes = 256 << 10;
 
   void alone() { stage(c_.output, c_.input, c_.count); }
@@ -56,11 +56,12 @@ class Execution {
     const bool reduces = c_.kind == CollectiveKind::allReduce || c_.kind == CollectiveKind::reduce;
     return reduces && bytes(c_.count) > oneShotBytes(ranks_);
   }
-  // Returns how much of c_.count one step takes, unless the ranks share the work of reducing.
+  // Returns how many of c_.count elements one step handles, unless the ranks share the work of
+  // reducing.
   size_t capacity() const;
-  // Returns whether a rank stages a part for each of the others.
+  // Returns whether a rank stages a separate part for each other rank.
   bool inParts() const;
-  // prepare() publishes this rank's range for a step, process() reads what the others have
+  // prepare() publishes this rank's range of a step; process() reads what the other ranks have
   // published.
   void prepare(Range range);
   void process(Range range);
@@ -81,7 +82,8 @@ class Execution {
   }
 
   void move(void* out, const void* in, size_t count) const { host::copy(out, in, bytes(count)); }
-  // Copies this rank's input to where it is reduced from.
+  // Copies this rank's input to the buffer from which it is reduced, multiplied if the operator has
+  // a factor.
   void stage(void* out, const void* in, size_t count) const {
     if (c_.op.scaled) {
       host::scale(c_.type, out, in, scalar_, count);
@@ -92,7 +94,7 @@ class Execution {
   void combine(void* out, const void* const* in, size_t count) const {
     host::reduce(c_.type, c_.op.scaled ? ncclSum : c_.op.reduction, out, in, ranks_, count);
   }
-  // Returns the peer to deal with in turn `i` of ranks_ - 1; every rank starts with another peer.
+  // Returns the peer for turn `i` of ranks_ - 1; every rank starts with another peer.
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
 
   bool root() const { return rank_ == c_.root; }
@@ -123,9 +125,9 @@ void Execution::run() {
   } while (next.count != 0);
 }
 
-// Reduce-scatter followed by all-gather (Rabenseifner), in rounds of two steps: in the first, every
-// rank gets its part of everybody's input and reduces it; in the second, the ranks that want the
-// result collect the reduced parts.
+// Reduce-scatter followed by all-gather (Rabenseifner), in rounds of two steps. In the first step,
+// every rank reduces its part of all inputs. In the second, the ranks that want the result collect
+// the reduced parts.
 void Execution::reduceShared() {
   struct Round {
     Range all;
@@ -220,11 +222,11 @@ void Execution::prepare(Range range) {
 }
 
 void Execution::fill(std::byte* mine, Range range) const {
-  if (range.count == 0) return;  // it may be a barrier
+  if (range.count == 0) return;  // as in a barrier
   const auto inputOf = [&](int rank) { return input(c_.count * rank + range.first); };
   switch (c_.kind) {
     case CollectiveKind::reduce:
-      // No other rank reads a root's input.
+      // No other rank reads the root's input.
       if (root() && !c_.op.scaled) return;
       [[fallthrough]];
     case CollectiveKind::allReduce: return stage(mine, input(range.first), range.count);
@@ -276,7 +278,7 @@ void Execution::process(Range range) {
     host::copy(output(range.first), find(exchange_.read(c_.root)), bytes(range.count));
   };
   if (range.count == 0) {
-    // Moves nothing, but notices a peer that calls another collective.
+    // Moves nothing, but detects a peer that calls another collective.
     for (int i = 0; i < ranks_ - 1; ++i) exchange_.read(peer(i));
     return exchange_.close();
   }

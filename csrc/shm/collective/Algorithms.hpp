@@ -10,14 +10,14 @@ namespace torchcomms_pg::shm {
 // part is done. Throws NcclError.
 void execute(Exchange& exchange, const Collective& collective, int rank, int ranks);
 
-// The two halves of execute(). begin() publishes what the peers need of this rank, without waiting
-// for any of them; it returns false, with nothing done, if it would have to wait or the collective
-// takes more than one step.
+// The two halves of execute(). begin() publishes what the peers need from this rank, without
+// waiting for them. It returns false, and does nothing, if it would have to wait or the collective
+// takes several steps.
 bool begin(Exchange& exchange, const Collective& collective, int rank, int ranks);
 void complete(Exchange& exchange, const Collective& collective, int rank, int ranks);
 
-// Returns the size up to which all-reduces and reduces take one step, in which every rank that
-// wants the result reduces everything; larger ones share the work.
+// Returns the size up to which an all-reduce or reduce takes one step, in which every rank that
+// wants the result reduces everything. The ranks share the work of larger ones.
 size_t oneShotBytes(int ranks);
 
 }  // namespace torchcomms_pg::shm

@@ -1,5 +1,5 @@
-// The steps in which collectives move data: every rank publishes one staging buffer and reads those
-// of its peers.
+// The steps in which collectives move data: every rank publishes one staging buffer and reads its
+// peers' buffers.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace torchcomms_pg::shm {
 
 // This rank's side of the steps. All ranks execute the same steps in the same order; a step may be
-// opened and published before the step before it is closed. Used by the one thread whose turn it
+// opened and published before the step before it is closed. Used only by the thread whose turn it
 // is, except absentRanks().
 class Exchange {
  public:
@@ -21,22 +21,21 @@ class Exchange {
       : segment_(segment), waiter_(waiter), self_(self) {}
 
   // Sets the collective that the next steps belong to. `rooted`: not every rank reads from every
-  // other, so publish() compares signatures too, as read() alone would miss some that differ.
+  // other, so read() would miss some mismatches, and publish() compares signatures as well.
   void begin(const Signature& signature, bool rooted = false) {
     signature_ = signature;
     rooted_ = rooted;
   }
 
-  // Returns the buffer of the next step, once the peers have read what it held before.
+  // Returns the buffer of the next step, once no peer reads its previous content.
   std::byte* open();
-  // Returns whether open() would not have to wait.
+  // Returns whether open() would return without waiting.
   bool hasRoom() const;
-  // Publishes the opened buffer. Throws NcclError if a peer has published another collective than
-  // this rank: of two ranks the later one throws, here or in read(), and the other finds the
-  // failure.
+  // Publishes the opened buffer. Throws NcclError if a peer has published a different collective:
+  // the later of two ranks throws, in publish() or read(), and the other one sees the failure.
   void publish();
 
-  // Returns a peer's buffer of the oldest step that is not closed, once published.
+  // Returns a peer's buffer of the oldest unclosed step, once published.
   const std::byte* read(int peer);
 
   // Returns this rank's buffer of that step.
@@ -44,12 +43,12 @@ class Exchange {
     return segment_.staging(self_, closed_.load(std::memory_order_relaxed));
   }
 
-  // Closes the oldest open step: this rank has read all it needs of it.
+  // Closes the oldest unclosed step: this rank reads nothing more of it.
   void close();
 
   size_t bytes() const { return kStagingBytes; }
 
-  // Returns the ranks that have not published the oldest step that is not closed.
+  // Returns the ranks that have not published the oldest unclosed step.
   std::vector<int> absentRanks() const;
 
   // Compares the signatures that no later open() will compare, as far as possible without waiting.

@@ -17,7 +17,7 @@ class Operators {
   ncclRedOp_t createPreMulSum(
       const void* scalar, ncclDataType_t type, ncclScalarResidence_t residence);
   void destroy(ncclRedOp_t op);
-  // Returns the operator of `op`, which may be one of NCCL's own.
+  // Returns the operator that `op` stands for, which may be one of NCCL's own.
   Operator resolve(ncclRedOp_t op, ncclDataType_t type) const;
 
  private:

@@ -28,7 +28,7 @@ ncclResult_t Plan::start() {
       if (self->execute() != ncclSuccess) stream.failed();
     });
   } catch (const std::exception& error) {
-    // The plan has its place in the order, which no other can take.
+    // The plan already has a place in the order, which later plans wait for.
     comm_->fail(NcclError(ncclSystemError, error.what(), {comm_->rank()}));
     return execute();
   }

@@ -1,5 +1,4 @@
-// Operations that are executed together: those that one thread issued in one group, or a single
-// one.
+// Operations that are executed together: all that one thread issued in one group, or a single one.
 #pragma once
 
 #include <memory>
@@ -20,20 +19,20 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void add(Put put) { puts_.push_back(std::move(put)); }
   void add(SignalWait wait) { waits_.push_back(std::move(wait)); }
 
-  // Enqueues the operations on the stream, which executes them with each replay where it records a
-  // graph. Without a stream it blocks until they are done, and returns their result.
+  // Enqueues the operations on the stream; if the stream records a graph, each replay executes
+  // them. Without a stream, blocks until they are done, and returns their result.
   ncclResult_t start();
 
  private:
-  // Returns a copy with the same operations, of a plan that has not been launched.
+  // Returns a copy of a plan that has not been launched.
   std::shared_ptr<Plan> again() const;
 
-  // Fixes the plan's place in the order of the communicator's operations. `now`: no operation is
-  // before it, so that peers may have what they need of it at once.
+  // Fixes the plan's place in the order of the communicator's operations. `now`: no earlier
+  // operation is pending, so the peers may get what they need from this plan at once.
   void launch(bool now);
 
-  // Runs the puts, which do not wait, then the transfers together, then the waits for signals and
-  // the collectives in order; blocks. An error fails the communicator.
+  // Runs the puts, which do not wait, then the transfers together, then the waits for signals, then
+  // the collectives in order. Blocks. An error fails the communicator.
   ncclResult_t execute() noexcept;
 
   std::shared_ptr<Comm> comm_;

@@ -12,8 +12,8 @@
 
 namespace torchcomms_pg::shm {
 
-// Hands out tickets when operations are issued, and lets them execute in that
-// order, on whatever threads they execute. Used from any thread.
+// Hands out tickets when operations are issued, and lets the operations execute in that order, on
+// any threads. Thread-safe.
 class TicketLock {
  public:
   uint64_t take() { return issued_.fetch_add(1); }
@@ -21,8 +21,8 @@ class TicketLock {
   // Returns whether all earlier tickets have passed.
   bool isNext(uint64_t ticket) const { return passed_.load() == ticket; }
 
-  // Blocks until all earlier tickets have passed. Throws NcclError when the
-  // communicator fails: an earlier ticket may then never come.
+  // Blocks until all earlier tickets have passed. Throws NcclError if the communicator fails, since
+  // an earlier ticket may then never pass, or if a signal interrupts the wait.
   void await(uint64_t ticket, const Segment& segment) {
     if (!isNext(ticket)) {
       std::unique_lock lock(mutex_);
@@ -42,7 +42,7 @@ class TicketLock {
   void pass(uint64_t ticket) {
     uint64_t expected = ticket;
     if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;
-    // No thread waits unless more tickets are out.
+    // Threads wait only if later tickets exist.
     if (issued_.load() == ticket + 1) return;
     std::lock_guard lock(mutex_);
     changed_.notify_all();
