@@ -1,7 +1,7 @@
-"""Reads the flight recorders' dumps of all ranks and says who held up whom.
+"""Finds from the flight recorders' dumps of all ranks which ranks held up which.
 
 ``python -m torchcomms_pg.trace FOLDER`` prints the verdict; see `torchcomms_pg.trace.__main__`.
-With ``--nccl`` it says what of a run that ended well would go wrong over NCCL: `nccl_hazards`.
+With ``--nccl`` it prints what would go wrong over NCCL in a run that ended well: `nccl_hazards`.
 """
 
 from torchcomms_pg.trace.analysis import Analysis, Verdict

@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.trace FOLDER``: tells what the ranks' dumps say."""
+"""``python -m torchcomms_pg.trace FOLDER``: prints what the ranks' dumps show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ With --nccl it is 1 if a hazard is found, and 0 if none is.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Reads, prints and writes what the command line asks for."""
+    """Reads the dumps, then prints and writes what the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m torchcomms_pg.trace",
         description="Says from the flight recorders' dumps of all ranks which rank holds up the "
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.nccl and (options.html or options.perfetto):
         parser.error("--nccl prints a report, and writes no page: leave out --html and --perfetto")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # letters that the locale lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for letters that the locale lacks
     try:
         dumps = load(options.folder, options.prefix, stale=options.stale)
         if options.nccl:

@@ -1,18 +1,18 @@
-"""Finds from all ranks' dumps which ranks hold up others or come late, and what takes the time.
+"""Finds from all ranks' dumps which ranks hold up others or arrive late, and what takes the time.
 
-The rules of blame: an operation waits for the ranks that it cannot end without and that have not
-come to it; a rank waits for those that its unfinished operations wait for. Blame goes along the
-waiting to its ends. An end is
+The rules of blame: an operation waits for the ranks that it needs and that have not arrived at it.
+A rank waits for the ranks that its unfinished operations wait for. Blame follows these waits until
+it ends at
 
-- a rank that is awaited and has no unfinished operation: a culprit,
-- a rank that is awaited and has no dump, or one that leaves something out: unknown, since it may
-  wait, too,
+- an awaited rank without an unfinished operation: a culprit,
+- an awaited rank without a dump, or with an incomplete one: unknown, since it may wait, too,
 - an operation whose ranks called different things: a mismatch,
-- an operation that all ranks have come to: it is under way, and nobody is a culprit,
+- an operation at which all ranks have arrived: it is under way, and no rank is a culprit,
 - ranks that wait for each other: a circle.
 
-A rank that waits is never a culprit. Whether a rank waits in an operation, or has only called it
-with ``async_op``, no dump tells; so one with an unfinished operation counts as waiting.
+A rank that waits is never a culprit. A dump does not tell a rank that waits in an operation from
+one that has only called it with ``async_op``, so a rank with an unfinished operation counts as
+waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 from torchcomms_pg.trace.dumps import Dumps, Entry
 from torchcomms_pg.trace.groups import Group
 
-# Their sizes differ from rank to rank by design, as do those of each all-to-all.
+# Operations whose sizes differ between ranks by design, as the sizes of all-to-alls do.
 _UNEVEN = {
     "all_gather_v",
     "reduce_scatter_v",
@@ -39,12 +39,12 @@ _UNEVEN = {
 }
 _UNEVEN_PREFIXES = ("all_to_all", "alltoall")
 
-# The operation that ends one which waits for one other rank.
+# The operation of the other rank that each of these needs.
 _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
 
 
 class Route(NamedTuple):
-    """The way of one kind of messages that a rank sends to, or receives from, another."""
+    """Identifies a sequence of messages: the group, the operation, the sender and the receiver."""
 
     group: Group
     op: str
@@ -53,7 +53,7 @@ class Route(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A collective of a group, the same on all of its ranks."""
+    """Identifies a collective of a group, with equal values on all of its ranks."""
 
     group: Group
     seq: int
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Finding:
-    """One cause of waiting: what `Verdict.kind` says, with the ranks at fault.
+    """One cause of waiting, with the ranks at fault; `Verdict.kind` lists the kinds.
 
     ``entries`` are the operations that show it. ``held_up`` are the ranks that wait because of it.
     """
@@ -81,19 +81,19 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """The findings, those that explain the most first."""
+    """The findings, ordered by how many ranks each one holds up."""
 
     findings: list[Finding]
 
     @property
     def kind(self) -> str:
-        """``fine``, ``missing``, ``message``, ``mismatch``, ``order``, ``unknown`` or
-        ``unfinished``: that of the first finding."""
+        """Kind of the first finding: ``fine``, ``missing``, ``message``, ``mismatch``, ``order``,
+        ``unknown`` or ``unfinished``."""
         return self.findings[0].kind
 
     @property
     def culprits(self) -> list[int]:
-        """The global ranks at fault; those that may be, if none is for certain."""
+        """The global ranks that are certainly at fault, or those that may be if none is."""
         proven = [finding for finding in self.findings if finding.kind != "unknown"]
         ranks = [rank for finding in proven for rank in finding.culprits]
         ranks = ranks or [rank for finding in self.findings for rank in finding.culprits]
@@ -119,8 +119,8 @@ class Straggler:
 
     rank: int
     collectives: int = 0
-    last: int = 0  # number of times it came last, by more than _NOTICEABLE_NS
-    late_ms: float = 0.0  # sum of the times after the first rank of each collective
+    last: int = 0  # number of times it arrived last, by more than _NOTICEABLE_NS
+    late_ms: float = 0.0  # sum of its delays after the first rank, over all collectives
     worst_ms: float = 0.0
     worst: Entry | None = None
 
@@ -153,8 +153,8 @@ class Analysis:
     def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
         self.collectives: dict[Place, dict[int, list[Entry]]] = defaultdict(dict)
-        self.last: dict[tuple[Group, int], Entry] = {}  # collective
-        # Messages by number; the latest; and those that wait, the first first.
+        self.last: dict[tuple[Group, int], Entry] = {}  # the last collective of a rank
+        # Messages by number; the latest on each route; and unfinished ones, in order.
         self.messages: dict[tuple[Route, int], Entry] = {}
         self.latest: dict[Route, Entry] = {}
         self.waiting: dict[Route, list[Entry]] = defaultdict(list)
@@ -183,9 +183,10 @@ class Analysis:
             yield from dump.entries
 
     def holds(self, entry: Entry) -> bool:
-        """True if it has not ended. A batch's end holds up nobody: its members do.
+        """Returns whether it has not ended. A batch itself holds up no rank: its members do.
 
-        A message has ended if its receiver has it; torch's hook tells no end of one in a batch.
+        A send has ended if its receiver has finished: torch's hook does not report the end of a
+        message in a batch.
         """
         if entry.finished or (entry.p2p and entry.op == "coalesced"):
             return False
@@ -197,14 +198,14 @@ class Analysis:
         return Counter(group.name for group in {entry.group for entry in self.entries()})
 
     def group_name(self, group: Group) -> str:
-        """The group's name, with its description, and with its ranks if another has its name."""
+        """Returns the name and description, with the ranks if another group has the same name."""
         known = group.description and group.description != "undefined"
         name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
         alone = self._names[group.name] == 1 or not group.ranks
         return name if alone else f"{name} of {rank_names(group.ranks)}"
 
     def waits_for(self, entry: Entry) -> frozenset[int]:
-        """The ranks that an unfinished operation cannot end without, and that are not in it."""
+        """Returns the ranks that an unfinished operation needs and that have not arrived at it."""
         if entry.p2p:
             return frozenset(self._awaited_side(entry))
         place = Place(entry.group, entry.seq)
@@ -218,17 +219,17 @@ class Analysis:
         return self._absent[place]
 
     def _awaited_side(self, entry: Entry) -> set[int]:
-        """The ranks that may be a message's other side, if that has not come."""
+        """Returns the ranks that may be a message's other side, if this has not arrived."""
         if entry.op not in _OTHER_SIDE or not entry.group.ranks or self.met(entry):
             return set()
         other = entry.receiver if entry.op == "send" else entry.sender
         return set(entry.group.ranks) - {entry.rank} if other is None else {other}
 
     def met(self, entry: Entry) -> Entry | None:
-        """The other side of a message, if it is there.
+        """Returns the other side of a message, if it is recorded.
 
-        If that has finished and ``entry`` has not, it met another message: ``entry`` is meant for
-        another one, for example by its tag, or waits for its batch.
+        If the other side has finished and ``entry`` has not, the other side was matched with a
+        different message: ``entry`` has, for example, another tag, or waits for its batch.
         """
         route = _route(entry)._replace(op=_OTHER_SIDE[entry.op])
         if entry.number is not None and (side := self.messages.get((route, entry.number))):
@@ -238,7 +239,7 @@ class Analysis:
             routes.append(route._replace(sender=None))
         elif entry.sender is None:
             routes = [route._replace(sender=rank) for rank in entry.group.ranks]
-            for each in routes:  # a message that has left, and that nobody has received
+            for each in routes:  # a message that has been sent and not received
                 sent, received = self.latest.get(each), self.latest.get(each._replace(op="recv"))
                 if sent and (sent.number or 0) > ((received and received.number) or 0):
                     return sent
@@ -248,11 +249,11 @@ class Analysis:
                     return side
         latest = self.latest.get(route)
         if latest is None or entry.number is None or latest.number is None:
-            return latest if entry.batched else None  # it is not known which ones have met
-        return latest if latest.number > entry.number else None  # its ring has forgotten it
+            return latest if entry.batched else None  # it is not known which ones were matched
+        return latest if latest.number > entry.number else None  # the ring buffer has dropped it
 
     def _misfit(self, entry: Entry) -> Entry | None:
-        """The other side of a message, if it has another size or dtype."""
+        """Returns the other side of a message if its size or dtype differs."""
         side = self.met(entry) if entry.op in ("send", "recv") else None
         if side is None or (entry.numel, entry.dtype) == (side.numel, side.dtype):
             return None
@@ -260,19 +261,19 @@ class Analysis:
         return side if entry.number == side.number and (entry.number or in_order) else None
 
     def _has_not_passed(self, rank: int, entry: Entry) -> bool:
-        # A recorder keeps the newest operations only.
+        # A recorder keeps only the newest operations.
         last = self.last.get((entry.group, rank))
         return last is None or last.seq < entry.seq
 
     def disagrees(self, place: Place) -> bool:
-        """True if the calls of the ranks at ``place`` cannot be one collective."""
+        """Returns whether the ranks' calls at ``place`` cannot be one collective."""
         calls = self.collectives[place].values()
         if len(calls) < 2 or all(entry.finished for entries in calls for entry in entries):
             return False
         return len({tuple(map(signature, entries)) for entries in calls}) > 1
 
     def verdict(self) -> Verdict:
-        """Every end of the waiting, those that explain the most ranks first."""
+        """Returns all causes of waiting, ordered by how many ranks each one holds up."""
         stuck = [entry for entries in self.unfinished.values() for entry in entries]
         if not stuck:
             return Verdict([Finding("fine", [], ["Every recorded operation has finished."])])
@@ -288,7 +289,7 @@ class Analysis:
         for finding in findings:
             finding.held_up = _reach(finding.held_up, awaiting)
         left = {entry.rank for entry in stuck}.difference(*(each.held_up for each in findings))
-        # Those in operations that are under way, and those that wait for them.
+        # Ranks in operations that are under way, and ranks that wait for these.
         moving = _reach({rank for rank in left if not waits[rank]}, awaiting)
         if first := next((e for e in stuck if e.rank in moving and not waits[e.rank]), None):
             findings.append(self._unfinished(first))
@@ -299,13 +300,13 @@ class Analysis:
             circle.held_up = _reach(set(circle.culprits), awaiting)
             left -= circle.held_up
             findings.append(circle)
-        last = ("unknown", "unfinished")  # of those that explain as much
+        last = ("unknown", "unfinished")  # among findings that hold up as many ranks
         findings.sort(key=lambda each: (-len(each.held_up), each.kind in last))
         findings.sort(key=lambda each: each.kind == "unfinished")
         return Verdict(findings)
 
     def _mismatches(self, stuck: list[Entry]) -> list[Finding]:
-        """The first collective of each group that ranks disagree on, and messages that do."""
+        """Returns each group's first collective on which ranks disagree, and such messages."""
         findings: dict[object, Finding] = {}
         for entry in sorted((e for e in stuck if not e.p2p), key=lambda e: e.seq):
             place = Place(entry.group, entry.seq)
@@ -317,7 +318,7 @@ class Analysis:
         return list(findings.values())
 
     def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
-        """The ranks that are awaited and do not wait, at the first operation that misses each."""
+        """Returns awaited ranks that do not wait, each at the first operation that misses it."""
         told: set[int] = set()
         findings = []
         for entry in stuck:
@@ -336,7 +337,7 @@ class Analysis:
         return bool(self.unfinished.get(rank))
 
     def _is_proven(self, rank: int, missed: Entry) -> bool:
-        """True if a rank without an unfinished operation is known to hold up this one."""
+        """Returns whether a rank without an unfinished operation certainly holds up ``missed``."""
         dump = self.dumps.get(rank)
         if dump is None or self._gloo or not dump.gapless:
             return False
@@ -387,13 +388,13 @@ class Analysis:
     def _circle(
         self, rank: int, waits: dict[int, set[int]], awaiting: dict[int, set[int]]
     ) -> Finding:
-        """A circle that the waiting of ``rank``, which leads to no other end, leads to."""
+        """Returns a circle of waiting ranks. ``rank`` waits for it, and for no other cause."""
         while beyond := _reach(waits[rank], waits) - _reach({rank}, awaiting):
             rank = min(beyond)
         within = _reach(waits[rank], waits)
         ring: list[Entry] = []
         while rank not in [entry.rank for entry in ring]:
-            # Of several operations, a rank is most likely to be in the latest.
+            # Of several operations, a rank most likely waits in the latest.
             entries = reversed(self.unfinished[rank])
             ring.append(next(e for e in entries if self.waits_for(e) & within))
             rank = min(self.waits_for(ring[-1]) & within)
@@ -430,7 +431,7 @@ class Analysis:
         return Finding("unfinished", [], lines, inside)
 
     def _unmet(self, entry: Entry, side: Entry, *, alike: bool) -> Finding:
-        """A message with both sides there, at least one of them unfinished."""
+        """Returns the finding on a message with two recorded sides, not both of them finished."""
         title = [
             f"{self.what(each)} #{each.seq} of {self.members([each.rank], each.group)}"
             for each in sorted((entry, side), key=lambda each: each.op, reverse=True)
@@ -475,14 +476,14 @@ class Analysis:
         )
 
     def _last_there(self, rank: int, missed: Entry) -> Entry | None:
-        """The last operation of a rank of the kind that ``missed`` waits for."""
+        """Returns a rank's last operation of the kind that ``missed`` waits for."""
         if not missed.p2p:
             return self.last.get((missed.group, rank))
         route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
         return self.latest.get(route if missed.op == "send" else route._replace(sender=rank))
 
     def _doing(self, rank: int, missed: Entry) -> list[str]:
-        """Lines about the last operation of a rank that ``missed`` waits for."""
+        """Returns lines about the last operation of a rank that ``missed`` waits for."""
         me = self.members([rank], missed.group)
         last, where = self._last_there(rank, missed), "in this group"
         nothing = f"has done nothing {where}"
@@ -497,7 +498,7 @@ class Analysis:
         return [self._did(last, where) if last else f"{me} {nothing}", state]
 
     def members(self, ranks: Iterable[int], group: Group | None) -> str:
-        """``rank 1``; ``rank 1 (global 5)`` if its number in the group is another."""
+        """Returns ``rank 1``, or ``rank 1 (global 5)`` if its number in the group differs."""
         numbers = {rank: group.rank_of(rank) if group else rank for rank in ranks}
         return rank_names(
             str(number) if number == rank else f"{number} (global {rank})"
@@ -506,7 +507,7 @@ class Analysis:
 
     @staticmethod
     def what(entry: Entry) -> str:
-        """What was called, with the numbers of the group."""
+        """Returns what was called, with ranks as numbered in the group."""
         sides = [
             side if side is None else entry.group.rank_of(side)
             for side in (entry.sender, entry.receiver)
@@ -514,7 +515,7 @@ class Analysis:
         return entry.describe(*sides)
 
     def stragglers(self) -> list[Straggler]:
-        """The ranks, the latest first. Over several hosts as exact as their clocks agree."""
+        """Returns the ranks, the latest first, as exactly as the hosts' clocks agree."""
         found = {rank: Straggler(rank) for rank in self.dumps}
         for place, calls in self.collectives.items():
             if len(calls) < 2 or set(calls) != set(place.group.ranks):
@@ -533,7 +534,7 @@ class Analysis:
         return sorted(found.values(), key=lambda straggler: -straggler.late_ms)
 
     def costs(self) -> list[Cost]:
-        """The kinds of operations, the most expensive first."""
+        """Returns the kinds of operations, the most expensive first."""
         found: dict[tuple[Group, str], Cost] = {}
         for entry in self.entries():
             took = duration_ms(entry)
@@ -544,7 +545,7 @@ class Analysis:
 
 
 def duration_ms(entry: Entry) -> float | None:
-    """The time from its start, or else from its call, to its end; None while it runs."""
+    """Returns the time from the start, or if unknown the call, to the end; None if it runs."""
     if entry.duration_ms is not None:
         return entry.duration_ms
     if entry.completed is None:
@@ -557,7 +558,7 @@ def _route(entry: Entry) -> Route:
 
 
 def signature(entry: Entry) -> tuple[object, ...]:
-    """What all ranks of a collective have in common."""
+    """Returns what has to be equal on all ranks of a collective."""
     if entry.op in _UNEVEN or entry.op.startswith(_UNEVEN_PREFIXES):
         return (entry.op, entry.dtype)
     by_output = entry.op in ("scatter", "reduce_scatter")
@@ -565,7 +566,7 @@ def signature(entry: Entry) -> tuple[object, ...]:
 
 
 def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
-    """``start``, and all that the edges lead to from there."""
+    """Returns ``start`` and everything that edges lead to from it."""
     reached = set(start)
     left = list(start)
     while left:
@@ -576,7 +577,7 @@ def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
 
 
 def rank_names(ranks: Iterable[object]) -> str:
-    """``rank 1``, or ``ranks 1, 2``."""
+    """Returns ``rank 1`` or ``ranks 1, 2``."""
     names = list(map(str, ranks))
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 

@@ -1,14 +1,14 @@
-"""Reads what flight recorders wrote: c10d's schema, version 2, as pickle or JSON.
+"""Reads flight recorders' dumps: c10d's schema, version 2, as pickle or JSON.
 
-The schema is that of ``torch/csrc/distributed/c10d/FlightRecorder.hpp``; dumps of torch's own
-``nccl`` and ``gloo`` backends have it too. Each recorder leaves something else out:
+The schema is defined by ``torch/csrc/distributed/c10d/FlightRecorder.hpp``; dumps of torch's own
+``nccl`` and ``gloo`` backends have it too. Each of these recorders leaves something out:
 
-- Gloo's writes no states (``retired`` alone says that an entry has ended), no messages, and the
-  ranks of the last group made only;
-- that of ``nccl`` writes no states of a batch's members, and does not number messages.
+- Gloo's writes no states (only ``retired`` shows that an entry has ended), no messages, and only
+  the ranks of the group that was made last;
+- ``nccl``'s writes no states of a batch's members, and does not number messages.
 
-A file may hold anything: what is read has the types that `Entry` says, its texts show as they are
-on a terminal, and reading takes a time that its length bounds.
+A file may contain anything. What is read has the types that `Entry` declares, its texts are safe to
+print on a terminal, and the file's length bounds the time of reading.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torchcomms_pg.trace.stale import find_stale
 
 T = TypeVar("T")
 
-# A pickle may name one list many times. A ring of 2000 operations has 128,000 frames at most.
+# A pickle may refer to one list many times. A ring of 2000 operations has 128,000 frames at most.
 _MOST = 500_000
 _MOST_DIMS = 64  # of a tensor of torch
 
-# Messages between two ranks, and operations outside c10d's schema, have groups of their own,
-# whose names begin with that of the group that they were called on.
+# Messages between two ranks, and operations outside c10d's schema, are recorded in separate groups,
+# whose names begin with the name of the group on which they were called.
 _ONE_SIDED = re.compile(r"(.*):(put|signal|wait_signal) (\d{1,9})(->|<-)(\d{1,9})", re.DOTALL)
 _PAIR = re.compile(r"(.*):(\d{1,9})-(\d{1,9})", re.DOTALL)
 _SIDES = re.compile(r"(\d{1,9}|\?|-1)(->|<-)(\d{1,9}|\?|-1)")
@@ -41,12 +41,12 @@ _BATCH = re.compile(r"coalesced|[A-Z_]+_coalesced")
 
 
 class DumpError(ValueError):
-    """A file is not a flight recorder's dump; the message names it and says what it is."""
+    """Raised for a file that is no flight recorder's dump; the message says why."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a Python stack, innermost first in a list of them."""
+    """One line of a Python stack. Lists of frames begin with the innermost."""
 
     function: str
     file: str
@@ -61,15 +61,15 @@ class Entry:
     """One operation on one rank. Times are nanoseconds since 1970, sizes in elements.
 
     ``sender`` and ``receiver`` of a message are global ranks, None for any. ``number`` counts the
-    messages of one direction between two ranks, the same on both; None if the dump does not tell.
-    A ``batched`` one ends with the batch that it is a member of, or may do so: torch's hook tells
-    of the last member of a batch only that it ends.
+    messages of one direction between two ranks, with equal results on both; None if unknown. A
+    ``batched`` operation ends, or may end, with the batch that it is a member of: torch's hook
+    reports only the end of a batch's last member.
 
-    Some dumps alone tell the rest. ``batch`` is a number that messages of one batch of the group
-    have, 0: in no batch, None: not told. ``tag`` of a message, and ``root`` of a collective, a
-    global rank, are None where they are not told, or where there is none. ``from_any``: a receive
-    that takes what comes first. ``thread``, ``reduce_op`` and ``device`` are empty if not told;
-    ``thread`` tells the threads of one rank apart.
+    Only some dumps contain the rest. ``batch`` is equal for the messages of one batch of a group,
+    0 for a message in no batch, and None if unknown. ``tag`` of a message and ``root`` of a
+    collective (a global rank) are None if unknown or absent. ``from_any`` marks a receive from any
+    rank. ``thread``, ``reduce_op`` and ``device`` are empty if unknown; ``thread`` distinguishes
+    the threads of one rank.
     """
 
     rank: int
@@ -93,7 +93,7 @@ class Entry:
     duration_ms: float | None
     timeout_ms: int
     frames: tuple[Frame, ...]
-    local: bool = False  # its sides are ranks of the group as yet
+    local: bool = False  # its sides are still ranks of the group, not global ranks
     batched: bool = False
     thread: str = ""
     batch: int | None = None
@@ -105,24 +105,24 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """True if it ended. One that had started, and is retired without an end, has failed."""
+        """Whether it has ended. One that started, and is retired without an end, has failed."""
         if self.state == "completed" or self.completed is not None:
             return True
         return self.retired and self.state == "scheduled"
 
     @property
     def numel_in(self) -> int:
-        """Elements of all inputs."""
+        """Number of elements of all inputs."""
         return sum(math.prod(size) for size in self.input_sizes)
 
     @property
     def numel_out(self) -> int:
-        """Elements of all outputs."""
+        """Number of elements of all outputs."""
         return sum(math.prod(size) for size in self.output_sizes)
 
     @property
     def numel(self) -> int:
-        """Elements of a message."""
+        """Number of elements of a message."""
         return self.numel_in if self.op == "send" else self.numel_out
 
     @property
@@ -131,7 +131,7 @@ class Entry:
         return self.describe(self.sender, self.receiver)
 
     def describe(self, sender: object, receiver: object) -> str:
-        """Name and size, with other numbers of the two ranks of a message."""
+        """Returns name and size, with the given names of a message's two ranks."""
         name = self.op
         if self.p2p and self.op != "coalesced":
             sides = ["?" if side is None else str(side) for side in (sender, receiver)]
@@ -147,9 +147,9 @@ class Entry:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost line of the user's own code: not of torch, nor of this package.
+        """The innermost line of the user's own code: not of torch or of this package.
 
-        Nor the end of a ``with`` block of theirs, such as that of a batch.
+        The end of a ``with`` block of either, such as a batch's, does not count.
         """
         for frame in self.frames:
             if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):
@@ -162,8 +162,8 @@ class Dump:
     """The content of one rank's recorder.
 
     ``whole``: it has every operation since the first. ``gapless``: no operation is missing
-    between two that it has. ``lost`` counts the operations that its ring has forgotten, and
-    ``captured`` those that graphs run, which it does not have. ``detailed``: it tells tags,
+    between two that it has. ``lost`` counts the operations that its ring buffer has dropped, and
+    ``captured`` the operations in graphs, which are not recorded. ``detailed``: it has tags,
     batches and devices.
     """
 
@@ -171,18 +171,18 @@ class Dump:
     path: Path
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, global ranks)
     entries: list[Entry] = field(default_factory=list)
-    library: str = ""  # how the names of its operations begin
+    library: str = ""  # prefix of its operations' names
     whole: bool = True
     gapless: bool = True
     lost: int = 0
     captured: int = 0
     detailed: bool = False
-    # True: a group without an entry has the name of another, whose ranks the dump tells instead.
+    # True if a group without entries has the name of another, whose ranks the dump lists instead.
     namesakes: bool = False
 
 
 class Dumps(dict[int, Dump]):
-    """Dumps by global rank; and, by rank, why other files are left out."""
+    """Dumps by global rank. ``left_out``: by rank, why a file is left out."""
 
     def __init__(self, dumps: Iterable[Dump], left_out: dict[int, str] | None = None) -> None:
         super().__init__((dump.rank, dump) for dump in dumps)
@@ -193,12 +193,12 @@ class Dumps(dict[int, Dump]):
 def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dumps:
     """Reads every dump in ``folder``, by global rank.
 
-    A dump's name ends with its rank, as torch writes them, optionally with ``.json``, ``.pkl``
-    or ``.pickle`` after it. ``prefix`` limits what is read to names that begin so. Files that are
-    no dumps are left out, if one is, and those that are older than others, unless ``stale``.
+    A dump's file name ends with its rank, as in torch, optionally followed by ``.json``, ``.pkl``
+    or ``.pickle``. ``prefix``: the part of the names before the rank. Leaves out files that are no
+    dumps if at least one is, and, unless ``stale``, dumps that are older than others.
 
     Raises:
-        DumpError: nothing to read, two files of one rank, or no file is a dump.
+        DumpError: no file to read, two files of one rank, or no file is a dump.
     """
     paths: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -225,7 +225,7 @@ def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dum
         raise DumpError(next(iter(left_out.values())))
     found = Dumps(dumps, left_out)
     if not stale and (old := find_stale(found)):
-        # Without the old ones, other groups may be the same on all ranks.
+        # Matches the groups again, without those of the old dumps.
         left_out.update(old)
         found = Dumps(_read({rank: paths[rank] for rank in found if rank not in old}, {}), left_out)
     return found
@@ -235,7 +235,7 @@ def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
     dumps = []
     for rank, path in paths.items():
         try:
-            # A ring of any size can be read; a frame takes more than eight bytes of a file.
+            # Allows a ring of any size: a frame takes more than eight bytes of a file.
             most = max(_MOST, path.stat().st_size // 8)
             dumps.append(parse(_content(path), rank, path, most))
         except (DumpError, OSError) as error:
@@ -244,7 +244,7 @@ def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
 
 
 def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Dump:
-    """Makes the dump of ``rank`` of what a file holds, with ``most`` frames and tensors."""
+    """Makes the dump of ``rank`` from a file's content; ``most`` limits its frames and tensors."""
     if not isinstance(content, dict) or "version" not in content or "pg_config" not in content:
         raise DumpError("no flight recorder's dump: 'version' or 'pg_config' is missing")
     where = ""
@@ -295,7 +295,7 @@ def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Du
 class _OpenBatch:
     """Gives a batch's state to its members, which have none in the dumps of torch's ``nccl``.
 
-    They come right before it in their group, and have its numbers.
+    In its group, a batch directly follows its members, and has their numbers.
     """
 
     def __init__(self) -> None:
@@ -340,7 +340,7 @@ def _number_messages(entries: list[Entry]) -> None:
 
 
 def printable(text: str) -> str:
-    """Escapes, as Python does, what would move the cursor or is no character: ``\\x1b``."""
+    """Escapes characters that cannot be shown, or move the cursor, as Python does: ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(
@@ -368,7 +368,7 @@ def _get(raw: dict[Any, Any], key: str, kind: type[T], default: Any = _REQUIRED)
 
 
 def _checked(value: Any, kind: type[T], what: str) -> T:
-    """Checks that ``value`` can be shown and counted with; texts become `printable`."""
+    """Checks the type of ``value`` and that a number has 64 bits; makes texts `printable`."""
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**63 else math.inf
     if type(value) is not kind:
@@ -381,7 +381,7 @@ def _checked(value: Any, kind: type[T], what: str) -> T:
 
 
 def _list(raw: Any, kind: type[T], what: str) -> list[T]:
-    """Checks a list or a tuple, and returns a list."""
+    """Checks a list or a tuple and its items, and returns a list."""
     if not isinstance(raw, (list, tuple)):
         raise DumpError(f"{what} is of type {type(raw).__name__}, wanted list")
     return [_checked(value, kind, f"in {what} one") for value in raw]
@@ -398,7 +398,7 @@ def _group(config: dict[Any, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Group]) -> Entry:
-    """Reads an entry. Its group, one of ``made``, has no ranks yet."""
+    """Reads an entry. Its group is added to ``made``, and has no ranks yet."""
     names = _list(raw.get("process_group"), str, "'process_group'")
     if not names:
         raise DumpError("'process_group' is empty")
@@ -424,7 +424,7 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
         sender, receiver = (both[side] if side in (0, 1) else side for side in (sender, receiver))
     else:
         local = p2p
-    # Members of a batch come before it in the dumps of torch's nccl, see _OpenBatch.
+    # In dumps of torch's nccl, a batch follows its members, see _OpenBatch.
     batch = 0 if local and library == "nccl" else None
     dtypes = [
         dtype
@@ -463,7 +463,7 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
 
 
 def _add_details(entry: Entry, detail: dict[Any, Any]) -> None:
-    """Adds what this project's recorder tells beside c10d's schema."""
+    """Adds what this project's recorder writes beyond c10d's schema."""
     entry.tag = _get(detail, "tag", int, None)
     entry.batch = _get(detail, "batch", int, None)
     entry.from_any = bool(_get(detail, "from_any", int, 0))
@@ -477,7 +477,7 @@ def _frame(raw: dict[Any, Any]) -> Frame:
 
 
 def _time(raw: dict[Any, Any], key: str) -> int | None:
-    """Returns a time or None, for which JSON has 0."""
+    """Returns a time, or None, which is 0 in JSON."""
     return _get(raw, key, int) or None if raw.get(key) is not None else None
 
 

@@ -1,8 +1,8 @@
 """Finds out which process group an entry of a dump belongs to, over the dumps of all ranks.
 
-A dump tells the ranks of one group of each name. ``split`` gives several groups one name, though,
-and a group that was destroyed and made again keeps its name and counts from the start. Gloo's
-recorder tells no ranks at all.
+For each name, a dump lists the ranks of only one group. But ``split`` gives several groups one
+name, and a group that was destroyed and made again keeps its name and counts from the start.
+Gloo's recorder lists no ranks at all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MOST_RANKS = 1 << 17
 class Group:
     """A process group: one name and one list of global ranks.
 
-    ``id`` tells the groups of a process apart. ``life`` counts the groups of one name and the same
-    ranks, one after another. ``ranks`` is empty if the dumps do not tell them.
+    ``id`` distinguishes the groups of a process. ``life`` counts the successive groups with one
+    name and the same ranks. ``ranks`` is empty if they are unknown.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Group:
     id: int
     ranks: tuple[int, ...] = ()
     life: int = 0
-    told: bool = False  # False: ``ranks`` are those that have used it, or empty
+    told: bool = False  # False if ``ranks`` are only those that used it, or empty
 
     def rank_of(self, rank: int) -> int:
-        """The rank in the group of a global rank."""
+        """Returns the number in the group of a global rank."""
         return self.ranks.index(rank) if self.told and rank in self.ranks else rank
 
 
@@ -63,7 +63,7 @@ def settle(dumps: Mapping[int, Dump]) -> None:
 
 
 def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Finds the ranks of the groups of one name, by rank. False: the dumps do not tell them."""
+    """Sets the ranks of each rank's groups of one name. Returns False if the dumps lack them."""
     told = {dump.groups[name][1] for dump in dumps.values() if name in dump.groups}
     default = all(group.description == "default_pg" for groups in own.values() for group in groups)
     known = bool(told)
@@ -84,7 +84,7 @@ def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump
             and groups[0].id < groups[1].id
             and dumps[rank].whole
         ):
-            # Of two groups of one name, a dump tells the ranks of the last.
+            # Of two groups with one name, a dump lists the ranks of the last.
             groups[1].ranks = mine
             groups[0].ranks = next(iter(candidates - {mine}))
         else:
@@ -95,7 +95,7 @@ def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump
 
 
 def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Counts the groups of the same ranks on each rank. False: which is which is not told."""
+    """Sets the `Group.life` of each rank's groups. Returns False if they cannot be matched."""
     lives: dict[tuple[int, ...], dict[int, list[Group]]] = defaultdict(lambda: defaultdict(list))
     for rank, groups in own.items():
         for group in sorted(groups, key=lambda group: group.id):
@@ -105,8 +105,8 @@ def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool
         for rank in ranks:
             groups = of_rank.get(rank, [])
             if most > 1 and rank in dumps and dumps[rank].whole and len(groups) < most:
-                return False  # some of them may be groups of other ranks, that no dump tells
-            # A ring that has forgotten entries has forgotten the first lives.
+                return False  # some of them may be groups of other ranks, which no dump lists
+            # A ring buffer that has lost entries has lost those of the first lives.
             for life, group in enumerate(groups, most - len(groups)):
                 group.life = life
     return True

@@ -1,8 +1,8 @@
 """Reads pickles of plain data: dicts, lists, tuples, numbers and texts.
 
-Python's own unpickler can be kept from running code, but not from hashing a tuple that names
-itself twice at each of fifty levels, nor from making room for as many objects as a pickle of ten
-bytes says. Here every operation takes a time and a memory that the bytes it is made of bound.
+Python's own unpickler can be kept from running code. But it hashes a tuple that contains itself
+twice at each of fifty levels, and allocates as many objects as a pickle of ten bytes asks for. In
+this module, the bytes of every operation bound the time and the memory that it takes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def unpickle(data: bytes) -> Any:
     """Returns the content of ``data``, a pickle of protocol 2 or later.
 
     Raises:
-        ValueError: it is damaged, or holds anything else.
+        ValueError: ``data`` is damaged, or contains anything but plain data.
     """
     try:
         return _run(data)
@@ -31,7 +31,7 @@ def unpickle(data: bytes) -> Any:
 
 def _run(data: bytes) -> Any:
     stack: list[Any] = []
-    outer: list[list[Any]] = []  # the stacks below the marks
+    outer: list[list[Any]] = []  # stacks that a MARK has set aside
     memo: dict[int, Any] = {}
     at = 0
 
@@ -49,7 +49,7 @@ def _run(data: bytes) -> Any:
     while True:
         op = data[at]
         at += 1
-        if op == 0x68:  # BINGET, the most of a dump: without a call
+        if op == 0x68:  # BINGET, most of a dump; inline, since a call costs time
             stack.append(memo[data[at]])
             at += 1
         elif op == 0x6A:  # LONG_BINGET

@@ -12,7 +12,7 @@ from torchcomms_pg.trace.groups import Group
 
 
 def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
-    """The verdict, then the ranks that come late and the ``top`` most expensive operations."""
+    """The verdict, then the ranks that arrive late and the ``top`` most expensive operations."""
     lines = [str(verdict), *map(printable, analysis.dumps.left_out.values())]
     late = _late(analysis.stragglers())
     if any(row[1] != "0" for row in late):
@@ -28,7 +28,7 @@ def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
 
 
 def html(analysis: Analysis, verdict: Verdict) -> str:
-    """One page without anything from elsewhere: rows are ranks, bars are operations."""
+    """A self-contained page: rows are ranks, bars are operations."""
     entries = list(analysis.entries())
     origin = min((entry.created for entry in entries), default=0)
     shown = verdict.entries
@@ -54,15 +54,15 @@ def html(analysis: Analysis, verdict: Verdict) -> str:
         "costs": _costs(analysis.costs()),
     }
     page = importlib.resources.files("torchcomms_pg.trace").joinpath("timeline.html").read_text()
-    # "</script" would end the element that holds the data, and "<!--<script" hide its end.
+    # "</script" would end the element with the data, and "<!--<script" would hide its end.
     return page.replace("@DATA@", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
 
 
 def perfetto(analysis: Analysis, verdict: Verdict) -> str:
     """Chrome's trace event format, which chrome://tracing and ui.perfetto.dev read.
 
-    A process a rank, a thread a group; times in microseconds. What has not finished lasts to
-    the end of the trace.
+    Every rank is a process and every group a thread; times are in microseconds. An unfinished
+    operation lasts to the end of the trace.
     """
     events: list[dict[str, Any]] = []
     threads: dict[Group, int] = {}

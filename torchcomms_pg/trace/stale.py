@@ -1,7 +1,7 @@
-"""Finds dumps that are older than the others, such as that of a rank which this time was killed.
+"""Finds dumps left by an earlier run, for example of a rank that was killed in the latest one.
 
-A dump does not tell its run. But a collective in which every rank needs all others has ended on
-one rank only after all have called it, so two dumps that contradict this are not of one time.
+A dump does not name its run. But a collective in which every rank needs all others ends on one
+rank only after all ranks have called it. Two dumps that contradict this are of different times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchcomms_pg.trace.groups import Group
 if TYPE_CHECKING:
     from torchcomms_pg.trace.dumps import Dump, Entry
 
-# Two hosts' clocks may differ by so much.
+# Most by which two hosts' clocks may differ.
 _APART_NS = 2_000_000_000
 
 _SYNCHRONOUS = (
@@ -25,9 +25,9 @@ _SYNCHRONOUS = (
 
 
 def find_stale(dumps: Mapping[int, Dump]) -> dict[int, str]:
-    """The ranks whose dumps are older than another rank's, with the reason."""
+    """Returns the ranks whose dumps are older than another rank's, with the reasons."""
     done: dict[Group, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    called: dict[tuple[Group, int], Entry] = {}  # by the last rank that did
+    called: dict[tuple[Group, int], Entry] = {}  # by the last rank to call it
     last: dict[Group, dict[int, Entry]] = defaultdict(dict)
     seen: dict[int, int] = {}  # the latest time in a rank's dump
     for rank, dump in dumps.items():
@@ -54,7 +54,7 @@ def find_stale(dumps: Mapping[int, Dump]) -> dict[int, str]:
         furthest = places[max(places)][0]
         for rank, entry in last[group].items():
             if entry.seq < furthest.seq:
-                # The one that ended earlier is the older.
+                # The dump that ends earlier is the older one.
                 old, new = sorted((rank, furthest.rank), key=lambda each: seen[each])
                 has = "has ended on it" if old == furthest.rank else "is not on it"
                 why = f"{_what(furthest)} {has}, and rank {new} tells otherwise"

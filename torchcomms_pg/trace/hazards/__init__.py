@@ -1,7 +1,7 @@
-"""What of a run would hang, be refused or give other data over NCCL, from the dumps of its ranks.
+"""Finds in the dumps of a run what would hang, be refused or give other data over NCCL.
 
 For runs that ended well over another backend, as on machines without GPUs. docs/nccl_hazards.md
-has the rules, and where they are stated.
+lists the rules and their sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def nccl_hazards(dumps: Dumps) -> Hazards:
     """Finds the hazards for NCCL in the dumps of all ranks of a run.
 
     Args:
-        dumps: of `torchcomms_pg.trace.load`. What is missing in them is named in the result.
+        dumps: from `torchcomms_pg.trace.load`. The result names what they lack.
     """
     analysis = Analysis(dumps)
     lines = crossed_lines(analysis)

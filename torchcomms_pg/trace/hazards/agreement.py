@@ -1,4 +1,4 @@
-"""Collectives of one number that the ranks called in ways that do not agree."""
+"""Collectives that the ranks called with arguments that disagree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SAME = f'{GUIDE}, "Collective Operations": the same count and the same datatype
 
 
 def disagreements(analysis: Analysis) -> list[Hazard]:
-    """Calls that cannot be one collective: other operations, sizes, types, roots, reductions."""
+    """Returns calls with one number that differ in operation, size, type, root or reduction."""
     found = Collector()
     for place, calls in analysis.collectives.items():
         if not place.group.ranks or len(calls) < 2:

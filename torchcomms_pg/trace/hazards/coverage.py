@@ -1,4 +1,4 @@
-"""What dumps do not tell of the hazards of NCCL, in lines."""
+"""What the search for hazards of NCCL could not judge, in lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ONE_SIDED = ("put", "signal", "wait_signal")
 
 
 def not_covered(analysis: Analysis) -> list[str]:
-    """Lines about ranks, operations and facts that nothing was said of."""
+    """Returns lines about the ranks, operations and facts that were not judged."""
     dumps = analysis.dumps
     lines = [printable(why) for why in dumps.left_out.values()]
     entries = list(analysis.entries())

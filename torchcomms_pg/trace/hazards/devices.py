@@ -8,9 +8,9 @@ from torchcomms_pg.trace.hazards.hazard import Hazard, named
 
 
 def two_devices(analysis: Analysis) -> list[Hazard]:
-    """Groups that a backend ``nccl`` alone could not serve: it takes no tensors of the CPU.
+    """Returns groups that the backend ``nccl`` could not serve, as it takes no CPU tensors.
 
-    One for ``cpu:gloo,cuda:nccl`` can, so these may be meant.
+    A group for ``cpu:gloo,cuda:nccl`` can, so they may be intended.
     """
     devices: dict[tuple[str, tuple[int, ...]], dict[str, Entry]] = {}
     for entry in analysis.entries():

@@ -1,4 +1,4 @@
-"""Batches of messages that are the first call of a group, to which not all of its ranks come."""
+"""Batches of messages that are the first call of a group and do not include all of its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RULE = "torch.distributed, batch_isend_irecv: as a group's first call, all of i
 
 
 def first_batches(analysis: Analysis) -> list[Hazard]:
-    """Groups whose communicator some ranks would wait for with a batch, and others never make."""
+    """Returns groups whose first batch needs a communicator that some ranks never make."""
     firsts: dict[Group, dict[int, Entry]] = defaultdict(dict)
     for entry in analysis.entries():
         if not entry.p2p or entry.batch:

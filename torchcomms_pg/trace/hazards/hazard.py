@@ -1,4 +1,4 @@
-"""What is found, how an operation is named in it, and how it is printed."""
+"""The hazards that were found, and the texts that name their operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
 
 GUIDE = "NCCL's user guide"
-# Torch's nccl of 2.15 makes the communicator of a group with the group, and no others.
+# Since 2.15, torch's nccl makes only one communicator of a group, together with the group.
 LAZY = "over torch's nccl before 2.15, or nccl-legacy, without device_id"
 
 
@@ -19,8 +19,8 @@ class Hazard:
 
     ``kind`` is ``order``, ``messages``, ``first message``, ``tags``, ``sizes``, ``batch``,
     ``first batch``, ``refused``, ``mismatch``, ``threads``, ``lines`` or ``device``. ``entries``
-    are the operations that show it first, of the global ``ranks``; ``times`` counts how often the
-    run had it, also on the ranks ``others``.
+    are the first operations that show it, and ``ranks`` their global ranks. ``times`` counts how
+    often it occurred in the run, also on the ranks ``others``.
     """
 
     kind: str
@@ -41,10 +41,10 @@ class Hazard:
 
 @dataclass
 class Hazards:
-    """What a run would meet over NCCL.
+    """The hazards of a run over NCCL.
 
-    ``found``: what breaks a rule that NCCL, or torch's ``nccl``, states. ``doubts``: what may be
-    meant, and may be a mistake. ``not_covered``: what the dumps do not tell.
+    ``found``: violations of a rule that NCCL or torch's ``nccl`` states. ``doubts``: what may be
+    intended or a mistake. ``not_covered``: what the dumps do not show.
     """
 
     found: list[Hazard]
@@ -66,13 +66,13 @@ class Hazards:
 
 
 class Collector:
-    """Keeps one hazard for each set of lines of Python, and counts the others."""
+    """Keeps the first hazard at each set of lines of Python, and counts the others."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, frozenset[str]], Hazard] = {}
 
     def add(self, hazard: Hazard) -> None:
-        """Adds a hazard, or counts it."""
+        """Adds a hazard, or counts it if one is known at its lines."""
         places = frozenset(map(_place, hazard.entries))
         known = self._found.setdefault((hazard.kind, places), hazard)
         if known is not hazard:
@@ -81,7 +81,7 @@ class Collector:
 
     @property
     def hazards(self) -> list[Hazard]:
-        """Those that were added, the first first."""
+        """The kept hazards, in the order in which they were added."""
         return list(self._found.values())
 
 
@@ -90,13 +90,13 @@ def _place(entry: Entry) -> str:
 
 
 def some_ranks(ranks: Iterable[int]) -> str:
-    """The first of many ranks, in their order."""
+    """Returns the names of the lowest ranks, eight at most."""
     ordered = sorted(ranks)
     return rank_names(ordered[:8]) + (", ..." if len(ordered) > 8 else "")
 
 
 def named(analysis: Analysis, entries: Sequence[Entry]) -> str:
-    """The name of an operation, or of a batch of them, with its line of Python."""
+    """Returns the name of an operation or a batch, with its line of Python."""
     first = entries[0]
     what = f"{analysis.what(first)} #{first.seq} of {analysis.group_name(first.group)}"
     if len(entries) > 1:
@@ -105,5 +105,5 @@ def named(analysis: Analysis, entries: Sequence[Entry]) -> str:
 
 
 def at(entry: Entry) -> str:
-    """The line of Python, to be put behind what it calls."""
+    """Returns the line of Python, to append to the name of its operation."""
     return f"  at {entry.where}" if entry.where else ""

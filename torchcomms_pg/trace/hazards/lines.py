@@ -1,4 +1,4 @@
-"""Collectives that met although they come from different lines of Python."""
+"""Collectives that the ranks called as one, but from different lines of Python."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.groups import Group
 from torchcomms_pg.trace.hazards.hazard import GUIDE, Hazard, named
 
-# Those in which all ranks do the same. With a root, its line often is another.
+# Collectives in which all ranks do the same. A root is often called from another line.
 _ALIKE = ("all_reduce", "all_gather", "_all_gather", "reduce_scatter", "_reduce_scatter", "all_to")
 
 _ONE_THREAD = f'{GUIDE}, "Thread Safety": one thread at a time, in an order that is the same'
 
 
 def crossed_lines(analysis: Analysis) -> list[Hazard]:
-    """Pairs of lines that two ranks called both, and each when the other called the other one.
+    """Returns pairs of lines that two ranks both called, but crosswise.
 
-    From two threads of a rank, whose order nothing settles, these are of kind ``threads``; others,
-    of kind ``lines``, a program may mean.
+    That is, once the first rank called line A while the second called line B, and once the
+    reverse. The kind is ``threads`` if two threads of a rank called them, whose order is not fixed.
+    It is ``lines`` otherwise, which a program may intend.
     """
-    # By group and two ranks: where the one is at a line, and the other at another.
+    # By group and two ranks: collectives that the two called from different lines.
     apart: dict[tuple[Group, int, int], dict[tuple[str, str], tuple[Entry, Entry]]]
     apart = defaultdict(dict)
     for place, calls in analysis.collectives.items():

@@ -1,4 +1,4 @@
-"""Messages that would meet other ones over NCCL, which has no tags: it goes by their order."""
+"""Messages that NCCL, which has no tags, would match in another way: by their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCHES = (
 
 
 def messages(analysis: Analysis) -> list[Hazard]:
-    """Sends and receives of one number, that do not belong together."""
+    """Returns sends and receives with one number that do not belong together."""
     found = Collector()
     sides: dict[tuple[object, ...], dict[str, Entry]] = {}
     for entry in sorted(judged_messages(analysis), key=lambda entry: (entry.rank, entry.record)):

@@ -1,4 +1,4 @@
-"""Orders of operations in which ranks would wait for each other, told as orders of locks are."""
+"""Orders of operations in which ranks would wait for each other, reported like lock orders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MERGE = f'{GUIDE}, "Point-to-point communication": merge calls that need to pro
 
 
 def orders(analysis: Analysis) -> tuple[list[Hazard], bool]:
-    """The circles of ranks that would wait for each other, each set of lines once.
+    """Returns the circles of ranks that would wait for each other, each set of lines once.
 
-    True: these are all; false: there are too many of them.
+    The second value is True if these are all, and False if there are too many to list.
     """
     found, replay = Collector(), Replay(programs(analysis))
     for circle in replay.run():

@@ -1,4 +1,4 @@
-"""Operations that torch's ``nccl`` refuses, and backends of the CPU accept."""
+"""Operations that torch's ``nccl`` refuses and CPU backends accept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_REDUCTION = ("BAND", "BOR", "BXOR")
 
 
 def refused(analysis: Analysis) -> list[Hazard]:
-    """Calls that raise over ``nccl``, each line once for all its ranks."""
+    """Returns the calls that raise over ``nccl``, each line once for all its ranks."""
     found: dict[tuple[str, str], Hazard] = {}
     for entry in analysis.entries():
         if (why := _why(entry)) is None:
@@ -33,7 +33,7 @@ def refused(analysis: Analysis) -> list[Hazard]:
 
 
 def _why(entry: Entry) -> tuple[str, str] | None:
-    """What is refused, and by which rule; None: nothing."""
+    """Returns what is refused, and the rule; None if ``nccl`` accepts the operation."""
     if entry.from_any:
         return "a receive from any rank", "ncclRecv names the rank that it receives from"
     if entry.dtype.startswith("Complex") and entry.op == "gather":

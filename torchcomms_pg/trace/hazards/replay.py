@@ -1,11 +1,11 @@
-"""Replays a run as if every operation stopped its rank until the others have called theirs.
+"""Replays a run as if every operation blocked its rank until the other ranks have called it.
 
-NCCL wants the operations of all communicators to be issued in one order on all ranks. There is one
-if the following replay of the run ends: each rank calls one operation after the other, and an
-operation ends when all that take part have called it; of a batch of messages, when the other side
-of each has been called. Where the replay stops, ranks wait for each other in a circle. What the
-replay says of a circle holds for itself: each of its ranks has called the one operation before the
-other. So it is told, taken for ended, and the replay goes on.
+NCCL requires all ranks to issue the operations of all communicators in one order. Such an order
+exists if the following replay of the run ends. Each rank calls one operation after the other. An
+operation ends when all ranks that take part have called it, and a batch when the other side of
+each of its messages has been called. If the replay stops, ranks wait for each other in a circle.
+A circle is a fact on its own: each of its ranks really called the one operation before the other.
+So the circle is reported, its operations count as ended, and the replay goes on.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.hazards.routes import judged_messages, pair_of
 
-# A run may have one in each of many steps. Finding one takes a time that grows with the ranks.
+# A run may have a circle in each of many steps. Finding one takes longer with more ranks.
 _MOST_CIRCLES, _MOST_OF_ALL_RANKS = 50, 40_000
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """What a rank calls at once: a collective, a message, or a batch of messages."""
+    """One call of a rank: a collective, a message, or a batch of messages."""
 
     rank: int
     entries: list[Entry] = field(default_factory=list)
-    meets: list[list[Call]] = field(default_factory=list)  # with the others that take part
+    meets: list[list[Call]] = field(default_factory=list)  # calls of all ranks that take part
     called: bool = False
-    # The first call of its communicator: of the group, or of two ranks' messages outside batches.
+    # True for the first call of a communicator: the group's, or of two ranks' unbatched messages.
     first: bool = False
 
     @property
     def message(self) -> bool:
-        """True if it is a message, or a batch of them."""
+        """Whether it is a message or a batch of messages."""
         return self.entries[0].p2p
 
 
 @dataclass
 class Circle:
-    """Ranks that wait for each other: each in a call, for one that the next makes later."""
+    """Ranks that wait for each other: each waits for a call that the next rank makes later."""
 
     now: list[Call]
-    later: list[Call]  # by the rank of the same place in ``now``
+    later: list[Call]  # of the rank at the same index of ``now``
 
 
 def programs(analysis: Analysis) -> dict[int, list[Call]]:
-    """The calls of each rank in their order, those alone of which the dumps tell who takes part."""
+    """Returns each rank's calls in order, without calls whose participants are unknown."""
     meetings: dict[Hashable, list[Call]] = defaultdict(list)
     messages = judged_messages(analysis)
     found = {}
@@ -91,7 +91,7 @@ class Replay:
         self._moving = deque(calls)
 
     def run(self) -> list[Circle]:
-        """The circles that it stops at, until it has `ended`, or has seen enough of them."""
+        """Returns the circles at which the replay stops, until it has `ended` or found enough."""
         found: list[Circle] = []
         while len(found) < max(_MOST_CIRCLES, _MOST_OF_ALL_RANKS // max(1, len(self.calls))):
             while self._moving:
@@ -122,7 +122,7 @@ class Replay:
             self.place[rank] += 1
 
     def _circle(self) -> Circle | None:
-        """A shortest circle of ranks that wait; None if all have ended."""
+        """Returns a shortest circle of waiting ranks; None if all ranks have ended."""
         heads = {rank: call for rank in self.calls if (call := self._head(rank)) is not None}
         waits = {rank: {call.rank: call for call in awaited(head)} for rank, head in heads.items()}
         best: list[int] | None = None
@@ -139,12 +139,12 @@ class Replay:
 
 
 def awaited(call: Call) -> Iterator[Call]:
-    """The calls of others that it cannot end without, and that have not been made."""
+    """Returns the calls of other ranks that ``call`` needs and that have not been made."""
     return (other for meeting in call.meets for other in meeting if not other.called)
 
 
 def _way_back(start: int, waits: dict[int, dict[int, Call]], bound: int) -> list[int] | None:
-    """The ranks of a shortest circle through ``start`` of less than ``bound``."""
+    """Returns the ranks of a shortest circle through ``start``, of fewer than ``bound`` ranks."""
     before: dict[int, int] = {}
     left = deque([(start, 1)])
     while left:

@@ -1,4 +1,4 @@
-"""Messages of which the dumps tell what the rules of NCCL ask for."""
+"""Messages of which the dumps tell enough to judge them by NCCL's rules."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torchcomms_pg.trace.groups import Group
 
 
 def pair_of(entry: Entry) -> frozenset[int | None]:
-    """The two ranks of a message."""
+    """Returns the two ranks of a message."""
     return frozenset((entry.sender, entry.receiver))
 
 
 def judged_messages(analysis: Analysis) -> set[Entry]:
-    """Messages whose other side is known, and whether they are in a batch.
+    """Returns messages of which the other side is known, and whether they are in a batch.
 
-    Without those from a rank to one that also receives from any rank: these are numbered when
-    they have come, so which ones would meet over NCCL is not known.
+    Leaves out messages between two ranks if one of them met a receive from any rank: such receives
+    are numbered when they end, so it is not known which messages would match over NCCL.
     """
     messages = [entry for entry in analysis.entries() if entry.op in ("send", "recv")]
     vague = {_way(entry) for entry in messages if entry.from_any}
