@@ -72,9 +72,9 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// Executes an exchange over lanes. The rank of a lane sends what its lane's ranks have for a host
-// to its counterpart on that host, which scatters it among the ranks of the host. Ranks without a
-// lane first copy their parts for other hosts to the rank of their lane.
+// Executes an exchange over lanes. For each other host, a lane's rank sends the data of all ranks
+// that the lane serves to its counterpart, which scatters the data among the ranks of that host.
+// Ranks without a lane first copy their parts for other hosts to the rank of their lane.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);

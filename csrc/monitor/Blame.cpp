@@ -52,8 +52,9 @@ class WaitGraph {
   }
 
  private:
-  // Returns the ranks whose operations differ at the same number: from the operation asked about,
-  // or at other numbers from each other, as when the asking rank is ahead of them.
+  // Returns the ranks that are in different operations with one number. At the number asked about,
+  // these are the ranks that differ from the asking rank. At other numbers, where the asking rank
+  // is ahead, they are all ranks that differ from each other.
   std::vector<int> disagreeing() const {
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
     for (const auto& [rank, answer] : answers_) {
@@ -101,7 +102,7 @@ class WaitGraph {
         const auto answer = answers_.find(rank);
         if (answer == answers_.end() && !missedByLibrary(rank, *wait)) {
           const auto known = silent_.find(rank);
-          // The rank may have done its part, unless no other rank is missing.
+          // The rank may have done its part, unless it is the only one missing.
           const bool gone = unmet.size() == 1 && known != silent_.end() && known->second.gone;
           add(gone ? found.gone : found.silent, rank);
         } else if (answer == answers_.end() || answer->second.waits.empty()) {
@@ -275,8 +276,8 @@ class WaitGraph {
     return true;
   }
 
-  // Returns whether the senders have issued more messages to the rank than it received before this
-  // one: each message under way may be the one. As above, true may be wrong and false is certain.
+  // Returns whether the message may have been issued: the senders have issued more messages to the
+  // rank than it received before this one. As above, true may be wrong and false is certain.
   bool hasMetAny(
       const Need& senders, int rank, const Wait& wait, const AwaitedMessage& message) const {
     uint64_t sent = 0;

@@ -51,7 +51,7 @@ void Compiling::end() {
   auto& state = announcements();
   std::lock_guard lock(state.mutex);
   if (state.depth == 0 || --state.depth > 0) {
-    return;  // or the callbacks were registered during a compilation
+    return;  // nested, or the callbacks were registered during a compilation
   }
   state.begun.reset();
   state.ended = Clock::now();

@@ -34,8 +34,8 @@ constexpr milliseconds kParting{500};
 
 constexpr milliseconds kBehind{200};
 
-// Time after which a call of the store counts as hanging: no message in the store is worth a longer
-// wait.
+// Time after which a call to the store counts as hanging, and other ranks' messages in the store
+// are not awaited any longer.
 constexpr milliseconds kHanging{1000};
 
 void print(const std::string& rank, const std::string& text) {

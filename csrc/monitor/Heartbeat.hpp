@@ -11,8 +11,8 @@ struct HeartbeatOptions {
   bool endsProcess = false;  // true to end the process if the monitor's thread is stuck
 };
 
-// Starts a thread that watches both as long as the monitor runs. It reports a problem on stderr,
-// once until the problem is over. A later call changes the options.
+// Starts a thread that looks for both problems as long as the monitor runs. It reports each on
+// stderr, once until the problem is over. A later call changes the options.
 void watchOverMonitor(HeartbeatOptions options);
 
 }  // namespace torchcomms_pg

@@ -8,8 +8,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Part of all own time after which a block ends. A collective soon after another says little, while
-// each of 20 at equal distances makes a block.
+// Part of all own time after which a block ends. A collective soon after another shares its block,
+// since it says little; 20 at equal distances make a block each.
 constexpr double kBlockPart = 1.0 / 32;
 
 double medianOf(std::vector<double> values) {
@@ -165,8 +165,8 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
     latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
-  // The others wait for one rank alone for the smaller of two times: by which it works longer than
-  // each of them, and by which each waits longer than it.
+  // The others wait for one rank alone for the smaller of two times: the time that it works longer
+  // than each of them, and the time that each waits longer than it.
   double share = 1;
   bool steady = true;
   std::vector<double> scatters;

@@ -125,7 +125,7 @@ class Report {
   // compiling, gets the length of a timeout from then on, within the limit. A rank that has asked
   // for time gets what remains of it.
   std::pair<int64_t, std::string> grant(const RankStatus& answer) const {
-    // At most one timeout at a time: the rank may continue sooner, and then be lost.
+    // Grants at most one timeout at a time: the rank may go on sooner, and hang afterwards.
     const auto asked = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
     int64_t compile = 0;
     std::string reason;

@@ -306,7 +306,7 @@ class Analysis:
         return Verdict(findings)
 
     def _mismatches(self, stuck: list[Entry]) -> list[Finding]:
-        """Returns each group's first collective on which ranks disagree, and such messages."""
+        """Returns each group's first mismatched collective, and all mismatched messages."""
         findings: dict[object, Finding] = {}
         for entry in sorted((e for e in stuck if not e.p2p), key=lambda e: e.seq):
             place = Place(entry.group, entry.seq)

@@ -39,7 +39,7 @@ class Group:
 
 
 def settle(dumps: Mapping[int, Dump]) -> None:
-    """Gives all entries of one group the same `Group`, and messages their global ranks."""
+    """Gives all entries of one group the same `Group`, and makes ranks of messages global."""
     names: dict[str, dict[int, list[Group]]] = defaultdict(dict)
     for rank, dump in dumps.items():
         for group in dict.fromkeys(entry.group for entry in dump.entries):

@@ -51,7 +51,7 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address);
 // Implement memAlloc and memFree. Freed memory stays mapped as long as others hold a reference.
 // Callable from any thread.
 void* allocateMemory(size_t bytes);
-void freeMemory(void* pointer);  // throws NcclError for other memory
+void freeMemory(void* pointer);  // throws NcclError if not from allocateMemory()
 // Returns the memory that contains the range, or null.
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes);
 

@@ -160,7 +160,7 @@ void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t m
   const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
   for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
     const int rank = word * 64 + std::countr_zero(bits);
-    // A rank that found its condition true does not sleep, and needs no call.
+    // A rank that has found its condition true does not sleep, and needs no wake-up.
     if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
     sleepers.fetch_and(~(bits & -bits));
     wake(rank);

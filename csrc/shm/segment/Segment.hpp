@@ -48,8 +48,8 @@ class Segment {
     return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
   }
 
-  // Returns the memory for messages from `source` to `destination`, aligned to a page and zero at
-  // first; source == destination exists too.
+  // Returns the memory for messages from `source` to `destination`, which may be the same rank. It
+  // is aligned to a page, and zero at first.
   size_t channelBytes() const { return channelBytes_; }
   std::byte* channel(int source, int destination) const {
     return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;

@@ -40,7 +40,7 @@ int cpuCount() {
 
 std::atomic<bool> moreRanksThanCpus{false};
 
-// Numbers of ranks of this process's groups, as long as a group lives.
+// Numbers of ranks of this process's live groups.
 struct Groups {
   std::mutex mutex;
   std::multiset<int> ranks;
