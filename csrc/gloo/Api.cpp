@@ -25,7 +25,7 @@ struct Task {
   std::variant<host::Collective, Messages::Issued> what;
 };
 
-// An all-to-all with parts of any size, issued as one send and one receive for each rank.
+// An all-to-all, issued as one send and one receive for each rank.
 struct Exchange {
   std::vector<Part> sends;
   std::vector<Part> receives;
@@ -96,8 +96,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (message.tag >= 0) {
       now.messages.push_back(issued);
     } else {
-      // Adds to the current exchange: the messages of exchanges are issued one exchange after
-      // another.
+      // Belongs to an exchange; exchanges are issued one after another.
       if (now.exchanges.empty() || now.exchanges.back().complete()) {
         const std::vector<Part> none(comm->topology().size);
         now.exchanges.push_back({none, none, message.type, {}});

@@ -6,9 +6,8 @@
 
 namespace torchcomms_pg::gloo {
 
-// Returns the table. Streams work as in shm/api/Api.hpp. The table lacks unique ids and the
-// functions that take them, since ranks meet in a store (newComm), and also registration, windows
-// and shrinking.
+// Returns the table, with streams as in shm/api/Api.hpp. It lacks unique ids and what needs them,
+// since ranks meet in a store (newComm); also registration, windows and shrinking.
 const NcclApi& api();
 
 // Makes a communicator for the table, of the ranks that meet in a store. Takes over

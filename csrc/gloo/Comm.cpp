@@ -12,7 +12,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Makes a link between some ranks of the group. `name`: the link's name in the group's store.
+// Makes a link between some ranks of the group. `name`: of the link, in the group's store.
 std::shared_ptr<Link> newLink(
     const Members& members,
     const std::shared_ptr<Fault>& fault,
@@ -57,8 +57,8 @@ Comm::~Comm() {
 std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
-  // Connects the group's failure with the communicator of this host's ranks: a failure of the group
-  // releases ranks that wait in shared memory, and a failure in shared memory becomes the group's.
+  // A failure of the group releases this host's ranks, which wait in shared memory. A failure of
+  // theirs becomes the group's.
   comm->fault_->watch(
       comm,
       {.release =
@@ -227,8 +227,8 @@ NcclApi::Probe Comm::probe() {
   auto look = [fault = fault_,
                lane = lane_,
                messages = messages_,
-               // A separate connection, since another thread may block in the shared one. Opened
-               // now, since a store that is gone takes long to refuse a connection.
+               // Own connection, since another thread may block in the shared one. Opened now,
+               // since a store that is gone takes long to refuse one.
                own = members_.store->clone(),
                seen = int64_t{0}](bool thorough) mutable {
     if (fault->known()) {

@@ -86,17 +86,16 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // message only to a thread that waits for it.
   void completeLater(std::shared_ptr<Request> request);
 
-  // Makes the communicator of the ranks with this rank's color, ordered by key. Both members are
-  // null for a rank without a color. If all ranks of a color are on one host, the child is the
-  // shared-memory library's `inside`, without a Comm.
+  // Makes the communicator of the ranks with this rank's color, ordered by key; both members are
+  // null without a color. If all are on one host, it is the shared-memory library's `inside`,
+  // without a Comm.
   struct Child {
     std::shared_ptr<Comm> comm;
     ncclComm_t inside = nullptr;
   };
   Child split(int color, int key, const Place& place);
 
-  // Returns the ranks that have not arrived at the oldest waiting collective, or after a failure
-  // those at fault.
+  // Returns the ranks missing at the oldest waiting collective, or after a failure those at fault.
   std::vector<int> absentRanks() const;
 
   // Returns a function that polls the store, for ranks that wait for nothing and so notice no

@@ -72,9 +72,9 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// Executes an exchange over lanes. For each other host, a lane's rank sends the data of all ranks
-// that the lane serves to its counterpart, which scatters the data among the ranks of that host.
-// Ranks without a lane first copy their parts for other hosts to the rank of their lane.
+// Executes an exchange over lanes. Each lane sends what its ranks have for another host to its
+// counterpart, which scatters it among that host's ranks. Ranks without a lane first copy their
+// parts for other hosts to the rank of their lane.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
@@ -121,8 +121,8 @@ void Execution::exchange(
   spread(receives, theirs, arrived);
 }
 
-// Copies the parts of ranks without a lane to the ranks of their lanes. Returns these parts by the
-// source's number on this host, ordered by destination host and rank.
+// Copies the parts of ranks without a lane to their lanes' ranks. Returns them by the source's
+// number on this host, ordered by destination host.
 std::map<int, Execution::Block> Execution::handToLanes(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
@@ -188,8 +188,8 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   });
 }
 
-// Returns what this lane sends to a host, ordered by source, then by receiver. Contiguous data
-// stays in place; other data is copied to `packed`.
+// Returns what this lane sends to a host, ordered by source, then by receiver; copied to `packed`
+// unless contiguous.
 std::pair<const void*, size_t> Execution::pack(
     int host,
     const std::vector<Part>& sends,

@@ -27,8 +27,8 @@ inline const char* at(const void* base, size_t offset) {
 // above it how often a byte crosses the wire.
 inline constexpr size_t kSmall = 64 << 10;
 
-// Most hosts of which each sends small data to every other in one step. More hosts use a tree,
-// whose number of steps is the logarithm of the number of hosts.
+// Most hosts of which each sends small data to every other in one step. More hosts use a tree, with
+// a logarithmic number of steps.
 inline constexpr int kStraight = 8;
 
 // Bytes that the hosts work on at a time, so that transfers between hosts overlap with the work

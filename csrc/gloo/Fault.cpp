@@ -17,9 +17,9 @@ namespace {
 // Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
-// Interval at which a rank that needs the reason looks for it. Then two time limits: of the reason,
-// since a rank that is held up may lose its connections before it reads the reason; and of the
-// answer of a rank that still runs, whose host looks for questions once a second.
+// Interval at which a rank that needs the reason looks for it. Time limits: of the reason, since a
+// rank that is held up may lose its connections before it can read it; and of the answer of a rank
+// that still runs, whose host looks once a second.
 constexpr std::chrono::milliseconds kReasonLook{50};
 constexpr std::chrono::milliseconds kReasonPatience{2000};
 constexpr std::chrono::milliseconds kAnswerPatience{5000};

@@ -52,10 +52,10 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Raises the group's failure, which is `inside` unless the group has failed before. `inside`: a
   // failure among ranks of this host. `members`: their numbers in the group.
   [[noreturn]] void raiseFor(const host::NcclError& inside, const std::vector<int>& members);
-  // Fails the group with `inside`, as raiseFor() does.
+  // Fails the group with `inside`.
   void adopt(const host::NcclError& inside, const std::vector<int>& members);
 
-  // Fails the group with the reason that another rank has written. Returns false if no rank has, or
+  // Fails the group with the reason that another rank has written. Returns false if none has, or
   // the store is gone.
   bool failAsTold(c10d::Store& store);
 
@@ -64,15 +64,15 @@ class Fault : public std::enable_shared_from_this<Fault> {
     std::vector<int> silent;  // ranks that do not answer, although the store does
     bool store = true;        // false if the store is gone
   };
-  // Waits until the group has failed, with another rank's reason or with the death of one of
-  // `ranks`, and then returns nullopt. Returns what is known of `ranks` if the wait times out.
-  // `ask`: asks `ranks` through the store whether they still run.
+  // Waits until another rank's reason, or the death of one of `ranks`, has failed the group, and
+  // returns nullopt. If that takes too long, returns what is known of `ranks`. `ask`: asks them
+  // through the store whether they still run.
   std::optional<Lost> awaitReason(const std::vector<int>& ranks, bool ask);
   // Answers through the caller's connection if another rank has asked whether this one still runs.
   void answer(c10d::Store& group) const;
 
   // Sets a key of the group's store and announces it; blocks as awaitTold() does. If no thread can
-  // be started for that, the key is not set, and ranks that wait for it do so until their deadline.
+  // be started for that, ranks that wait for the key do so until their deadline.
   void write(std::string key, std::string text);
 
   // Announce that this rank has written into the group's store, so that the ranks of all hosts look
@@ -98,8 +98,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
   // Waits after a failure until the other ranks can read the reason, for at most 5 s, which all
-  // groups of the process share. Connections that end before would show the others a broken
-  // connection and no reason.
+  // groups of the process share. Otherwise they would see only broken connections.
   void awaitTold();
 
  private:

@@ -338,7 +338,7 @@ void Link::tellReason(const std::string& reason) {
 }
 
 // Fails the group with the reason that `peer`, whose connection is broken, has sent. Returns false
-// if `peer` has sent no reason, or that it leaves.
+// if it has sent none, or that it leaves.
 bool Link::failAsHeard(int peer) {
   Reason reason;
   {
@@ -358,7 +358,7 @@ bool Link::failAsHeard(int peer) {
   return take(peer, reason);
 }
 
-// Fails the group with a received reason. Returns false if the text says that the peer leaves.
+// Fails the group with a received reason. Returns false if it is that the peer leaves.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
   const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));

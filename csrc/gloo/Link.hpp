@@ -49,11 +49,10 @@ struct PendingMessage {
   int tag = 0;
   void* data = nullptr;
   size_t bytes = 0;
-  // Tag of a collective's data; 0 for a user's message. Both sides know the sizes of a collective,
-  // so that its data can be received before the envelope arrives. The tag differs between
-  // collectives.
+  // Tag of a collective's data, or 0 for a message. Both sides know a collective's sizes, so its
+  // data can be received before the envelope. It differs between collectives.
   int dataTag = 0;
-  // true if it has an envelope, as the first message of a collective to each peer
+  // false after a collective's first message to the peer, which alone has an envelope
   bool announced = true;
   int userTag = 0;         // tag of a user's message, also as read from a received envelope
   bool confirmed = false;  // see Message::confirmed
@@ -100,8 +99,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // raise, a few times a second meanwhile, or checks for signals if it is empty. Raises the group's
   // failure, or what `look` raises, after which the group has failed, too.
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
-  // Connects the ranks in the calling thread, which Gloo may block for long. Opens a separate
-  // connection to the group's store, and first calls `tell` with it. An error fails the group.
+  // Connects the ranks in the calling thread, which may block for long, through its own connection
+  // to the group's store. Calls `tell` with that first. An error fails the group.
   void connectApart(const std::function<void(c10d::Store& group)>& tell);
 
   // Connects the ranks if only this one may need it: the others notice by polling the store and

@@ -25,9 +25,9 @@ SharedPatience releasePatience{std::chrono::seconds(5)};
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
-// Returns once all ranks have connected. Gloo's own call returns when this rank has: if this rank
-// then closed its connections, as in a group that is made and closed at once, a peer could still be
-// connecting and would fail.
+// Returns once all ranks have connected. Gloo's own call returns when this rank has; if this rank
+// then closed, as in a group that is made and closed at once, a peer that still connects would
+// fail.
 void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
   std::vector<at::Tensor> sent{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> received;
@@ -72,7 +72,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
-    // Fails if a rank whose own connections are made has written a failure.
+    // Another rank, whose own connections are made, has failed.
     if (setup_.fault->failAsTold(*setup_.store)) {
       lock.lock();
       continue;
@@ -228,7 +228,7 @@ void Link::close() {
   }
   release();  // wakes threads that wait for an envelope
   {
-    // Waits until aborted work is destroyed, which has to happen before the connections end.
+    // Aborted work has to be destroyed before the connections.
     std::unique_lock lock(mutex_);
     releasePatience.spend([&](std::chrono::milliseconds patience) {
       return changed_.wait_for(lock, patience, [this] { return awaited_.empty(); });

@@ -117,7 +117,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
   }
 }
 
-// Ends a message or receive through shared memory. Called in any thread.
+// Called in any thread.
 void Messages::endInside(Request& request, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
     request.peer = ways_.topology->inside()[local];
@@ -168,8 +168,8 @@ Messages::Pair& Messages::pairWith(int peer) {
   return pair;
 }
 
-// Runs in one thread for each peer: connects, sends the messages that waited for this, then
-// receives envelopes. Waiting for data is left to complete().
+// Runs in one thread for each peer: connects, sends what waited for that, then receives envelopes.
+// Data is left to complete().
 void Messages::converse(int peer, Pair& pair) {
   try {
     connect(peer, pair);
@@ -322,8 +322,8 @@ void Messages::accept(Request& receive, int peer, const Pair& pair, PendingMessa
   changed_.notify_all();
 }
 
-// Records that a connection has ended. This is an error only if a receive waits for the peer: a
-// rank that has nothing more to send may leave.
+// Records that a connection has ended: an error only if a receive waits for the peer, which may
+// leave when it has nothing more to send.
 void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   bool awaited = false;
   {
@@ -424,7 +424,7 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  // A counterpart needs no new connection to notice that this rank leaves.
+  // Counterparts are connected already, and are notified by the lane.
   const auto& t = *ways_.topology;
   bool mayBeWanted = false;
   for (int peer = 0; peer < t.size; ++peer) {

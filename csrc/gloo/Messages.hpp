@@ -21,9 +21,9 @@ namespace torchcomms_pg::gloo {
 struct Request {
   bool sending = false;
   Message message;
-  int peer = 0;  // the other rank; known for a receive from any rank once it has its message
+  int peer = 0;  // the other rank, once known
 
-  // Transfer through shared memory; null if the message uses none.
+  // Transfer through shared memory, or null.
   std::shared_ptr<shm::Transfer> inside;
   bool together = false;  // started with the others of its batch, see PointToPoint::run()
   bool insideEnded = false;
@@ -74,7 +74,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   bool isInside(const Message& message) const;
 
   // Checks in the group's store, through the caller's own connection, whether other ranks want to
-  // connect with this one to send messages, and then starts to connect.
+  // send to this one, and then starts to connect.
   void lookForOthers(c10d::Store& group);
 
   // Wakes waiting threads, which then check for a failure.

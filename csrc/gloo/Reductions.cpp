@@ -20,8 +20,7 @@ namespace torchcomms_pg::gloo {
 namespace {
 
 // Size up to which two hosts exchange all of their sums, instead of each reducing one half for
-// both: as many bytes cross the wire, in one step less. Above it, adding twice as much takes longer
-// than the step.
+// both: as many bytes in one step. Above it, adding twice as much takes longer than the step.
 constexpr size_t kExchanged = 4 << 20;
 
 // Returns whether the sum from which an average is made may leave the range of its type.
@@ -31,9 +30,9 @@ bool mayLeaveRange(const Collective& c) {
 
 }  // namespace
 
-// Returns how often inputs are halved before they are added. An average is divided only once, when
-// the sums of all hosts are added. Before that a sum could leave the range of float16, so float16
-// inputs are divided by a power of two first, which loses nothing of normal numbers.
+// Returns how often inputs are halved before they are added. Averages are divided once, when all
+// hosts' sums are added. Until then a sum could leave the range of float16, so its inputs are
+// divided by a power of two, which loses nothing of normal numbers.
 int Execution::halvings(const Collective& c) const {
   size_t largest = 1;
   for (const auto& members : t_.hosts) {
@@ -209,9 +208,8 @@ void Execution::reduceInPieces(const Collective& c) {
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
-  // Decides which host reduces which part of a lane's slice. In general every host reduces one
-  // part. If one step is better, both of two hosts reduce everything (`all`), or only the root's
-  // host does (`toRoot`).
+  // Decides which host reduces which part of a lane's slice. In general each reduces one part. In a
+  // single step, both of two hosts reduce everything (`all`), or the root's host does (`toRoot`).
   const bool toRoot = rooted && (hosts_ == 2 || few);
   const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
   const auto reduces = [&](int host) { return !toRoot || host == to; };
@@ -293,8 +291,7 @@ void Execution::reduceInPieces(const Collective& c) {
   }
 }
 
-// Distributes the slices of all lanes among this host's ranks. Each lane's rank has its slice in
-// place in `result`.
+// Distributes the slices of all lanes, each in place in `result`, among this host's ranks.
 void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
   if (t_.lanes == localSize()) {

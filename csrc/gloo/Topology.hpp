@@ -13,8 +13,8 @@ namespace torchcomms_pg::gloo {
 struct Topology {
   static constexpr int kMaxLanes = 8;
 
-  // Makes the topology. `places`: by rank, an identifier of its host. `names`: by rank, the name of
-  // its host in errors; may be empty.
+  // Makes the topology. `places`: by rank, its host's identifier. `names`: by rank, its host's name
+  // in errors; may be empty.
   static std::shared_ptr<const Topology> of(
       const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 

@@ -52,9 +52,8 @@ class WaitGraph {
   }
 
  private:
-  // Returns the ranks that are in different operations with one number. At the number asked about,
-  // these are the ranks that differ from the asking rank. At other numbers, where the asking rank
-  // is ahead, they are all ranks that differ from each other.
+  // Returns the ranks whose operations with one number differ: from the asking rank's, or at
+  // numbers that it has passed, from each other's.
   std::vector<int> disagreeing() const {
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
     for (const auto& [rank, answer] : answers_) {
