@@ -35,8 +35,8 @@ struct AwaitedCollective {
   static void fields(auto& self, auto& visit) { visit(self.seq, self.rank); }
 };
 
-// An operation that a thread of the rank waits in. If `indirect`, no thread waits: only the queue
-// of its device or the holder of a future does, so that the rank's threads may go on.
+// An operation that the rank waits in. If `indirect`, only the queue of its device waits, or the
+// holder of a future, so that the rank's threads may go on.
 struct Wait {
   std::string text;              // includes the group unless it is the one asked about
   uint64_t group = 0;            // see GroupCounts; 0 if its needs are unknown
