@@ -1,4 +1,4 @@
-// State that goes with a thread.
+// State of one thread, which expires with the thread.
 #pragma once
 
 #include <map>
@@ -6,8 +6,8 @@
 
 namespace torchcomms_pg {
 
-// Reference to a thread that expires with it. The id of a thread that has ended may be that of the
-// next one; this is never that of another, as std::owner_less compares it.
+// Identifies a thread and expires when that thread ends. The system reuses the ids of ended
+// threads; std::owner_less never takes one ThreadLife for another.
 using ThreadLife = std::weak_ptr<const void>;
 
 // Returns the life of the calling thread.
@@ -16,8 +16,8 @@ inline const std::shared_ptr<const void>& threadLife() {
   return life;
 }
 
-// Entries of threads, each found by threadLife(). Those of threads that have ended stay until
-// somebody takes them out.
+// Map with one entry per thread, keyed by threadLife(). The entry of an ended thread stays until
+// the owner of the map erases it.
 template <class Entry>
 using ByThread = std::map<ThreadLife, Entry, std::owner_less<>>;
 

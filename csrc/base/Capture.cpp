@@ -14,8 +14,8 @@ namespace {
 #define TORCHCOMMS_PG_RUNTIME(name) "cuda" name
 #endif
 
-// Looks up a function of the runtime. Null, and looked up again with the next call, until the
-// runtime is loaded: torch does so with its first use of a GPU.
+// Looks up a function of the runtime. Returns null until torch's first use of a GPU loads the
+// runtime; until then each call looks it up again.
 template <class Function>
 Function runtime(std::atomic<Function>& known, const char* name) {
   auto function = known.load(std::memory_order_relaxed);

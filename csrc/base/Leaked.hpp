@@ -5,9 +5,8 @@
 
 namespace torchcomms_pg {
 
-// Makes a T that is never destroyed. An object of which a process has one is `static auto& it =
-// leaked<T>();`: threads, and destructors of other static objects, may use it while the process
-// ends.
+// Makes a T that is never destroyed. Declare a singleton as `static auto& it = leaked<T>();`:
+// threads and destructors of other static objects may use it while the process exits.
 template <class T, class... Args>
 T& leaked(Args&&... args) {
   return *new T(std::forward<Args>(args)...);

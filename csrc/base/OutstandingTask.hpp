@@ -1,9 +1,10 @@
-// Tasks that threads of the extension have not finished, for the end of the interpreter.
+// Tasks that threads of the extension have not finished, for which the interpreter's exit waits.
 //
-// Tensors that Python knows take the GIL when C++ drops them. A thread that asks for the GIL once
-// the interpreter ends is ended by it, in the middle of a destructor, and that ends the process
-// (std::terminate). So the interpreter must not end while a thread of ours may hold a tensor or
-// call a hook; and when it has, libtorch's static objects go, which a dump of the recorder uses.
+// Dropping a tensor that Python references takes the GIL. A thread that requests the GIL during the
+// interpreter's exit is terminated by Python; if it is in a destructor then, that ends the process
+// (std::terminate). So the interpreter must not exit while a thread of the extension may hold a
+// tensor or call a hook. After the interpreter, libtorch's static objects are destroyed, which a
+// dump of the recorder uses.
 #pragma once
 
 #include <pthread.h>
@@ -16,10 +17,11 @@
 
 namespace torchcomms_pg {
 
-// One task, from the moment it is handed to a thread until that thread has done it and dropped all
-// it held. Make it a member that is declared before, and so destroyed after, what the task holds.
+// One task, from its hand-over to a thread until that thread has run it and dropped all objects it
+// held. Declare it as a member before the objects that the task holds, so that it is destroyed
+// after them.
 //
-// A forked child has none of the threads, and so begins with no task.
+// A forked child has none of the threads, and so starts with no task.
 class OutstandingTask {
  public:
   OutstandingTask() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
@@ -31,8 +33,8 @@ class OutstandingTask {
     }
   }
 
-  // Begins a task that other processes ask for at any time, such as a dump, or a hook. None once
-  // the interpreter ends.
+  // Begins a task that may be requested at any time, such as a dump or a hook. Returns nullopt
+  // after close().
   static std::optional<OutstandingTask> begin() noexcept {
     std::optional<OutstandingTask> begun(std::in_place);
     if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
@@ -41,10 +43,11 @@ class OutstandingTask {
     return begun;
   }
 
-  // Ends begin() from here on. Tasks that have begun may be waited for afterwards.
+  // Makes begin() return nullopt from now on. Call awaitNone() afterwards for the tasks that have
+  // begun.
   static void close() noexcept { count_.fetch_or(kClosed, std::memory_order_seq_cst); }
 
-  // Waits until no task is left. False: `patience` has passed first.
+  // Waits until no task is left. Returns false if `patience` passes first.
   static bool awaitNone(std::chrono::milliseconds patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while ((count_.load(std::memory_order_acquire) & ~kClosed) > 0) {

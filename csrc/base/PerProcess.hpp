@@ -1,4 +1,4 @@
-// Objects of which every process has one of its own.
+// Objects that exist once per process, forked children included.
 #pragma once
 
 #include <unistd.h>
@@ -7,8 +7,8 @@
 
 namespace torchcomms_pg {
 
-// An object that a forked child makes anew: that of its parent may be locked by a thread that does
-// not exist in the child, and tells of threads and objects that are the parent's. Never destroyed,
+// An object that a forked child creates anew. The parent's object may be locked by a thread that
+// does not exist in the child, and may describe threads and objects of the parent. Never destroyed,
 // see leaked(). Declare it static, with a T that needs no arguments.
 template <class T>
 class PerProcess {

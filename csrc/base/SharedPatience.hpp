@@ -1,4 +1,4 @@
-// A limit of waits that most likely are in vain for one reason.
+// A time limit shared by waits that are likely to fail for the same reason.
 #pragma once
 
 #include <atomic>
@@ -6,17 +6,17 @@
 
 namespace torchcomms_pg {
 
-// Time that a process gives waits at the ends of its groups: a peer that is stopped, or a store
-// whose host is gone, holds up all of them, one after another. After a wait in vain the next ones
-// get little time. Thread-safe.
+// Time limit for waits when groups end. One stopped peer, or one store whose host is gone, delays
+// the end of each group in turn; so after a wait that times out, the next waits get kBrief only.
+// Thread-safe.
 class SharedPatience {
  public:
-  // Limit in place of the full one where more would most likely be in vain.
+  // Limit after a recent timeout, when the next wait is likely to time out too.
   static constexpr std::chrono::milliseconds kBrief{200};
 
   constexpr explicit SharedPatience(std::chrono::milliseconds full) : full_(full) {}
 
-  // Calls `wait` with a time limit, and returns its result: whether what it waits for has come.
+  // Calls `wait` with a time limit. `wait` returns false if it timed out; so does spend().
   template <class Wait>
   bool spend(const Wait& wait) {
     const bool came = wait(Clock::now() < briefUntil_.load() ? kBrief : full_);

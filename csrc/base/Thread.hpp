@@ -1,4 +1,4 @@
-// Starts of the extension's threads.
+// Functions that start the extension's threads.
 #pragma once
 
 #include <pthread.h>
@@ -11,15 +11,15 @@
 
 namespace torchcomms_pg {
 
-// Raises the error of a thread that cannot be started.
+// Throws the error for a thread that cannot be started.
 [[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {
   throw std::runtime_error(
       what + ": no thread can be started (" + why +
       "); see the limits of the user, ulimit -u, and of the container, pids.max");
 }
 
-// Runs `body` in a thread that nobody joins. `name`: a literal of at most 15 characters. Throws
-// std::system_error, having destroyed `body`, where none can be started.
+// Runs `body` in a detached thread. `name` is a literal of at most 15 characters. Throws
+// std::system_error, after `body` is destroyed, if no thread can be started.
 template <class Body>
 void startDetached(const char* name, Body body) {
   std::thread([name, body = std::move(body)]() mutable {
@@ -28,7 +28,7 @@ void startDetached(const char* name, Body body) {
   }).detach();
 }
 
-// Does the same, but raises that `what` needs a thread.
+// Does the same, but throws raiseNoThread()'s error, which says that `what` needs a thread.
 template <class Body>
 void startDetached(const char* name, const std::string& what, Body body) {
   try {

@@ -29,8 +29,8 @@
 
 #define TORCHCOMMS_PG_TORCH_AT_LEAST(minor) (TORCH_VERSION_MINOR >= (minor))
 
-// Records an operation as RECORD_PARAM_COMMS_DATA does. `async` is the last argument of the macro
-// that takes it, and the first here, since an older torch has no place for it.
+// Records an operation as RECORD_PARAM_COMMS_DATA does. `async` comes first in this macro and last
+// in torch's RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP; older versions of torch have no such argument.
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
 #define TORCHCOMMS_PG_RECORD_PARAM_COMMS(async, ...) \
   RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__, async)
@@ -40,9 +40,9 @@
 
 namespace torchcomms_pg {
 
-// c10d as the newest of these versions has it, so that the same methods override something in each.
-// Declarations that an older one lacks stand here; its own code calls none of them, unless said
-// otherwise.
+// c10d as in the newest supported version, so that the same methods override something in every
+// version. Declares what an older version lacks; that version calls these declarations only if
+// their comment says so.
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
 namespace latest = ::c10d;
 #else
@@ -165,7 +165,7 @@ class Backend : public ::c10d::Backend {
     static constexpr bool enable_reconfigure = false;
   };
 
-  // Names of 2.14 and later: an older torch calls them by the names that forward here.
+  // Names of 2.14 and later. An older torch calls the old names, which forward to these.
   virtual WorkPtr all_gather_single(
       at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) = 0;
   WorkPtr _allgather_base(
@@ -236,8 +236,8 @@ class Backend : public ::c10d::Backend {
 // True if c10d calls hooks for the operations of every group.
 inline constexpr bool kGroupsHaveHooks = TORCHCOMMS_PG_TORCH_AT_LEAST(14);
 
-// Has c10d call the hooks from the group's next operation on, under an id that no other hook has;
-// without kGroupsHaveHooks: never.
+// Makes c10d call the hooks from the group's next operation on. `id` must differ from the ids of
+// other hooks. Does nothing without kGroupsHaveHooks.
 inline void registerHooks(
     c10d::ProcessGroup& group, int64_t id, latest::PreHook pre, latest::PostHook post) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
@@ -263,8 +263,8 @@ inline latest::HookOpName familyOf(latest::HookOpName name) {
   }
 }
 
-// Has the backend tell when works have completed, by their keys. False: it never does, as up to
-// torch 2.14.
+// Makes the backend call `hook` when a work has completed, with the work's key. Returns false if
+// the backend never does, as up to torch 2.14.
 inline bool registerCompletionHook(
     c10d::Backend& backend, int64_t id, latest::CompletionHook hook) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
@@ -276,7 +276,8 @@ inline bool registerCompletionHook(
   return false;
 }
 
-// Returns what registerCompletionHook() knows the work by; 0: nothing.
+// Returns the key by which registerCompletionHook() reports the work, or 0 if it does not report
+// it.
 inline uint64_t completionKey(const c10d::Work& work) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   return work.getCompletionKey();
@@ -288,14 +289,13 @@ inline uint64_t completionKey(const c10d::Work& work) {
 // True if torch's analyser of flight recorders knows the names "split" and "new_window".
 inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);
 
-// Name of a source that is not known yet, in the form that torch's analyser of flight recorders
-// takes.
+// Name for a source that is not known yet, as torch's analyser of flight recorders expects it.
 inline constexpr const char* kUnknownSource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
-// Returns whether work queued in the stream goes into a graph, and does not run.
+// Returns whether work queued in the stream is captured into a graph instead of run.
 inline bool isCapturing(const c10::Stream& stream) {
-  // CUDA refuses to capture its legacy stream, which is torch's default one (CUDA Runtime API,
-  // cudaStreamBeginCapture): most operations are spared a call.
+  // CUDA refuses to capture its legacy stream (CUDA Runtime API, cudaStreamBeginCapture), which is
+  // torch's default stream: most operations are spared a call.
   if (stream.device_type() == c10::DeviceType::CUDA && stream.id() == 0) {
     return false;
   }

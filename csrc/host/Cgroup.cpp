@@ -34,8 +34,8 @@ Cgroups cgroups(const std::string& controller, const fs::path& membership, const
       inside = path;
     }
   }
-  // Inside a container the path may be that of the host, of which only the end is mounted: folders
-  // that are not there have no files.
+  // Inside a container the path may be the host's, of which only the end is mounted. Folders that
+  // do not exist have no files, and so no limit.
   for (inside = inside.relative_path(); !place.empty(); inside = inside.parent_path()) {
     groups.folders.push_back(place / inside);
     if (inside.empty()) {
@@ -53,7 +53,7 @@ int cpuQuota(const Cgroups& groups) {
     if (groups.v2) {
       std::ifstream(folder / "cpu.max") >> quota >> period;  // "max" is no number
     } else {
-      std::ifstream(folder / "cpu.cfs_quota_us") >> quota;  // -1: no limit
+      std::ifstream(folder / "cpu.cfs_quota_us") >> quota;  // -1 if unlimited
       std::ifstream(folder / "cpu.cfs_period_us") >> period;
     }
     if (quota > 0 && period > 0) {

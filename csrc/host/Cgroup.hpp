@@ -7,8 +7,8 @@
 
 namespace torchcomms_pg::host {
 
-// Returns the folders of the control groups that limit `controller` ("cpu", "memory") for this
-// process, the innermost first; see cgroups(7). `v2`: files have the names of version 2.
+// Folders of the control groups that limit `controller` ("cpu", "memory") for this process, the
+// innermost first; see cgroups(7). `v2` is true if the files have the names of version 2.
 struct Cgroups {
   bool v2 = true;
   std::vector<std::filesystem::path> folders;
@@ -18,7 +18,8 @@ Cgroups cgroups(
     const std::filesystem::path& membership = "/proc/self/cgroup",
     const std::filesystem::path& mount = "/sys/fs/cgroup");
 
-// Returns the number of CPUs whose time this process may use, rounded up; INT_MAX: no limit is set.
+// Returns the number of CPUs whose time this process may use, rounded up, or INT_MAX if no limit is
+// set.
 int cpuQuota(const Cgroups& groups);
 
 }  // namespace torchcomms_pg::host

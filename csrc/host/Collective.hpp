@@ -29,13 +29,12 @@ enum class CollectiveKind : uint8_t {
 struct Operator {
   ncclRedOp_t reduction = ncclSum;
   bool scaled = false;                  // every rank multiplies its input first
-  const void* scalarAddress = nullptr;  // read when the operation executes; null: use `scalar`
+  const void* scalarAddress = nullptr;  // read at execution; null if `scalar` is used
   std::array<std::byte, 8> scalar{};
 };
 
-// The identity of a collective: ranks whose signatures of one step differ have
-// called different collectives. 12 bytes, so that a rank's counters and its
-// history share one cache line.
+// The identity of a collective. Ranks whose signatures for the same step differ have called
+// different collectives. 12 bytes, so that a rank's counters and its history share one cache line.
 struct Signature {
   uint8_t kind;   // CollectiveKind
   uint8_t types;  // data type | reduction << 4
@@ -55,8 +54,8 @@ struct Collective {
   ncclDataType_t type = ncclInt8;
   int root = 0;
   Operator op{};
-  // Signature of a larger collective that this one is a part of, for peers to compare. Null: this
-  // one's own.
+  // Signature of the larger collective that this one is a part of, for peers to compare. Null if
+  // this collective is not a part: then peers compare its own signature.
   const Signature* whole = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Failures as texts for other ranks, which have room for so many bytes.
+// Failures as texts for other ranks, cut to a number of bytes.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,15 @@
 
 namespace torchcomms_pg::host {
 
-// Returns the beginning of `text`, UTF-8, that ends with a whole letter and has room.
+// Returns the longest beginning of `text` (UTF-8) that fits into `room` bytes and ends with a whole
+// character.
 std::string cut(const std::string& text, size_t room);
 
-// Turn a failure into a text, "1 2 \nreason", and back. A list of ranks that would take more than
-// half of the room is left out: the reason tells more. None: it is not such a text.
+// Turns a failure into a text, "1 2
+// reason". Leaves out a list of ranks that would take more than half of the room, since the reason
+// matters more.
 std::string encode(const NcclError& failure, size_t room = SIZE_MAX);
+// Turns such a text into a failure. Returns nullopt if `text` has another format.
 std::optional<NcclError> decode(const std::string& text);
 
 }  // namespace torchcomms_pg::host

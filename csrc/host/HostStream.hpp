@@ -1,5 +1,4 @@
-// The object behind a `cudaStream_t` when the communication happens in host memory: an ordered
-// queue of tasks.
+// The object behind a `cudaStream_t` for communication in host memory: an ordered queue of tasks.
 #pragma once
 
 #include <nccl.h>
@@ -16,14 +15,14 @@ class HostStream {
   // not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
-  // Tells the stream, in a task of it, that the operation which this runs has failed.
+  // Notifies the stream that an operation has failed. Called from the task that runs the operation.
   virtual void failed() {}
 
-  // Returns whether all its tasks have ended, and only the caller can enqueue another.
+  // Returns whether all its tasks have ended and only the caller can enqueue another.
   virtual bool idle() { return false; }
 
-  // Keeps `issue` while the stream records a graph instead of running, and returns true; each
-  // replay then calls `issue`, from the thread that replays.
+  // Keeps `issue` and returns true if the stream records a graph instead of running tasks. Each
+  // replay then calls `issue`, in the thread that replays.
   virtual bool capture(const std::function<void()>& issue) {
     static_cast<void>(issue);
     return false;

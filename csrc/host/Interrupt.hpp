@@ -1,4 +1,4 @@
-// Tells a thread that waits here that the handler of a signal wants it elsewhere.
+// Interrupts of waits: a handler of a signal makes a thread leave the call in which it waits.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,14 @@
 
 namespace torchcomms_pg::host {
 
-// Source of interrupts. A thread that waits in a call asks it a few times a second, with no lock
-// held.
+// Source of interrupts. A thread that waits in a call polls it a few times a second, while it holds
+// no lock.
 struct InterruptSource {
-  // Returns whether handlers run in the calling thread.
+  // Returns whether signal handlers run in the calling thread.
   bool (*here)() noexcept;
-  // Returns whether the calling thread is to leave its call. Stays true until take().
+  // Returns whether the calling thread must leave its call. Stays true until take().
   bool (*pending)() noexcept;
-  // Returns the exception that the call is to raise then; null: none.
+  // Returns the exception that the call must then raise, or null if it must not raise.
   std::exception_ptr (*take)() noexcept;
 };
 
@@ -38,8 +38,8 @@ inline std::exception_ptr takeInterrupt() noexcept {
   return source == nullptr ? nullptr : source->take();
 }
 
-// Returns the failure that the other ranks are told when `rank`, this process's, has left a call
-// so.
+// Returns the failure for the other ranks when an interrupt made `rank`, a rank of this process,
+// leave a call.
 inline NcclError interruption(int rank) {
   return NcclError(
       ncclRemoteError,

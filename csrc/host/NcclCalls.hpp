@@ -1,5 +1,5 @@
-// NCCL's collectives and messages, with its signatures: for every library whose operations are
-// described by a Collective or a Message.
+// NCCL's collectives and messages, with its signatures, for libraries that describe an operation by
+// a Collective or a Message.
 #pragma once
 
 #include "host/Collective.hpp"
@@ -12,8 +12,8 @@ using CollectiveCall =
 using MessageCall =
     ncclResult_t(bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
 
-// Fills in the entries of `t` that end in one of the two functions. The lambdas' parameters have
-// the types of the entry, and so of nccl.h.
+// Fills in those entries of `t` that call `collective` or `message`. The lambdas' parameters get
+// their types from the entries, and so from nccl.h.
 template <CollectiveCall* collective, MessageCall* message>
 void addCalls(NcclApi& t) {
   using Kind = CollectiveKind;

@@ -1,5 +1,5 @@
-// The exception of the library, which becomes NCCL's result code and "last error" text at the C
-// boundary.
+// The exception of the library. At the C boundary it becomes NCCL's result code and "last error"
+// text.
 #pragma once
 
 #include <nccl.h>
@@ -13,7 +13,7 @@ namespace torchcomms_pg::host {
 
 class NcclError : public std::runtime_error {
  public:
-  // `ranks`: those at fault, where they are known: they died, left, aborted or did not come.
+  // `ranks` are the ranks at fault, if known: they died, left, aborted or did not arrive.
   NcclError(ncclResult_t result, const std::string& text, std::vector<int> ranks = {})
       : std::runtime_error(text), result(result), ranks(std::move(ranks)) {}
   const ncclResult_t result;

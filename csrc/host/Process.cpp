@@ -42,13 +42,14 @@ size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
 }
 
 struct ProcessStatus {
-  char state = '\0';  // as in proc(5); '\0': unknown
+  char state = '\0';  // as in proc(5); '\0' if unknown
   uint64_t startTime = 0;
 };
 
 ProcessStatus readStatus(uint32_t pid) {
-  // That of the first thread, which tells the same of both: QEMU invents that of a process which it
-  // emulates, and others see the true one.
+  // Reads the first thread's file, which has the same state and start time as the process's. For a
+  // process that QEMU emulates, QEMU invents the process's file, while other processes see the true
+  // one.
   char path[48];
   std::snprintf(path, sizeof path, "/proc/%u/task/%u/stat", pid, pid);
   char text[1024];

@@ -1,4 +1,4 @@
-// Processes: identity, life signs, and forks.
+// Processes: identity, whether they live, and forks.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@ namespace torchcomms_pg::host {
 
 uint32_t processId();
 
-// Returns the start time of process `pid`, in clock ticks since boot; 0: unknown. Identifies a
-// process together with the pid, because pids are reused.
+// Returns the start time of process `pid`, in clock ticks since boot, or 0 if unknown. Together
+// with the pid it identifies a process, because pids are reused.
 uint64_t processStartTime(uint32_t pid);
 
-// Returns false only for a process that has certainly ended: no process has the number, or a zombie
-// or one that was started at another time than `startTime` (0: unknown) has it. A process of which
-// /proc tells nothing, for want of a free descriptor or by hidepid, lives as long as its number is
-// taken.
+// Returns false only if the process has certainly ended: no process has this pid, or a zombie has
+// it, or a process with a start time other than `startTime` (0 if unknown) has it. If /proc reports
+// nothing, for want of a free descriptor or because of hidepid, a process counts as alive while its
+// pid is taken.
 bool processAlive(uint32_t pid, uint64_t startTime);
 
-// Returns the state as in proc(5), such as 'T' for a stopped process; '\0': unknown.
+// Returns the state as in proc(5), such as 'T' for a stopped process, or '\0' if unknown.
 char processState(uint32_t pid);
 
 // Returns a number that differs between a process and its forks.

@@ -1,5 +1,5 @@
-// Arithmetic on buffers of NCCL's data types. The only place of the library
-// that looks inside a buffer.
+// Arithmetic on buffers of NCCL's data types. No other code of the library interprets the contents
+// of a buffer.
 #pragma once
 
 #include <nccl.h>
@@ -15,8 +15,8 @@ namespace torchcomms_pg::host {
 // `out` may be exactly in[r] for some r, but may not overlap one otherwise. 16- and 8-bit floats
 // accumulate in float32 and are rounded once, to nearest even; e4m3 has no infinity and saturates,
 // as in NCCL and in torch from 2.15 on. Integers wrap around; their average truncates towards zero.
-// `divisor`, with n >= 2: that of the average, where the inputs are sums of several ranks' (of
-// integers a whole number); 0: n. Max and min propagate NaN.
+// `divisor` divides the average (n >= 2); pass it if the inputs are already sums over several
+// ranks. It is a whole number for integers; 0 means n. Max and min propagate NaN.
 void reduce(
     ncclDataType_t type,
     ncclRedOp_t op,
@@ -26,7 +26,8 @@ void reduce(
     size_t count,
     double divisor = 0);
 
-// Computes out[i] = in[i] * *scalar, an element of the same type; `out` may be `in`.
+// Computes out[i] = in[i] * *scalar; `scalar` points to one element of the same type. `out` may be
+// `in`.
 void scale(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count);
 
 // Copies `bytes` bytes. `out` may be `in`; they may not overlap otherwise.

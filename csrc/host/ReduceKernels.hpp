@@ -5,7 +5,7 @@
 
 namespace torchcomms_pg::host {
 
-// Functions with the contracts of Reduce.hpp, reduce for n >= 2.
+// Functions with the contracts of Reduce.hpp; `reduce` needs n >= 2.
 struct ReduceKernels {
   void (*reduce)(ncclDataType_t, ncclRedOp_t, void*, const void* const*, int, size_t, double) =
       nullptr;
@@ -15,7 +15,7 @@ struct ReduceKernels {
 // Kernels that every processor of the architecture runs.
 extern const ReduceKernels kBaselineKernels;
 
-// Kernels for AVX2 and F16C; null pointers where the architecture has none. Callable only on a
+// Kernels for AVX2 and F16C; null pointers if the architecture has neither. Callable only on a
 // processor that has both.
 extern const ReduceKernels kAvx2Kernels;
 

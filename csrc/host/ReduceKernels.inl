@@ -1,6 +1,6 @@
-// The arithmetic itself. Included once per instruction set inside an anonymous
-// namespace, together with SmallFloat.inl, so that no two variants share a
-// symbol. `widen` and `narrow` may have faster overloads there.
+// The arithmetic itself. Each instruction set includes it once, inside an anonymous namespace and
+// together with SmallFloat.inl, so that no two variants share a symbol. `widen` and `narrow` may
+// have faster overloads there.
 
 // Arithmetic that wraps around instead of overflowing.
 template <class T, bool integer = std::is_integral_v<T>>
@@ -43,9 +43,8 @@ struct Minimum {
   }
 };
 
-// ivdep in the loops below: `out` may be exactly one of the inputs, which is
-// harmless, and which the compiler's own overlap test would send down its
-// scalar path.
+// ivdep in the loops below: `out` may be exactly one of the inputs. That is harmless, but the
+// compiler's own overlap test would take its scalar path for it.
 
 template <class Operation, class T>
 void combine(T* out, const T* a, const T* b, size_t count) {
@@ -77,8 +76,7 @@ void reduceWide(double divisor, T* out, const void* const* in, int n, size_t cou
     const size_t size = count - start < kBlock ? count - start : kBlock;
     const T* sum = static_cast<const T*>(in[0]) + start;
     for (int r = 1; r < n; ++r) {
-      // `out` may be an input that is still to be read, so only the last
-      // step writes there.
+      // `out` may be an input that is still to be read, so only the last step writes to it.
       T* target = r == n - 1 ? out + start : buffer;
       combine<Operation>(target, sum, static_cast<const T*>(in[r]) + start, size);
       sum = target;
@@ -89,7 +87,7 @@ void reduceWide(double divisor, T* out, const void* const* in, int n, size_t cou
   }
 }
 
-// Combines pairs of bfloat16 in 32-bit words: without the shuffles that widening a vector takes.
+// Combines pairs of bfloat16 in 32-bit words, which avoids the shuffles of widening a vector.
 template <class Operation>
 void combinePairs(Bfloat16* out, const Bfloat16* a, const Bfloat16* b, size_t count) {
   const size_t pairs = count / 2;

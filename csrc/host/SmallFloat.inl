@@ -1,25 +1,25 @@
-// Floats of 16 and 8 bits and their conversions to and from float32, written
-// without branches so that loops over them vectorise.
+// Floats of 16 and 8 bits and their conversions to and from float32, without branches so that loops
+// over them vectorise.
 //
-// Included once per instruction set inside a namespace of its own, after
-// <bit>, <cstddef> and <cstdint>.
+// Each instruction set includes it once, inside its own namespace, after <bit>, <cstddef> and
+// <cstdint>.
 
-// Returns `yes` or `no`. With a conditional operator instead, compilers move floating point
-// operations into a branch, which cannot be vectorised.
+// Returns `yes` or `no`. For a conditional operator, compilers would move floating point operations
+// into a branch, which cannot be vectorised.
 inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = -uint32_t(condition);
   return (yes & mask) | (no & ~mask);
 }
 
-// An IEEE-like format: `exponent` and `mantissa` bits below the sign. With
-// `finite` there is no infinity: all ones is NaN, and what is too large becomes
-// the largest number, as in NCCL and in torch from 2.15 on.
+// An IEEE-like format: `exponent` and `mantissa` bits below the sign. A `finite` format has no
+// infinity: all ones is NaN, and values that are too large become the largest number, as in NCCL
+// and in torch from 2.15 on.
 template <int exponent, int mantissa, bool finite>
 struct SmallFloat {
   using Bits = std::conditional_t<1 + exponent + mantissa == 8, uint8_t, uint16_t>;
 
   static constexpr int kWidth = 1 + exponent + mantissa;
-  static constexpr int kDrop = 23 - mantissa;  // mantissa bits that float32 has more
+  static constexpr int kDrop = 23 - mantissa;  // mantissa bits that only float32 has
   static constexpr int kBias = (1 << (exponent - 1)) - 1;
   static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
   static constexpr uint32_t kSign = uint32_t{1} << (kWidth - 1);
@@ -34,8 +34,8 @@ struct SmallFloat {
     const uint32_t sign = (all & kSign) << (32 - kWidth);
     const uint32_t magnitude = all & (kSign - 1);
     const uint32_t normal = (magnitude << kDrop) + kRebias;
-    // Exact, and unlike multiplying a float32 subnormal not subject to the
-    // thread's flush-to-zero mode.
+    // Exact. Unlike the product of a float32 subnormal, it does not depend on the thread's
+    // flush-to-zero mode.
     constexpr float kUnit = 1.0f / float(uint64_t{1} << (kBias - 1 + mantissa));
     const uint32_t tiny = std::bit_cast<uint32_t>(float(int32_t(magnitude)) * kUnit);
     uint32_t result = select(magnitude < (1u << mantissa), tiny, normal);
@@ -54,7 +54,7 @@ struct SmallFloat {
     const uint32_t all = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (all >> (32 - kWidth)) & kSign;
     const uint32_t magnitude = all & 0x7fffffffu;
-    // Rounding may carry into the exponent, which is then right too.
+    // Rounding may carry into the exponent; the exponent is then right too.
     const uint32_t even = (magnitude >> kDrop) & 1;
     const uint32_t rounded = magnitude - kRebias + ((1u << (kDrop - 1)) - 1) + even;
     uint32_t normal = rounded >> kDrop;
