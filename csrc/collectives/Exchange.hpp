@@ -7,14 +7,14 @@
 
 namespace torchcomms_pg {
 
-// Elements for or from one peer.
+// Elements that are sent to one peer or received from it.
 struct Part {
   void* data;
   size_t count;
   int peer;
 };
 
-// Sends `sends` and receives `receives` together.
+// Sends `sends` and receives `receives` in one group of operations.
 ncclResult_t exchange(
     const NcclApi& api,
     const std::vector<Part>& sends,

@@ -1,5 +1,5 @@
-// Collectives in which every rank has something for every other: all-to-all and the barrier, which
-// is one without data.
+// Collectives in which every rank has data for every other: all-to-all, and the barrier as an
+// exchange without data.
 #include <utility>
 
 #include "collectives/Collectives.hpp"
@@ -60,7 +60,8 @@ std::vector<int64_t> splitCounts(
   return counts;
 }
 
-// Tag of messages inside a collective, apart from users' messages, whose tags are not negative.
+// Tag of messages inside a collective. Users' tags are not negative, so it matches none of their
+// messages.
 constexpr int kExchangeTag = -1;
 
 }  // namespace

@@ -27,8 +27,8 @@ void copyBack(const std::vector<OutputBuffer>& buffers) {
   }
 }
 
-// Issues the gathering of `input` on `root`, where `target` has a value: OutputBuffer or
-// OutputBuffers.
+// Issues the gathering of `input` on `root`, the only rank whose `target` (OutputBuffer or
+// OutputBuffers) has a value.
 template <class Target>
 WorkPtr issueGather(
     Communicator& comm,

@@ -33,8 +33,8 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   const size_t count = source.numel() * wire.factor;
   const int peer = comm_.inLibrary(destination);
   call.message = Message{source.data_ptr(), count, wire.type, peer, tag};
-  // Messages are confirmed as over Gloo: there are programs whose ranks leave once their messages
-  // have been sent.
+  // A send over Gloo ends only when the message has been received: some programs' ranks exit as
+  // soon as their sends have ended.
   call.message->confirmed = comm_.group().backend == "gloo";
   call.launch = [&comm = comm_, source, sent = *call.message](
                     ncclComm_t handle, cudaStream_t stream) {
@@ -70,7 +70,7 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
                     ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);
   };
-  // Keeps the buffer alive too, when no stream orders the message.
+  // The closure also keeps the buffer alive if no stream orders the message.
   call.epilogue = [target] { target.copyBack(); };
   return comm_.issue(std::move(call));
 }

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kFloat8Since = NCCL_VERSION(2, 24, 0);
 
-// Chooses how to reduce, and refuses what the library is too old for: it would say no more than
-// that an argument is invalid.
+// Chooses how to reduce, and raises if the library is too old for the dtype. The library itself
+// would only report an invalid argument.
 Reduction chooseReduction(
     const Communicator& comm,
     const char* what,
@@ -38,8 +38,7 @@ Reduction chooseReduction(
   return reduction;
 }
 
-// Sets the launch and the epilogue that reduce equal parts of `input`, which is contiguous, into
-// `output`.
+// Sets the launch and the epilogue that reduce equal parts of the contiguous `input` into `output`.
 void setReduceScatter(
     Communicator& comm,
     PreparedOp& call,

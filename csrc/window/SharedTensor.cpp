@@ -15,7 +15,7 @@ void synchronize(at::Device device) {
   }
 }
 
-// Context of a shared tensor's storage, which frees its memory.
+// Context of a shared tensor's storage. Its destructor frees the memory.
 struct Block {
   const NcclApi& api;
   void* memory;
@@ -26,13 +26,13 @@ struct Block {
       : api(api), memory(memory), device(device) {}
   ~Block() {
     try {
-      // Waits for the device: unlike torch's, this memory is not used again in the order of a
-      // stream.
+      // Waits for the device: torch reuses its own memory in stream order, but memFree frees at
+      // once.
       const c10::DeviceGuard onDevice(device);
       synchronize(device);
       api.memFree(memory);
     } catch (const std::exception&) {
-      // The device has failed, or goes with the process; the memory goes with either.
+      // The device has failed or the process is exiting; either frees the memory.
     }
   }
 };
@@ -93,7 +93,7 @@ void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor
   }
   const auto device = tensor.device();
   auto* const content = storage->mutable_data();  // makes a lazy clone own its memory
-  // Storages of torch.multiprocessing call themselves resizable too, on the CPU.
+  // On the CPU, storages of torch.multiprocessing also report that they are resizable.
   TORCH_CHECK_VALUE(
       storage->resizable() && (!device.is_cpu() || storage->data_ptr().get_deleter() ==
                                                        c10::GetCPUAllocator()->raw_deleter()),

@@ -168,7 +168,7 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
     return api.signal(to, index, 0, 0, comm, stream);
   };
   if (!options.async) {
-    // A synchronous signal would overtake a put that is still queued.
+    // Without this wait, a synchronous signal would overtake a put that is still queued.
     if (const auto put = registration->pendingPut()) {
       comm_->await(*put, kNoTimeout);
     }

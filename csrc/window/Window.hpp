@@ -1,4 +1,4 @@
-// Memory of every rank that its peers write to by themselves.
+// Memory of every rank that its peers can write to without its help.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,17 +14,16 @@
 
 namespace torchcomms_pg {
 
-// A window: the ranks of one communicator register one tensor each, of any sizes and dtypes, and
-// then put into each other's. Signals count, for each window and ordered pair of ranks apart: a
-// wait takes one. A signal follows all puts that its rank has issued on the window before,
-// asynchronous or not.
+// A window: each rank of a communicator registers one tensor, of any size and dtype, and then puts
+// into the tensors of others. Signals are counted per window and ordered pair of ranks; a wait
+// takes one signal. A signal follows all puts, asynchronous ones included, that its rank issued on
+// the window before it.
 //
-// On an accelerator a put is a copy of the device into the peer's memory, which the library maps,
-// because NCCL's own put takes registered memory alone and always signals; signals are the
-// library's.
+// On an accelerator a put is a device copy into the peer's memory, which the library maps: NCCL's
+// own put takes registered memory only and always signals. Signals are the library's.
 //
-// Batches refuse its operations: one may wait for a put before it, which a batch would hold back.
-// So do graphs: a signal counts once, not with each replay. Thread-safe.
+// Batches refuse its operations: one may wait for an earlier put, which the batch would hold back.
+// Graphs refuse them too: a signal counts once, not with each replay. Thread-safe.
 class Window final {
  public:
   using Options = Communicator::Options;
@@ -37,45 +36,46 @@ class Window final {
   };
 
   static bool supported(const Communicator& comm);
-  // Makes a window. Collective. Raises NotImplementedError where windows are not supported.
+  // Makes a window. Collective. Raises NotImplementedError if windows are not supported.
   static std::shared_ptr<Window> make(const std::shared_ptr<Communicator>& comm);
   explicit Window(std::shared_ptr<Communicator> comm);  // see make()
-  // Frees what this rank has of a registered window; its peers keep theirs.
+  // Frees this rank's part of a registered window; its peers keep theirs.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  // Registers `tensor`, which is contiguous: moves its storage into shared memory (see
-  // moveToShared), so that peers write into this very tensor. With `owning` the window keeps the
-  // tensor. NCCL wants as many bytes of all ranks. Collective.
+  // Registers the contiguous `tensor`: moves its storage into shared memory (see moveToShared), so
+  // that peers write into this very tensor. With `owning` the window keeps a reference to the
+  // tensor. NCCL requires the same number of bytes on all ranks. Collective.
   void registerTensor(const at::Tensor& tensor, bool owning);
-  // Ends the registration. Collective; returns when no peer writes any more. Drops signals that
-  // were not waited for.
+  // Ends the registration. Collective; returns when no peer writes any more. Drops signals that no
+  // wait has taken.
   void deregister();
 
-  // Writes `tensor`, of any strides, at element `offset` of what `destination`
-  // has registered, with the same dtype. When it has ended, `tensor` may be
-  // reused; a signal tells the destination.
+  // Writes `tensor`, of any strides, at element `offset` of the tensor that `destination` has
+  // registered with the same dtype. After its end `tensor` may be reused. The destination learns of
+  // the put by a signal.
   WorkPtr put(
       const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options);
   WorkPtr signal(int64_t peer, const Options& options);
-  // Returns, or its Work ends, when the next signal of `peer` is there, and with it everything that
-  // `peer` had put before.
+  // Returns, or ends its Work, when the next signal of `peer` has arrived, and with it all that
+  // `peer` put before the signal.
   WorkPtr waitSignal(int64_t peer, const Options& options);
 
-  // Returns the tensor that `rank` has registered: its memory, not a copy. In shared memory it may
-  // be used for any length of time, also when it is the last reference to the memory; on an
-  // accelerator until the tensor is deregistered.
+  // Returns the tensor that `rank` has registered: its memory, not a copy. In shared memory it
+  // stays valid for any length of time, also as the last reference to the memory; on an accelerator
+  // until the tensor is deregistered.
   at::Tensor mapRemoteTensor(int64_t rank) const;
 
   // Raises unless `rank` exists.
   void checkRank(const char* what, const char* argument, int64_t rank) const;
 
-  // Returns this rank's part; none when nothing is registered.
+  // Returns the tensor's description on this rank, or nullopt if no tensor is registered.
   std::optional<Part> part() const;
-  std::optional<at::Tensor> tensor() const;  // this rank's; none also unless owned
+  // Returns this rank's tensor, or nullopt if none is registered or the window does not own it.
+  std::optional<at::Tensor> tensor() const;
 
-  // Makes the Work of a synchronous operation, for callers that want one.
+  // Makes the Work of a synchronous operation for a caller that needs one.
   WorkPtr finishedWork(OpKind kind) const { return comm_->finishedWork(kind, {}); }
 
   const at::Device& device() const { return comm_->device(); }
@@ -83,9 +83,9 @@ class Window final {
  private:
   struct Registration;
 
-  // Returns whether the memory of all peers is mapped when a tensor is registered, as on an
-  // accelerator, where a put is a copy to it. Shared memory is mapped when asked for, and its
-  // library puts.
+  // Returns whether registration maps the memory of all peers. It does on an accelerator, where a
+  // put is a copy to that memory. Shared memory is mapped on request, and its library does the
+  // puts.
   bool mapsPeers() const { return !device().is_cpu(); }
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
@@ -100,7 +100,7 @@ class Window final {
 
   const std::shared_ptr<Communicator> comm_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Registration> registration_;  // null: none
+  std::shared_ptr<Registration> registration_;  // null if none
 };
 
 }  // namespace torchcomms_pg

@@ -40,8 +40,8 @@ at::Tensor bytesOf(const T* values, size_t count) {
 
 }  // namespace
 
-// Frees what the library has for a registration, as far as there is a library. On an accelerator,
-// whose streams may still be writing, the communicator frees it at its end.
+// Frees what the library keeps for a registration, if the library's communicator still exists. On
+// an accelerator, whose streams may still write, the communicator frees it at its own end.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
   if (comm_->executor().queues()) {
     registration->forgetWorks();
@@ -52,7 +52,8 @@ void Window::forget(std::shared_ptr<Registration> registration) noexcept {
       [&](ncclComm_t comm) { comm_->api().commWindowDeregister(comm, registration->handle); });
 }
 
-// Calls `body` with memory of the device, and waits for its result in the current stream.
+// Calls `body` with device copies of `input` and `output`, and waits for its result in the current
+// stream.
 ncclResult_t Window::exchange(
     const at::Tensor& input,
     const at::Tensor& output,
@@ -71,7 +72,7 @@ ncclResult_t Window::exchange(
   return asked != ncclSuccess ? asked : state;
 }
 
-// Tells the other ranks what this one registers, and learns theirs.
+// Exchanges the descriptions of the ranks' tensors.
 ncclResult_t Window::describeAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const char* const what = name(OpKind::tensorRegister);
@@ -118,14 +119,14 @@ ncclResult_t Window::describeAll(
   return ncclSuccess;
 }
 
-// Maps the memory of all peers to where loads and stores of this process reach it.
+// Maps the memory of all peers so that loads and stores of this process reach it.
 ncclResult_t Window::mapAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const auto& api = comm_->api();
   const int size = comm_->size();
   const int after = (comm_->rank() + 1) % size;
   ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
-  // NCCL 2.29 and 2.30 set signals up with the first one, which is collective then.
+  // NCCL 2.29 and 2.30 set signals up with the first signal, which is then collective.
   auto result = api.signal(after, registration.signal, 0, 0, comm, stream);
   if (result == ncclSuccess) {
     result = api.waitSignal(1, &before, comm, stream);
@@ -244,9 +245,9 @@ void Window::deregister() {
       accelerator->await(
           *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
-    // Every rank tells every other one how many signals it has sent to it. The last of them has
-    // come after all puts; and a signal that no wait has taken must not be taken for one of the
-    // next window.
+    // Every rank sends every other rank the number of signals it has sent to it. A rank's last
+    // signal follows all its puts. Signals that no wait has taken are taken now, so that the next
+    // window does not count them.
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});

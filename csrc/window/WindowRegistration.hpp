@@ -12,15 +12,15 @@ namespace torchcomms_pg {
 struct Window::Registration {
   ncclWindow_t handle = nullptr;
   int signal = 0;                           // sigIdx
-  at::Tensor tensor;                        // set where the window owns it
+  at::Tensor tensor;                        // set if the window owns it
   std::vector<Part> parts;                  // by rank
   std::vector<at::Tensor> mapped;           // the parts' elements, by rank; on an accelerator only
   std::vector<std::atomic<uint64_t>> sent;  // number of signals sent, by peer
   std::vector<std::atomic<uint64_t>> waited;  // number of signals taken, by peer
 
   std::mutex mutex;                      // guards what follows
-  WorkPtr lastPut;                       // last asynchronous put; earlier ones end before it
-  WorkPtr last;                          // the same for all operations
+  WorkPtr lastPut;                       // last asynchronous put; earlier puts end before it
+  WorkPtr last;                          // last asynchronous operation
   std::unordered_set<c10::Stream> used;  // streams that synchronous puts have used
 
   explicit Registration(int size) : sent(size), waited(size) {}
@@ -33,7 +33,7 @@ struct Window::Registration {
     std::lock_guard lock(mutex);
     return last;
   }
-  // Drops the Works, which keep the communicator.
+  // Drops the Works, which hold references to the communicator.
   void forgetWorks() {
     std::lock_guard lock(mutex);
     lastPut.reset();
