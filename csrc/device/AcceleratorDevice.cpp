@@ -22,7 +22,7 @@ c10::impl::VirtualGuardImpl implementation(c10::Device device) {
 }  // namespace
 
 int deviceCount(c10::DeviceType type) {
-  // Asks CUDA not by its guard, which FakeTensorMode replaces where there is no GPU.
+  // Uses the CUDA hooks and not the device guard: without a GPU, FakeTensorMode replaces the guard.
   if (type == c10::kCUDA) {
     return at::detail::getCUDAHooks().deviceCount();
   }
@@ -57,7 +57,7 @@ void orderStreams(c10::Device earlier, c10::Device later) {
 }
 
 void takeDevice(c10::Device device) {
-  // Not uncheckedSetDevice, which leaves it for later where the device has no context yet.
+  // Not uncheckedSetDevice, which does not set a device that has no context yet.
   implementation(device).setDevice(device);
   if (device.is_cuda()) {
     harmNoCudaCapture();
@@ -100,8 +100,8 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
         device().type(), timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
   }
   event->record(stream);
-  // Streams that wait for the event took note of this record: it may be recorded again before they
-  // get there.
+  // Streams that already wait for the event wait for this record, even if it is recorded again
+  // first.
   return {event.release(), [events = events_, timed](c10::Event* done) {
             const std::lock_guard lock(events->mutex);
             events->free[timed].emplace_back(done);

@@ -1,6 +1,5 @@
-// An accelerator: operations are queued in its streams, and the host does not
-// wait. Everything goes through c10's generic classes, so that nothing here
-// depends on CUDA.
+// An accelerator: operations are queued in its streams, and the host does not wait. Uses c10's
+// generic classes only, so that this code does not depend on CUDA.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,23 +22,24 @@ namespace torchcomms_pg {
 // A point in a stream.
 using EventPtr = std::shared_ptr<const c10::Event>;
 
-// Returns how many devices of the type torch sees.
+// Returns the number of devices of the type that torch sees.
 int deviceCount(c10::DeviceType type);
 
-// Returns the type of accelerator of which torch sees a device; null if it sees none.
+// Returns the type of accelerator of which torch sees a device, or nullopt if it sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
-// Returns when the device's current stream is past what it has so far. Raises what the handler of a
-// signal raises meanwhile.
+// Waits until all work queued so far in the device's current stream has run. Raises the exception
+// of a signal's handler that runs meanwhile.
 void awaitCurrentStream(c10::Device device);
 
-// Makes the current stream of `later` wait for what the current one of `earlier` has so far.
+// Makes the current stream of `later` wait for all work queued so far in the current stream of
+// `earlier`.
 void orderStreams(c10::Device earlier, c10::Device later);
 
-// Makes the device the current one of the calling thread, one of this project's, and lets the
-// thread call the device's runtime without invalidating what other threads capture. Else a
-// library's call there could make a context on device 0, and end a capture. Raises what torch does
-// where the device cannot be used.
+// Makes the device current in the calling thread, a thread of this project, and lets the thread
+// call the device's runtime while other threads capture graphs. Without this, a library's call in
+// the thread could create a context on device 0 or invalidate a capture. Raises torch's error if
+// the device cannot be used.
 void takeDevice(c10::Device device);
 
 class AcceleratorDevice final {
@@ -52,7 +52,7 @@ class AcceleratorDevice final {
 
   const c10::Device& device() const { return device_; }
 
-  // Starts the threads that an operation takes. Raises std::runtime_error if one cannot be started.
+  // Starts the threads that an operation needs. Raises std::runtime_error if one cannot be started.
   void prepare() {
     finisher_.start();
     watch_.start();
@@ -60,23 +60,25 @@ class AcceleratorDevice final {
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
   void runApart(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
-  // Lets the bodies behind the calling one run before it has ended.
+  // Lets later bodies run before the calling one has ended.
   void handOver() { finisher_.handOver(); }
 
-  // Returns the communicator's stream; what comes next in it waits for what is in `issuer` so far.
+  // Returns the communicator's stream. Later work in it waits for all work queued so far in
+  // `issuer`.
   c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
-  // Takes one of torch's streams, of which it hands out a few in turn.
+  // Takes one of torch's streams, of which torch hands out a few in turn.
   c10::Stream newStream(bool highPriority) const;
 
-  // Records the end of what is in `stream` so far. `timed`: for a duration.
+  // Records an event after all work queued so far in `stream`. A `timed` event can measure
+  // durations.
   EventPtr record(const c10::Stream& stream, bool timed);
 
   // Makes `stream` wait for the event; the host does not wait.
   void await(const c10::Event& event, const c10::Stream& stream) const;
 
-  // Returns the watch that awaits the ends of operations.
+  // Returns the thread that polls for the ends of operations.
   EventWatch& watch() const { return watch_; }
 
   static cudaStream_t handle(const c10::Stream& stream) {

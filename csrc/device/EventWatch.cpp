@@ -39,7 +39,7 @@ void EventWatch::askNow(std::chrono::milliseconds patience) {
   {
     std::lock_guard lock(watches().mutex);
     for (auto& [device, watch] : watches().all) {
-      if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // else its thread is not here
+      if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // else no thread runs
         rounds.emplace_back(&watch, watch.hasten());
       }
     }
@@ -53,7 +53,7 @@ uint64_t EventWatch::hasten() {
   std::lock_guard lock(mutex_);
   hastened_ = !idle_;
   wake_.notify_one();
-  return begun_ + 1;  // the present one may have passed an event by
+  return begun_ + 1;  // the current round may already have passed an event
 }
 
 void EventWatch::awaitRound(
@@ -101,7 +101,7 @@ void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
 }
 
 void EventWatch::run() {
-  // Sets the device: without that the first question would make a context on device 0.
+  // Sets the device: otherwise the first query would create a context on device 0.
   c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   if (device_.is_cuda()) {
     harmNoCudaCapture();
@@ -115,7 +115,7 @@ void EventWatch::run() {
       started_ = false;
       return;
     }
-    // Waits first: what has just been added has most likely not ended.
+    // Waits first: an operation that has just been added has most likely not ended.
     if (!std::exchange(hastened_, false)) {
       wake_.wait_for(lock, hurried_ > 0 ? kHurriedTick : kTick);
       hastened_ = false;

@@ -1,4 +1,4 @@
-// The thread that asks the events of one device whether they have happened.
+// The thread that polls the events of one device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,22 +18,22 @@
 
 namespace torchcomms_pg {
 
-// A watch for each device of the process, with a thread of its own, since the driver may hold up a
-// thread that asks for an event: a cudaFree behind a stuck kernel keeps the context's lock until
-// that kernel ends. The monitor, which has to see deadlines meanwhile, asks nothing of the device.
-// Thread-safe.
+// One watch per device of the process, each with its own thread, since the driver may block a
+// thread that queries an event: a cudaFree behind a stuck kernel holds the context's lock until
+// that kernel ends. The monitor must keep its deadlines meanwhile, and so queries nothing of the
+// device. Thread-safe.
 class EventWatch {
  public:
-  // An operation in a stream, whose end is awaited.
+  // An operation in a stream whose end the watch polls for.
   class Awaited {
    public:
     virtual ~Awaited() = default;
-    // Returns whether the stream is past it. Also true when the device has failed.
+    // Returns whether the stream has passed the operation. Also true if the device has failed.
     virtual bool ask() noexcept = 0;
-    // Called once, when ask() is true. `self` is the watch's reference to this.
+    // Called once, after ask() has returned true. `self` is the watch's reference to this object.
     virtual void ended(std::shared_ptr<Awaited> self) noexcept = 0;
-    // Returns when ask() was last false, of this or one before it in the stream; the epoch: never.
-    // Of use to ended().
+    // Returns when ask() last returned false for this operation or an earlier one in the stream, or
+    // the epoch if it never did. For use in ended().
     std::chrono::steady_clock::time_point lastPending() const { return lastPending_; }
 
    private:
@@ -41,7 +41,7 @@ class EventWatch {
     std::chrono::steady_clock::time_point lastPending_{};
   };
 
-  // Intervals at which events are asked: normally, and while a thread waits for nothing else.
+  // Polling intervals: the normal one, and while a thread waits for nothing but an event.
   static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
   static constexpr std::chrono::milliseconds kHurriedTick{1};
 
@@ -50,21 +50,22 @@ class EventWatch {
   static EventWatch& of(c10::Device device);
   explicit EventWatch(c10::Device device) : device_(device) {}  // for of()
 
-  // Count the users of the device; the thread ends some time after the last has left.
+  // Count the users of the device. The thread ends some time after the last user has left.
   void join();
   void leave();
 
   // Starts the thread. Raises std::runtime_error if none can be started.
   void start();
 
-  // Asks the events of every device now, and returns when what has happened has been told. Does not
-  // wait longer than `patience`, nor for a thread that the driver has held up for that long.
+  // Polls the events of every device now, and returns when ended() has been called for those that
+  // have happened. Waits no longer than `patience`, and not for a thread that the driver has
+  // already blocked for that long.
   static void askNow(std::chrono::milliseconds patience);
 
-  // Adds an operation. Those of one stream are asked in the order in which they came.
+  // Adds an operation. Operations of one stream are polled in the order in which they were added.
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
-  // Asks events as often as kHurriedTick while it lives.
+  // Makes the watch poll every kHurriedTick while this object lives.
   class Hurry {
    public:
     explicit Hurry(EventWatch& watch);
@@ -85,7 +86,7 @@ class EventWatch {
   };
 
   void run();
-  // Have a round begin now, and wait until it has ended. Returns the number of the round.
+  // Start a round now, and wait until it has ended. hasten() returns the round's number.
   uint64_t hasten();
   void awaitRound(uint64_t round, Clock::time_point until, std::chrono::milliseconds patience);
   void askAll();
@@ -93,8 +94,8 @@ class EventWatch {
   const c10::Device device_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::condition_variable changed_;  // a round has ended, or there is nothing to ask
-  std::atomic<pid_t> pid_{0};        // the process of the thread
+  std::condition_variable changed_;  // a round has ended, or no event is left
+  std::atomic<pid_t> pid_{0};        // the process in which the thread runs
   bool started_ = false;
   bool hastened_ = false;
   uint64_t begun_ = 0;  // number of the latest round

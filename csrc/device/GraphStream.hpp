@@ -1,4 +1,4 @@
-// The stream of a communicator's asynchronous operations inside captures of graphs.
+// The stream of a communicator's asynchronous operations during captures of graphs.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -15,11 +15,11 @@
 
 namespace torchcomms_pg {
 
-// Another stream than that of operations outside graphs: what a thread issues there while another
-// one captures must not get into the graph. Thread-safe.
+// A stream apart from the one for operations outside graphs: while one thread captures, operations
+// that another thread issues must not get into the graph. Thread-safe.
 class GraphStream {
  public:
-  // A stream inside a capture; `capture`: number of that, from 1.
+  // A stream inside a capture, and the number of that capture, from 1.
   struct Branch {
     c10::Stream stream;
     uint64_t capture;
@@ -28,16 +28,17 @@ class GraphStream {
   GraphStream(AcceleratorDevice& device, bool highPriority)
       : device_(device), highPriority_(highPriority) {}
 
-  // Makes the stream part of the capture of `issuer`; what comes next in it waits for what is in
-  // `issuer` so far. None: streams of this kind of device do not join each other's captures.
+  // Makes the stream part of the capture of `issuer`. Later work in it waits for all work queued so
+  // far in `issuer`. Returns nullopt if streams of this kind of device do not join each other's
+  // captures.
   std::optional<Branch> branchFrom(const c10::Stream& issuer);
 
-  // Returns whether the capture goes on.
+  // Returns whether the capture is still open.
   bool open(uint64_t capture) const;
 
-  // Keeps `object` until the capture has ended, as far as later calls show that.
+  // Keeps `object` until the capture has ended and a later call notices the end.
   void keep(uint64_t capture, std::shared_ptr<const void> object);
-  // Drops what is kept for captures that have ended. Costs nothing where nothing is kept.
+  // Drops the objects of captures that have ended. Cheap if nothing is kept.
   void dropEnded();
 
  private:
@@ -46,8 +47,8 @@ class GraphStream {
   AcceleratorDevice& device_;
   const bool highPriority_;
   mutable std::mutex mutex_;
-  std::optional<c10::Stream> stream_;  // taken with the first capture: torch has few
-  uint64_t capture_ = 0;               // the latest one
+  std::optional<c10::Stream> stream_;  // taken with the first capture: torch has few streams
+  uint64_t capture_ = 0;               // number of the latest one
   std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> kept_;
   std::atomic<bool> keeps_{false};
 };

@@ -25,22 +25,22 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   const std::string name;
   const pid_t pid = getpid();
   std::mutex mutex;
-  std::condition_variable work;   // a task can be led, or the stream closes
+  std::condition_variable work;   // some thread can lead, or the stream closes
   std::condition_variable ended;  // a thread, or the last task, ended
   std::deque<Task> tasks;
   std::vector<std::thread> threads;
   size_t idle = 0;
   size_t running = 0;
-  uint64_t lead = 0;  // changes when the lead changes hands
+  uint64_t lead = 0;  // changes when a thread takes or hands over the lead
   bool led = false;
   std::thread::id leader;
   bool closing = false;
   std::atomic<bool> deferring{false};  // set with `mutex` held
 
-  // All functions but run() are called with `mutex` held.
+  // Call all functions but run() with `mutex` held.
   //
-  // If no thread can be started, an existing one comes back to the tasks after what it does; raises
-  // if there is none.
+  // Wakes or starts a thread. If none can be started, a running one takes the tasks after its
+  // current task; raises if none runs.
   void wakeOne() {
     if (idle > 0) {
       work.notify_one();
@@ -56,11 +56,11 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       return;
     }
     ++running;
-    ++idle;  // counted from now on, so that the next task does not start another
+    ++idle;  // counted now, so that the next task does not start another
     pthread_setname_np(threads.back().native_handle(), name.substr(0, 15).c_str());
   }
 
-  // Runs tasks until none is left, `done` holds, or the lead was handed over.
+  // Runs tasks until none is left, `done` returns true, or the lead is handed over.
   void leadUntil(std::unique_lock<std::mutex>& lock, const std::function<bool()>* done) {
     led = true;
     leader = std::this_thread::get_id();
@@ -70,7 +70,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       tasks.pop_front();
       lock.unlock();
       task->run();
-      task.reset();  // its captures may take locks when they go
+      task.reset();  // destructors of its captures may take locks
       lock.lock();
       if (lead != mine) {
         return;
@@ -115,14 +115,14 @@ WorkerStream::WorkerStream(std::string threadName)
 
 WorkerStream::~WorkerStream() {
   if (state_->pid != getpid()) {
-    // A forked child has none of the threads; joining them would wait forever.
+    // A forked child has none of the threads; a join would wait forever.
     leaked<std::shared_ptr<State>>(std::move(state_));
     return;
   }
   std::unique_lock lock(state_->mutex);
   state_->closing = true;
   state_->work.notify_all();
-  // A task may have held the last reference to this stream.
+  // A task may have held the last reference to this stream, so that this thread is one of its own.
   size_t own = 0;
   for (const auto& thread : state_->threads) {
     own += thread.get_id() == std::this_thread::get_id();

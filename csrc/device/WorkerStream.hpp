@@ -1,4 +1,4 @@
-// A host stream: tasks run one after another, on threads of its own.
+// A host stream that runs tasks one after another on its own threads.
 #pragma once
 
 #include <atomic>
@@ -15,44 +15,43 @@
 
 namespace torchcomms_pg {
 
-// Owns a queue and the threads that run it: none until the first task, and
-// usually one. One thread at a time leads, that is runs tasks in order. A
-// leader that is about to run code which may wait for later tasks (a user's
-// callback) hands the lead over, and another thread is started if none is idle.
+// Owns a queue and the threads that run it: no thread until the first task, and usually one. The
+// thread that runs the tasks, in order, is the leader. Before code that may wait for later tasks (a
+// user's callback) the leader hands the lead over, and another thread is started if none is idle.
 class WorkerStream final : public host::HostStream {
  public:
   explicit WorkerStream(std::string threadName);
 
-  // Runs what is queued, then ends the threads. A thread that does not end within `kPatience` is
-  // left behind.
+  // Runs the queued tasks, then ends the threads. A thread that does not end within `kPatience` is
+  // detached.
   ~WorkerStream() override;
 
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
 
-  // Starts a thread if there is none, so that nothing that is enqueued waits for ever. Raises
-  // std::runtime_error if none can be started.
+  // Starts a thread if none runs, so that no later task waits forever. Raises std::runtime_error if
+  // none can be started.
   void start();
 
-  // Raises as start() does; then `task` has not been taken.
+  // Raises as start() does; then `task` is not enqueued.
   void enqueue(std::function<void()> task) override;
 
   bool idle() override;
 
-  // Defers: enqueue() wakes no thread until wake() is called, which raises as start() does.
+  // Makes enqueue() wake no thread until wake() is called, which raises as start() does.
   void defer();
   void wake();
 
-  // Lets the tasks behind the calling one run in other threads while that goes on. Does nothing in
-  // any other thread.
+  // Lets other threads run the later tasks while the calling task goes on. Does nothing in a thread
+  // that does not lead.
   void handOver();
 
-  // Returns when no task is queued or runs, but for those that have handed over; at once when
-  // called from a task, which would wait for itself.
+  // Waits until the queue is empty and no task runs, except tasks that have called handOver().
+  // Returns immediately if called from a task of this stream, which would wait for itself.
   void drain();
 
-  // Runs queued tasks in the calling thread until `done`, as long as no other
-  // thread leads: a caller that would only wait saves the wake-up of a thread.
+  // Runs queued tasks in the calling thread until `done` returns true, unless another thread leads.
+  // A caller that would only wait saves the wake-up of a thread.
   void runQueued(const std::function<bool()>& done);
 
  private:

@@ -25,7 +25,7 @@ void checkHeader(const NcclConfig::Field& field) {
   }
 }
 
-// Returns the one copy of the text, which stays.
+// Returns the one copy of the text, which is never freed.
 const std::string* kept(const std::string& text) {
   static auto& mutex = leaked<std::mutex>();
   static auto& all = leaked<std::set<std::string>>();
@@ -33,8 +33,9 @@ const std::string* kept(const std::string& text) {
   return &*all.insert(text).first;
 }
 
-// Gives the pointer to a member of Config; null: the header is too old to have it. Config has to be
-// a parameter of a template, which alone may name a member that is not there.
+// Yields the pointer to a member of Config, or null if the header is too old to have it. Config
+// must be a template parameter: only then may the discarded branch name a member that does not
+// exist.
 #define TORCHCOMMS_PG_MEMBER(field, since)        \
   [] {                                            \
     if constexpr (NCCL_VERSION_CODE >= (since)) { \
@@ -90,7 +91,7 @@ std::string NcclConfig::Field::range() const {
 }
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
-  // Threads that make communicators may read them while the process exits.
+  // Never destroyed: threads that make communicators may read them while the process exits.
   static const auto& all = leaked<std::vector<Field>>(fieldsOf<ncclConfig_t>());
   return all;
 }
@@ -170,7 +171,7 @@ void NcclConfig::check(const NcclApi& api) const {
 }
 
 ncclConfig_t NcclConfig::raw(bool blocking) const {
-  // Has the header's layout and version: NCCL reads as much of it as it knows.
+  // Has the header's layout and version: NCCL reads the fields that it knows.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   for (const auto& [field, value] : numbers_) {
     config.*field->number = value;

@@ -6,8 +6,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The messages of one direction: with the ranks from `first` to before `last`,
-// `step` bytes apart in memory.
+// The messages of one direction: one for each rank from `first` to before `last`, `step` bytes
+// apart in memory.
 struct Side {
   const void* data;
   size_t step;

@@ -1,12 +1,13 @@
-// Operations that came to NCCL late, for every NCCL: the library's own if it has them, otherwise
-// messages in one group, as NCCL documents it.
+// Operations that NCCL added late, for every version: the library's own function if it has one,
+// otherwise messages in one group, as NCCL documents it.
 #pragma once
 
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {
 
-// Sends part r of `in` to rank r and receives part r of `out` from it. `count`: of one part.
+// Sends part r of `in` to rank r and receives part r of `out` from rank r. A part has `count`
+// elements.
 ncclResult_t allToAll(
     const NcclApi& api,
     const void* in,
@@ -16,7 +17,8 @@ ncclResult_t allToAll(
     ncclComm_t comm,
     cudaStream_t stream);
 
-// Gathers the ranks' inputs one after another in `out`, on `root` only. `count`: of one input.
+// Gathers the ranks' inputs one after another in `out`, on `root` only. An input has `count`
+// elements.
 ncclResult_t gather(
     const NcclApi& api,
     const void* in,
@@ -27,7 +29,7 @@ ncclResult_t gather(
     ncclComm_t comm,
     cudaStream_t stream);
 
-// Sends part r of `in`, on `root`, to rank r. `count`: of one part.
+// Sends part r of the root's `in` to rank r. A part has `count` elements.
 ncclResult_t scatter(
     const NcclApi& api,
     const void* in,
@@ -38,8 +40,7 @@ ncclResult_t scatter(
     ncclComm_t comm,
     cudaStream_t stream);
 
-// Calls `body` between ncclGroupStart and ncclGroupEnd. The group is closed
-// also after an error.
+// Calls `body` between ncclGroupStart and ncclGroupEnd. Ends the group also after an error.
 template <class Body>
 ncclResult_t grouped(const NcclApi& api, Body&& body) {
   const auto started = api.groupStart();

@@ -27,10 +27,10 @@ constexpr const char* kInstall =
     "nvidia-nccl-cu13, which brings it), or set TORCHCOMM_NCCL_LIBRARY to the path of libnccl.so.2";
 #endif
 
-// Returns the path of the library that the process has mapped; empty where there is none.
+// Returns the path of the library that the process has mapped, or an empty string if it has none.
 std::string mappedPath(const std::string& soname) {
   struct Search {
-    std::string start;  // "libnccl.so": some bring it without a number
+    std::string start;  // "libnccl.so": some packages ship it without a number
     std::string path;
   } search{soname.substr(0, soname.rfind('.')), ""};
   dl_iterate_phdr(
@@ -48,7 +48,7 @@ std::string mappedPath(const std::string& soname) {
   return search.path;
 }
 
-// Returns the file that a handle belongs to.
+// Returns the file from which a handle was loaded.
 std::string pathOf(void* handle) {
   const link_map* map = nullptr;
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? map->l_name : "";
@@ -62,7 +62,7 @@ std::string lastLoaderError() {
 std::mutex mutex;
 
 std::map<void*, std::unique_ptr<const Library>>& libraries() {
-  // Never destroyed: threads of the library may run until the process is gone.
+  // Never destroyed: the library's threads may run until the process ends.
   static auto& all = leaked<std::map<void*, std::unique_ptr<const Library>>>();
   return all;
 }
@@ -114,10 +114,10 @@ Library::Library(void* handle, std::string path, std::string origin)
 }
 
 const Library& Library::keep(void* handle, const std::string& origin) {
-  // dlopen gives one handle for one file, however it is named.
+  // dlopen returns the same handle for the same file, by whatever path.
   const auto known = libraries().find(handle);
   if (known != libraries().end()) {
-    dlclose(handle);  // the first load keeps it
+    dlclose(handle);  // the first load keeps it open
     return *known->second;
   }
   std::unique_ptr<const Library> library(new Library(handle, pathOf(handle), origin));
@@ -126,8 +126,8 @@ const Library& Library::keep(void* handle, const std::string& origin) {
 
 const Library& Library::load(const LibrarySearch& search) {
   const std::lock_guard lock(mutex);
-  // RTLD_LOCAL throughout: NCCL calls its own functions by name, so a copy in
-  // the global scope would take over those of another.
+  // RTLD_LOCAL throughout: NCCL calls its own functions by name, so a copy in the global scope
+  // would replace the functions of another copy.
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL;
   if (!search.path.empty()) {
     void* const handle = dlopen(search.path.c_str(), kFlags);

@@ -1,4 +1,4 @@
-// libnccl, loaded while the process runs.
+// libnccl, loaded at run time.
 #pragma once
 
 #include <stdexcept>
@@ -9,7 +9,8 @@
 
 namespace torchcomms_pg {
 
-// The library that this torch uses. ROCm's RCCL has NCCL's API, and its versions count alike.
+// Name of the library that this build of torch uses. ROCm's RCCL has NCCL's API and numbers its
+// versions like NCCL.
 #ifdef TORCHCOMMS_PG_ROCM
 inline constexpr const char* kNcclSoname = "librccl.so.1";
 #else
@@ -18,37 +19,37 @@ inline constexpr const char* kNcclSoname = "libnccl.so.2";
 
 // Places in which to look for libnccl.
 struct LibrarySearch {
-  std::string path;    // file chosen by the user; then nothing else is tried
+  std::string path;    // file chosen by the user; if set, nothing else is tried
   std::string folder;  // folder of the installed NCCL package; may be empty
   std::string soname = kNcclSoname;
 };
 
-// Names what was tried, or the library and what is wrong with it, and what to do.
+// Its text names what was tried, or the library and its fault, and what to do.
 class LibraryError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// One loaded libnccl, for the rest of the process: its threads may outlive
-// every communicator, so it is never unloaded. All functions come from the one
-// handle, so that those of two copies never mix.
+// One loaded libnccl, for the rest of the process: its threads may outlive every communicator, so
+// it is never unloaded. All functions come from the same handle, so that functions of two copies
+// never mix.
 class Library {
  public:
-  // Loads the first that there is of: the chosen path; the copy that the process has loaded
-  // already, which is torch's, and then both use one; the package's folder; what the system's
-  // loader finds. Raises LibraryError. Thread-safe; a file is loaded once.
+  // Loads the first of these that exists: the chosen path; the copy that the process has already
+  // loaded, which torch then shares; the package's folder; the file that the system's loader finds.
+  // Raises LibraryError. Thread-safe; a file is loaded once.
   static const Library& load(const LibrarySearch& search);
 
   const NcclApi& api() const { return api_; }
   const std::string& path() const { return path_; }
 
-  // Returns the version as ncclGetVersion gives it, e.g. 23007 for 2.30.7.
+  // Returns the version as ncclGetVersion reports it, e.g. 23007 for 2.30.7.
   int version() const { return version_; }
 
-  // Says in words how the library was found.
+  // Returns in words how the library was found.
   const std::string& origin() const { return origin_; }
 
-  // Returns the optional functions that it lacks, by NCCL's names.
+  // Returns NCCL's names of the optional functions that it lacks.
   const std::vector<std::string>& missing() const { return missing_; }
 
  private:

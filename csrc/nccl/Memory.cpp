@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<const Library*> allocating = nullptr;
 
-// Never destroyed: torch frees memory until the process is gone.
+// Never destroyed: torch frees memory until the process ends.
 struct Live {
   std::mutex mutex;
   std::vector<Registrations*> all;
@@ -66,7 +66,8 @@ ncclResult_t Registrations::add(
     if (found->second.bytes == segment.bytes && found->second.symmetric == symmetric) {
       return ncclSuccess;
     }
-    // Deregisters it: registered in the other way, or freed behind our back and taken anew.
+    // Deregisters it: it is registered in the other way, or was freed without a call of released()
+    // and allocated anew.
     const auto result = deregister(found->second);
     entries.erase(found);
     if (result != ncclSuccess) {
@@ -147,7 +148,7 @@ void Registrations::released(void* address) {
 
 void* torchcomms_pg_allocate(size_t bytes, int, cudaStream_t) {
   using namespace torchcomms_pg;
-  // Torch has made the device the current one.
+  // torch has set the current device.
   const auto& api = allocating.load()->api();
   void* memory = nullptr;
   if (api.memAlloc(&memory, bytes) == ncclSuccess) {
@@ -163,6 +164,6 @@ void* torchcomms_pg_allocate(size_t bytes, int, cudaStream_t) {
 void torchcomms_pg_free(void* memory, size_t, int, cudaStream_t) {
   using namespace torchcomms_pg;
   Registrations::released(memory);
-  // Torch has no use for an error: the process may be ending.
+  // torch has no use for an error: the process may be exiting.
   allocating.load()->api().memFree(memory);
 }

@@ -1,4 +1,4 @@
-// Memory of the library's own allocator, from which torch takes segments, and its registration with
+// Memory of the library's own allocator, which serves torch's segments, and its registration with
 // communicators.
 #pragma once
 
@@ -16,11 +16,11 @@
 namespace torchcomms_pg {
 
 // Makes the exported functions below allocate with the library, for the rest of the process. Raises
-// LibraryError for a library that has no allocator, or differs from that of an earlier call: torch
-// gives memory back by address.
+// LibraryError if the library has no allocator or differs from the library of an earlier call:
+// torch frees memory by address alone, which does not show the library.
 void allocateWith(const Library& library);
 
-// A block that torch has allocated at once, and divides.
+// A block that torch has allocated in one piece and subdivides.
 struct Segment {
   void* address;
   size_t bytes;
@@ -29,7 +29,7 @@ struct Segment {
 // The memory that is registered with one communicator, by pool. Thread-safe.
 class Registrations {
  public:
-  // The two numbers of torch's pool.
+  // torch's id of a pool, two numbers.
   using Pool = std::pair<uint64_t, uint64_t>;
 
   explicit Registrations(const NcclApi& api);
@@ -37,19 +37,19 @@ class Registrations {
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
 
-  // Registers a segment, unless it is registered already. `symmetric`: as a window, which is
-  // collective.
+  // Registers a segment unless it is registered already. A `symmetric` segment is registered as a
+  // window, which is collective.
   ncclResult_t add(ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric);
 
-  // Deregisters a pool, which is gone whatever the library says. None: nothing of it was ever
-  // added.
+  // Deregisters a pool, and forgets it whatever the library returns. Returns nullopt if nothing of
+  // the pool was ever added.
   std::optional<ncclResult_t> remove(Pool pool);
   void removeAll();
 
-  // Forgets all entries: the communicator is going, and the library forgets them with it.
+  // Forgets all entries: the communicator is about to end, and the library then drops them.
   void forget();
 
-  // Takes the memory from all communicators of the process. Call before it is freed.
+  // Deregisters the memory from all communicators of the process. Call before it is freed.
   static void released(void* address);
 
  private:
@@ -67,8 +67,8 @@ class Registrations {
   void drop(void* address);
 
   const NcclApi& api_;
-  // Held while memory is registered, which may wait for other ranks: a rank that frees memory
-  // meanwhile must not wait for that. Taken before mutex_.
+  // Held while memory is registered, which may wait for other ranks. A rank that frees memory
+  // meanwhile must not wait for them, and so takes mutex_ only. Locked before mutex_.
   std::mutex adding_;
   std::mutex mutex_;
   std::map<Pool, Entries> pools_;
@@ -76,8 +76,8 @@ class Registrations {
 
 }  // namespace torchcomms_pg
 
-// Functions that torch.cuda.CUDAPluggableAllocator looks up by name. The first gives null if memory
-// is short, upon which torch frees what it has in store and tries again, and throws at other
+// Functions that torch.cuda.CUDAPluggableAllocator looks up by name. The first returns null if
+// memory is short, upon which torch frees its cached memory and tries again, and throws for other
 // errors.
 extern "C" {
 __attribute__((visibility("default"))) void* torchcomms_pg_allocate(

@@ -1,9 +1,9 @@
 // The seam: NCCL's C API as a table of function pointers.
 //
-// Everything above this table communicates through it and does not know what filled it in: libnccl,
-// the shared-memory library (shm/api/Api.hpp), or a test that wraps either to inject errors and
-// delays. The compiler checks every entry against nccl.h. A null entry means "this library lacks
-// it".
+// Everything above this table communicates through it and does not know which library filled it in:
+// libnccl, the shared-memory library (shm/api/Api.hpp), the Gloo library (gloo/Api.hpp), or a test
+// that wraps one of them to inject errors and delays. The compiler checks every entry against
+// nccl.h. An entry is null if the library lacks the function.
 #pragma once
 
 #include <nccl.h>
@@ -22,7 +22,7 @@
 #endif
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 29, 2)
-// Declares what a newer libnccl has: it is in the table whatever header it was built with.
+// Declares functions of newer versions: the table has them whatever header it was built with.
 struct ncclWaitSignalDesc_t {
   int opCnt;
   int peer;
@@ -64,15 +64,14 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
 }
 #endif
 
-// Declared by nccl_device.h, since 2.29.2, which takes the CUDA headers to include. A null pointer:
-// loads and stores do not reach the peer.
+// nccl_device.h declares it since 2.29.2, but needs the CUDA headers. Sets a null pointer if loads
+// and stores do not reach the peer.
 extern "C" ncclResult_t ncclGetPeerDevicePointer(
     ncclWindow_t window, size_t offset, int peer, void** pointer);
 
 namespace torchcomms_pg {
 
-// X(field, function): in every NCCL since 2.18; a library without one of them
-// is refused.
+// X(field, function): functions of every NCCL since 2.18. A library that lacks one is refused.
 #define TORCHCOMMS_PG_NCCL_REQUIRED(X)              \
   X(getVersion, ncclGetVersion)                     \
   X(getUniqueId, ncclGetUniqueId)                   \
@@ -98,7 +97,7 @@ namespace torchcomms_pg {
   X(groupStart, ncclGroupStart)                     \
   X(groupEnd, ncclGroupEnd)
 
-// X(field, function): came later; null where the loaded library lacks it.
+// X(field, function): functions of later versions; null if the loaded library lacks them.
 #define TORCHCOMMS_PG_NCCL_OPTIONAL(X)              \
   X(memAlloc, ncclMemAlloc)                         \
   X(memFree, ncclMemFree)                           \
@@ -125,26 +124,26 @@ struct Message {
   void* buffer = nullptr;  // read only when sending
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
-  int peer = 0;  // for recvTagged, kAnyPeer takes whoever sends first
+  int peer = 0;  // for recvTagged, kAnyPeer accepts the first sender
   int tag = 0;
-  // True for a send that ends when the message has been received, not when the buffer may be used
-  // again. More than a few hundred that are not received end as others do.
+  // True if a send ends when the message has been received, and not when the buffer may be reused.
+  // Beyond a few hundred messages that are not yet received, further ones end as if it were false.
   bool confirmed = false;
-  // Called once if the call returns ncclSuccess, and never if it returns an error: from the call
-  // itself or from a thread of the library, when the message has been delivered or has failed.
-  // Null: the call orders the message on its stream.
+  // Called once if the call returns ncclSuccess, when the message has been delivered or has failed:
+  // by the call itself or by a thread of the library. Never called if the call returns an error.
+  // Null if the call orders the message on its stream.
   void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
 };
 
 inline constexpr int kAnyPeer = -1;
 
-// Value of sigIdx with which putSignal puts without a signal; beyond NCCL.
+// Value of sigIdx for a putSignal without a signal; an extension of NCCL.
 inline constexpr int kNoSignal = -1;
 
-// The memory that one rank has registered with a window, mapped here.
+// The memory that one rank has registered with a window, mapped in this process.
 struct WindowView {
-  std::shared_ptr<std::byte> memory;  // keeps the mapping, whatever becomes of the window
+  std::shared_ptr<std::byte> memory;  // keeps the mapping, also after the window's end
   size_t bytes = 0;
 };
 
@@ -154,47 +153,45 @@ struct NcclApi {
   TORCHCOMMS_PG_NCCL_OPTIONAL(TORCHCOMMS_PG_FIELD)
 #undef TORCHCOMMS_PG_FIELD
 
-  // Limit of sigIdx, exclusive. NCCL promises 0 alone.
+  // Exclusive limit of sigIdx. NCCL guarantees 0 alone.
   int signals = 1;
 
-  // Functions beyond NCCL, for libraries in host memory; libnccl cannot do this. Null in a table
-  // filled from libnccl.
+  // Extensions of NCCL for libraries in host memory. Null in a table filled from libnccl.
 
-  // Blocks the stream until all ranks have come.
+  // Blocks the stream until all ranks have arrived.
   ncclResult_t (*barrier)(ncclComm_t comm, cudaStream_t stream) = nullptr;
 
-  // Sends or receives point-to-point with a tag. Messages of one pair and tag are matched in issue
-  // order; different tags and different peers do not wait for each other. With `done` the message
-  // is independent of every stream, and not for groups.
+  // Sends or receives a message with a tag. Messages of one pair and tag are matched in issue
+  // order; different tags and different peers do not wait for each other. A message with `done` is
+  // independent of every stream and may not be part of a group.
   ncclResult_t (*sendTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
   ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
 
-  // Returns the ranks that the oldest unfinished operation of `comm` still waits for (during
-  // initialization: those that have not joined), ascending; after a failure the ranks at fault,
-  // where known. Callable from any thread at any time.
+  // Returns the ranks, ascending, that the oldest unfinished operation of `comm` still waits for.
+  // During initialization these are the ranks that have not joined; after a failure the ranks at
+  // fault, if known. Callable from any thread at any time.
   std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
-  // Tells whether these ranks certainly have not come. False: they may have, and wait for others
-  // themselves, or what they have sent is lost on a connection that is cut.
+  // True if the ranks of absentRanks() certainly have not arrived. If false, they may have arrived
+  // and wait for others themselves, or the data they sent is lost on a broken connection.
   bool absenceIsCertain = true;
 
-  // Returns whether the operation issued last has given the other ranks what they need of this one,
-  // so that they do not wait for the stream to come to it. For the thread that has issued it.
+  // Returns whether the operation issued last has published all its data for the other ranks, so
+  // that they do not wait for the stream to execute it. Call from the thread that issued it.
   bool (*published)(ncclComm_t comm) = nullptr;
 
-  // Declares the communicator failed on every rank, by the fault of `ranks`
-  // (may be empty): blocked and later calls return `result`, and getLastError
-  // gives `reason`. Callable from any thread at any time; the first failure of
-  // a communicator wins.
+  // Declares the communicator failed on every rank, by the fault of `ranks` (may be empty). Blocked
+  // and later calls return `result`, and getLastError returns `reason`. Callable from any thread at
+  // any time; a communicator keeps its first failure.
   ncclResult_t (*fail)(
       ncclComm_t comm,
       ncclResult_t result,
       const std::string& reason,
       const std::vector<int>& ranks) = nullptr;
 
-  // Does the same as ncclCommShrink, but returns ncclInProgress and makes none where this rank
-  // would wait past `deadline` for others that stay.
+  // Does the same as ncclCommShrink, but returns ncclInProgress and makes no communicator if this
+  // rank would wait past `deadline` for other remaining ranks.
   ncclResult_t (*shrinkUntil)(
       ncclComm_t comm,
       int* excluded,
@@ -204,28 +201,28 @@ struct NcclApi {
       int flags,
       std::chrono::steady_clock::time_point deadline) = nullptr;
 
-  // Looks for what ranks of other hosts have to tell a rank that waits for nothing: a failure,
-  // which commGetAsyncError tells then, or that it is needed to connect the ranks.
+  // Polls the ranks of other hosts for a rank that waits for nothing. Finds a failure, which
+  // commGetAsyncError then reports, or a request of a rank that wants to connect.
   struct Probe {
-    // Returns whether there is something new, for which the ranks that hear this one's ring() have
-    // to look as well. `thorough`: looks for all of it, also where nothing seems to be new. May
-    // block; is for one thread; may outlive the communicator.
+    // Returns whether it found something for which the ranks that this rank's ring() reaches must
+    // look as well. `thorough` looks at everything, also if nothing seems to be new. May block;
+    // call it from one thread; may outlive the communicator.
     std::function<bool(bool thorough)> look;
-    // Turn of this rank: those that hear each other ring take turns in looking, each for a second.
+    // Turn of this rank: the ranks that ring() reaches take turns in polling, one second each.
     int turn = 0;
     int turns = 1;
   };
-  // Returns the look; null: the library needs none.
+  // Returns the poll. Null if the library needs none.
   Probe (*probe)(ncclComm_t comm) = nullptr;
 
-  // Returns the library whose functions a communicator that commSplit made takes; null: this one's.
+  // Returns the library of a communicator that commSplit made. Null if it is always this one.
   const NcclApi& (*libraryOf)(ncclComm_t child) = nullptr;
 
-  // Adds to a counter that all ranks see, to get the attention of the others, and returns it.
-  // Callable from any thread at any time, also after a failure.
+  // Adds `times` to a counter that the ranks of this host share, to wake the others, and returns
+  // the sum. Callable from any thread at any time, also after a failure.
   uint64_t (*ring)(ncclComm_t comm, uint64_t times) = nullptr;
 
-  // Gives the memory of `peer` in a window. Callable from any thread.
+  // Sets `view` to the memory of `peer` in a window. Callable from any thread.
   ncclResult_t (*windowView)(ncclComm_t comm, ncclWindow_t window, int peer, WindowView& view) =
       nullptr;
 };

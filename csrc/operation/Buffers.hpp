@@ -11,8 +11,8 @@
 
 namespace torchcomms_pg {
 
-// Permission to write to `tensor` in this thread also where it was made in inference mode, which is
-// a mode of the caller's thread and may have ended there.
+// Lets this thread write to `tensor` even if it was made in inference mode. That mode belongs to
+// the caller's thread and may have ended.
 class WritePermission {
  public:
   explicit WritePermission(const at::Tensor& tensor) {
@@ -25,11 +25,11 @@ class WritePermission {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// A tensor that the library writes to: the caller's own memory where it is contiguous, else a
-// buffer that copyBack() copies to it.
+// A tensor that the library writes to: the caller's own memory if it is contiguous, otherwise a
+// buffer that copyBack() copies to the tensor.
 class OutputBuffer {
  public:
-  // Takes the tensor. `readFirst`: the operation also reads it.
+  // `readFirst` is true if the operation also reads the tensor.
   OutputBuffer(const at::Tensor& tensor, bool readFirst)
       : tensor_(tensor),
         buffer_(
@@ -53,7 +53,7 @@ class OutputBuffer {
   at::Tensor buffer_;
 };
 
-// Returns whether the tensors already lie one after another, as the chunks of one tensor do.
+// Returns whether the tensors lie one after another in memory, as the chunks of one tensor do.
 inline bool adjacent(const std::vector<at::Tensor>& tensors) {
   const auto* next = static_cast<const char*>(tensors.front().data_ptr());
   for (const auto& tensor : tensors) {
@@ -74,7 +74,7 @@ inline int64_t totalNumel(const std::vector<at::Tensor>& tensors) {
   return total;
 }
 
-// Several tensors of equal size that the library writes to, one after another.
+// Several tensors of equal size that the library writes to as one contiguous buffer.
 class OutputBuffers {
  public:
   explicit OutputBuffers(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -103,8 +103,8 @@ class OutputBuffers {
   void* data_ = nullptr;
 };
 
-// Returns the tensors' elements one after another: their own memory where they already lie so, else
-// a copy.
+// Returns the tensors' elements, concatenated: the tensors' own memory if they are adjacent,
+// otherwise a copy.
 inline at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
   if (adjacent(tensors)) {
     return tensors.front().as_strided({totalNumel(tensors)}, {1});

@@ -10,12 +10,12 @@
 
 namespace torchcomms_pg {
 
-// An argument of an operation, or an element of one that is a list; printed as errors name it, e.g.
+// An argument of an operation, or an element of a list argument. Printed as in errors, e.g.
 // "all_gather: tensor_list[2]".
 struct Argument {
   const char* what;  // the operation
   const char* name;
-  int64_t index = -1;  // -1: not an element
+  int64_t index = -1;  // -1 if it is not an element
 
   Argument operator[](int64_t element) const { return {what, name, element}; }
 };
@@ -25,16 +25,16 @@ std::ostream& operator<<(std::ostream& out, const Argument& argument);
 // elements.
 void checkDense(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
-// Checks that `tensor` passes checkDense and that its memory holds its elements as they are, not
+// Checks that `tensor` passes checkDense and that its memory holds its elements themselves, not
 // their conjugates or negatives.
 void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
-// Checks that `tensor`, which is written to, has no two elements in one place, as an expanded
-// tensor has.
+// Checks that no two elements of the output `tensor` share memory, as those of an expanded tensor
+// do.
 void checkWritable(const Argument& argument, const at::Tensor& tensor);
 void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors);
 
-// Checks that all of `tensors` pass checkTensor and have one dtype, that of `like`.
+// Checks that all of `tensors` pass checkTensor and have the dtype of `like`.
 void checkTensors(
     const Argument& argument,
     const std::vector<at::Tensor>& tensors,
@@ -49,11 +49,11 @@ void checkSameType(
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel);
 
-// Checks that `rank` is one of the group's.
+// Checks that `rank` is a rank of the group.
 void checkRank(const Argument& argument, int64_t rank, int size);
 
-// Checks that `tensors`, which only the root passes, are one for each rank, fit `like`, and have as
-// many elements.
+// Checks that the root alone passes `tensors`: one for each rank, with the dtype and the number of
+// elements of `like`.
 void checkRootList(
     const Argument& argument,
     const std::vector<at::Tensor>& tensors,

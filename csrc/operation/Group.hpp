@@ -10,17 +10,17 @@ namespace torchcomms_pg {
 struct Group {
   std::string name;
   std::string description;
-  std::string backend;               // name by which c10d knows it
-  std::vector<int64_t> globalRanks;  // by rank; empty: the same numbers
-  std::vector<std::string> hosts;    // by rank; empty: all are on one
+  std::string backend;               // backend's name in c10d
+  std::vector<int64_t> globalRanks;  // by rank; empty if they equal the group's ranks
+  std::vector<std::string> hosts;    // by rank; empty if all ranks are on one host
   int globalRankStart = 0;
   int globalRankStride = 1;
 
-  // Return the name of ranks for texts, such as "rank 1", "ranks 1, 2", "rank 3 on host1", or "rank
-  // 1 (global 5)" in a group whose numbers differ from the global ones.
+  // Return the names of ranks for texts, such as "rank 1", "ranks 1, 2", "rank 3 on host1", or
+  // "rank 1 (global 5)" in a group whose ranks differ from the global ones.
   std::string rankName(int rank) const { return rankNames({rank}); }
   std::string rankNames(const std::vector<int>& ranks) const;
-  // Returns the rank's number, with the global one beside it if they differ.
+  // Returns the rank's number, followed by the global rank if they differ.
   std::string numberOf(int rank) const;
 };
 

@@ -1,4 +1,4 @@
-// Names of operations in hooks: those of the TorchComm API.
+// Names of operations in hooks, as in the TorchComm API.
 #pragma once
 
 #include <cstdint>

@@ -118,14 +118,14 @@ static_assert([] {
   return true;
 }());
 
-// Returns whether the operation has tensors of its own to describe.
+// Returns whether the operation has tensors to describe.
 bool hasData(OpKind kind) {
   return kind < OpKind::barrier || kind == OpKind::coalesced || kind == OpKind::tensorRegister ||
          kind == OpKind::put;
 }
 
-// Returns whether all ranks pass as many elements: they have no list whose parts may differ, and it
-// is not the root alone that gives or gets all of them.
+// Returns whether all ranks pass the same number of elements. Not so if the operation has lists,
+// whose parts may differ, or if the root alone gives or gets all elements.
 bool sameSizes(OpKind kind) {
   switch (kind) {
     case OpKind::allReduce:

@@ -23,16 +23,16 @@ struct PreparedOp {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   Launch launch;
-  // Runs when the launch has finished, in the order of the stream: copies out of temporary
-  // buffers, local reductions.
+  // Runs after the launch, in the order of the stream: copies out of temporary buffers, local
+  // reductions.
   std::function<void()> epilogue;
   std::optional<Message> message;                    // transfer of a send or receive
   std::vector<PreparedOp> parts;                     // messages of a batch of messages alone
   std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that streams order
-  std::vector<int64_t> ranks;  // new group's ranks of a split or shrink, for hooks
+  std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;
 
-  // Returns whether the parts for or of the ranks differ in size, or may.
+  // Returns whether the ranks' parts differ in size, or may differ.
   bool uneven() const {
     switch (op.kind) {
       case OpKind::allGather: return !sameNumel(outputs);
@@ -42,7 +42,8 @@ struct PreparedOp {
     }
   }
 
-  // Sets the tensors, and what `op` tells of them. At least one of the lists is not empty.
+  // Sets the tensors and the fields of `op` that describe them. At least one of the lists is not
+  // empty.
   void setTensors(
       std::vector<at::Tensor> in, std::vector<at::Tensor> out, const char* reduceOp = nullptr) {
     for (const auto& input : in) {

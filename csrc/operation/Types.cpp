@@ -36,7 +36,7 @@ bool isBitwise(const ReduceOp& op) {
 }
 
 // Returns the signed type of the same width: torch has no bitwise operations for the wider unsigned
-// types, and bits are bits.
+// types, and the sign does not matter to them.
 ScalarType bitType(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::UInt16: return ScalarType::Short;
@@ -93,7 +93,7 @@ at::Tensor preMulFactor(const char* what, const ReduceOp& op, ScalarType dtype) 
 
 WireType wireType(ScalarType dtype) {
   const auto type = ncclType(dtype);
-  if (type && !c10::isFloat8Type(dtype)) {  // NCCL has float8 from 2.24 on only, bytes always
+  if (type && !c10::isFloat8Type(dtype)) {  // NCCL has float8 only from 2.24 on
     return {*type, 1};
   }
   if (c10::isComplexType(dtype)) {
@@ -165,7 +165,7 @@ Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
     wire_ = {*type, factor};
     return;
   }
-  // uint16 is the integer type for which torch itself has no arithmetic.
+  // torch has no arithmetic for uint16.
   TORCH_CHECK_VALUE(
       isBitwise(op_) || dtype == ScalarType::Short,
       what,
@@ -187,8 +187,8 @@ ncclResult_t Reduction::with(
     return launch(*ncclOp(op_, dtype_));
   }
   ncclRedOp_t handle;
-  // A factor in host memory is read now; one on the accelerator when the operation runs, and the
-  // operation keeps it alive.
+  // A factor in host memory is read now. A factor on the accelerator is read when the operation
+  // runs; the operation keeps it alive.
   const auto residence = factor_.is_cpu() ? ncclScalarHostImmediate : ncclScalarDevice;
   const auto created =
       api.redOpCreatePreMulSum(&handle, factor_.data_ptr(), wire_.type, residence, comm);

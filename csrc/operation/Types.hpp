@@ -1,4 +1,4 @@
-// Translation of torch's dtypes and reduce operations into NCCL's: the one place for it.
+// Translation of torch's dtypes and reduce operations into NCCL's. No other file translates them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,13 @@
 
 namespace torchcomms_pg {
 
-// A type of the library, `factor` elements of which carry one element of the torch dtype.
+// A type of the library; `factor` elements of it carry one element of the torch dtype.
 struct WireType {
   ncclDataType_t type;
   size_t factor;
 };
 
-// Returns the type for operations that only move data: for every dtype, as bytes where NCCL has no
-// such type.
+// Returns the type for operations that only move data. Dtypes that NCCL lacks are moved as bytes.
 WireType wireType(c10::ScalarType dtype);
 
 // Returns the name of a reduce operation, e.g. "SUM".
@@ -29,23 +28,23 @@ const char* name(const c10d::ReduceOp& op);
 class Reduction {
  public:
   // Chooses how to reduce. Throws ValueError or TypeError, naming `what` (the calling operation),
-  // for a pair that cannot be reduced.
+  // if the dtype cannot be reduced with the operation.
   Reduction(const char* what, const c10d::ReduceOp& op, c10::ScalarType dtype);
 
-  // Returns whether the library reduces this pair. False (bitwise operations, int16): inputs are
+  // Returns whether the library reduces this pair. If not (bitwise operations, int16), inputs are
   // gathered and reduced with combine().
   bool onWire() const { return onWire_; }
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
 
-  // Calls `launch` with the library's handle for the operation.
+  // Calls `launch` with the library's handle for the reduce operation.
   ncclResult_t with(
       const NcclApi& api,
       ncclComm_t comm,
       const std::function<ncclResult_t(ncclRedOp_t)>& launch) const;
 
-  // Sets out = inputs[0] op inputs[1] op ..., in this order. `inputs` has one more dimension than
-  // `out`, the first.
+  // Sets out = inputs[0] op inputs[1] op ..., in this order. The first dimension of `inputs` counts
+  // the inputs; the others are the dimensions of `out`.
   void combine(const at::Tensor& out, const at::Tensor& inputs) const;
 
  private:
