@@ -53,7 +53,7 @@ Backend::Backend(
     start();
     return;
   }
-  // Does first what can fail alone: after the rendezvous the others count on this rank.
+  // Does local setup that may fail before the rendezvous: afterwards the peers rely on this rank.
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
   keep(connectHosts(
@@ -111,8 +111,8 @@ void Backend::keep(CommPtr comm) {
 }
 
 Backend::~Backend() {
-  // Waits for no other rank: a communicator that was not shut down leaves its peers, who are told
-  // so if they wait for it. Completion hooks that are due get 5 s, without the GIL.
+  // Waits for no other rank. Peers that wait for a communicator that was not shut down learn that
+  // this rank has left it. Pending completion hooks get 5 s, without the GIL.
   detach();
 }
 
@@ -128,16 +128,16 @@ void Backend::detach() {
   releaseDumpPipe();
 }
 
-// Lets go of the pipe outside of the lock: its last holder removes a file.
+// Releases the pipe after the lock: the last owner's destructor removes a file.
 void Backend::releaseDumpPipe() {
   std::shared_ptr<DumpPipe> last;
   std::lock_guard lock(dumpPipeMutex_);
   last.swap(dumpPipe_);
 }
 
-// Returns the processes of this group's ranks, by rank, as far as other groups without a failure
-// know them through the same store: so the death of a rank is noticed also where it has not come
-// yet. Empty where torch has not told the global ranks.
+// Returns the processes of this group's ranks, by rank, as far as other groups of the same store
+// without a failure know them, so that a rank's death is noticed even before it arrives. Empty if
+// torch did not pass the global ranks.
 std::vector<Peer> Backend::peersOfOtherGroups() const {
   if (options_->global_ranks_in_group.empty()) {
     return {};
@@ -147,8 +147,7 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
     return prefixed == nullptr ? store.get() : prefixed->getUnderlyingNonPrefixStore().get();
   };
   std::map<int64_t, Peer> known;
-  std::vector<CommPtr>
-      looked;  // may be the last to hold one, which ends after the lock is released
+  std::vector<CommPtr> looked;  // may hold the last references, which must end without the lock
   {
     std::lock_guard lock(acquaintances().mutex);
     for (const auto* const other : acquaintances().groups) {
@@ -185,7 +184,7 @@ void Backend::start() {
   logOptions();
 }
 
-// Logs the options in the words and units of ProcessGroupNCCL, which readers of logs know.
+// Logs the options with the names and units of ProcessGroupNCCL, which readers of logs know.
 void Backend::logOptions() const {
   const auto does = [](bool ends) { return ends ? "ends the process" : "raises"; };
   const auto& ends = options_->endsProcess;
@@ -270,7 +269,8 @@ std::vector<Backend::CommPtr> Backend::communicators() const {
 }
 
 Backend::CommPtr Backend::find(at::Device device, std::optional<int> peer) const {
-  // The pair's goes first: both ranks have it, also where one of them has called more since.
+  // The pair's communicator comes first: both ranks have it, even if only one of them has since
+  // made the communicator of all ranks.
   if (peer) {
     if (const auto found = pairs_.find({device.index(), *peer}); found != pairs_.end()) {
       return found->second;
@@ -316,7 +316,7 @@ Backend::CommPtr Backend::communicator(
 }
 
 Backend::CommPtr Backend::routeMessage(const char* what, const at::Tensor& tensor, int peer) {
-  // A batch is one operation, maybe with several ranks.
+  // A batch is one operation, and may involve several ranks.
   const bool alone = tensor.defined() && !tensor.is_cpu() && getSize() > 2 && peer >= 0 &&
                      peer < getSize() && peer != getRank() && !inBatch();
   return alone ? communicator(what, tensor.device(), peer) : route(what, tensor);
@@ -391,7 +391,8 @@ void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
 }
 
 bool Backend::isInitialized() {
-  // One that has failed before all ranks came never will be: no error for a caller that only asks.
+  // A communicator that failed before all ranks arrived will never be initialized: returns false,
+  // as a query must not raise.
   const auto all = communicators();
   return !all.empty() && std::all_of(all.begin(), all.end(), [](const CommPtr& comm) {
     return comm->library().ready() || (!comm->failureState().get() && comm->initialized());
@@ -399,7 +400,7 @@ bool Backend::isInitialized() {
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
-  communicator("eager connect", device);  // CPU: the ranks have joined already
+  communicator("eager connect", device);  // on the CPU the ranks have already joined
 }
 
 Backend::CommPtr Backend::accelerator() const {

@@ -21,9 +21,9 @@
 
 namespace torchcomms_pg {
 
-// Implements c10d::Backend. CPU tensors go over shared memory, between hosts over Gloo. Tensors of
-// an accelerator go over a communicator for their device, which the first of them makes; every rank
-// of the group takes part in that. Follows ProcessGroupNCCL where the two can be compared; a call
+// Implements c10d::Backend. CPU tensors go over shared memory, and over Gloo between hosts. Tensors
+// of an accelerator go over a communicator for their device. The first such tensor makes it, which
+// is collective over the group. Follows ProcessGroupNCCL where both have the same function. A call
 // with asyncOp false returns a null Work when the operation has finished. Thread-safe.
 class Backend final : public latest::Backend {
  public:
@@ -31,16 +31,15 @@ class Backend final : public latest::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using CommPtr = std::shared_ptr<Communicator>;
 
-  // Joins the ranks of the group, which is collective over them. Raises CommError when not all of
-  // them come within the timeout of `options`. With `options->enable_reconfigure` no ranks join
-  // before reconfigure().
+  // Joins the ranks of the group; collective. Raises CommError if not all ranks arrive within the
+  // timeout of `options`. With `options->enable_reconfigure` no rank joins before reconfigure().
   Backend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
-  // Wraps a communicator that belongs to a caller, who ends it. Shutting the group down leaves it
-  // as it is. A communicator has one such group at a time.
+  // Wraps a communicator that a caller owns and ends; shutdown() of the group leaves it alone. A
+  // communicator has one such group at a time.
   Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
 
@@ -49,7 +48,7 @@ class Backend final : public latest::Backend {
 
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override {
-    // c10d returns one work for each message of a batch over Gloo, for which it does not ask.
+    // Without coalescing c10d returns a Work for each message of a batch, as it does over Gloo.
     return options_->backend != "gloo";
   }
   bool supportsShrinking() const override { return true; }
@@ -124,14 +123,14 @@ class Backend final : public latest::Backend {
       const int& size) override;
   uint64_t splitCount() const { return splits_; }
 
-  void setSequenceNumberForGroup() override {}  // numbers start at 0 everywhere
+  void setSequenceNumberForGroup() override {}  // numbers start at 0 on all ranks
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   bool isInitialized() override;
   void eagerConnectSingleDevice(at::Device device) override;
   void enableCollectivesTiming() override;
-  // Sets whether operations that would send NaN are refused.
+  // Sets whether operations whose input contains NaN raise.
   void enableNanCheck(bool enable);
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
@@ -140,8 +139,8 @@ class Backend final : public latest::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Memory of accelerators (Memory.cpp): see comm/Memory.hpp. With several devices of one rank the
-  // statistics are sums.
+  // Memory of accelerators (Memory.cpp), see comm/Memory.hpp. If a rank has several devices, the
+  // statistics are sums over them.
   void registerPool(
       Registrations::Pool pool,
       const std::map<int, std::vector<Segment>>& segments,  // by device index
@@ -152,9 +151,9 @@ class Backend final : public latest::Backend {
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   // Replaces this group's communicator by one of the members that the call names, which may be more
-  // or fewer (Reconfigure.cpp). Collective over them; returns when all have come, with a finished
-  // Work. What is in flight on the old communicator fails. After an error the group is as it was.
-  // Make no groups of this one meanwhile.
+  // or fewer (Reconfigure.cpp). Collective over these members: returns a finished Work when all
+  // have arrived. Operations in flight on the old communicator fail. After an error the group is
+  // unchanged. Do not split, shrink or merge the group meanwhile.
   bool supportsReconfigure() const override { return store_ != nullptr; }
   latest::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPtr reconfigure(const latest::ReconfigureOptions& opts) override;
@@ -168,23 +167,23 @@ class Backend final : public latest::Backend {
   void unregisterCompletionHook(int64_t id) override;
   bool supportsAbortHooks() const override { return true; }
 
-  // Returns the communicator for CPU tensors; raises where there is none.
+  // Returns the communicator for CPU tensors. Raises if none exists.
   CommPtr cpuCommunicator(const char* what) const;
 
-  // Returns NCCL's communicator of the group's accelerator, for code that calls NCCL itself; where
-  // there are several devices, that of the current one. Raises where there is none.
+  // Returns NCCL's communicator of the group's accelerator, for code that calls NCCL itself; with
+  // several devices, the current device's. Raises if none exists.
   int64_t commPtr();
 
   // Returns this group's number among the groups of this process.
   uint64_t uid() const { return uid_; }
 
-  // Returns the communicator for tensors of the device; makes it where it is an accelerator's and
-  // there is none yet. `peer`: the rank that a message of this one is for or from. The two of them
-  // then get one of their own where not all ranks of the group come soon, and keep to it.
+  // Returns the communicator for tensors of the device. An accelerator's is made by the first call.
+  // `peer` is the other rank of a message. If the other ranks of the group do not arrive soon, the
+  // two ranks make a communicator of their own and keep it for their messages.
   CommPtr communicator(const char* what, at::Device device, std::optional<int> peer = std::nullopt);
 
  private:
-  // Makes a shrunk group, whose communicators are there already.
+  // Makes a shrunk group from its finished communicators.
   Backend(
       c10::intrusive_ptr<c10d::Store> store,
       const std::vector<CommPtr>& comms,
@@ -196,14 +195,14 @@ class Backend final : public latest::Backend {
   void logOptions() const;
   std::vector<Peer> peersOfOtherGroups() const;
   void forgetPeers();
-  // Returns null before the first reconfigure(), and in a group that was made of an accelerator's
+  // Returns null before the first reconfigure(), and in a group that wraps an accelerator's
   // communicator.
   CommPtr cpu() const;
-  // Checks that the group can be used, before each use. Recording starts with the first: torch
-  // describes a group after it has made it.
+  // Checks that the group can be used; called before each use. The first call starts recording,
+  // since torch sets a group's description only after it has made the group.
   void prepare(const char* what) const;
   void record(Communicator& comm) const;
-  // Makes the communicators call nothing of this group any more.
+  // Removes this group's hooks from the communicators.
   void detach();
   void releaseDumpPipe();
   void installAbortHooks(Communicator& comm) const;
@@ -211,57 +210,57 @@ class Backend final : public latest::Backend {
   void installNanCheck(Communicator& comm);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
-  // Does so for a message alone, or one of a batch, to or from `peer`.
+  // Does the same for a message to or from `peer`, alone or in a batch.
   CommPtr routeMessage(const char* what, const at::Tensor& tensor, int peer);
   bool inBatch();
-  // Enters a communicator where route() and communicator() find it.
+  // Adds a communicator to those that route() and communicator() find.
   void keep(CommPtr comm);
-  // Returns the communicators that exist, those for messages of two ranks among them; none in a
-  // forked child.
+  // Returns all existing communicators, including those of pairs. Empty in a forked child.
   std::vector<CommPtr> communicators() const;
-  // Returns the communicator of all ranks for the device, of two ranks, or null. Call with
-  // communicatorsMutex_ held.
+  // Returns the device's communicator of this rank and `peer`, else of all ranks, or null. Call
+  // with communicatorsMutex_ held.
   CommPtr find(at::Device device, std::optional<int> peer) const;
-  // Returns the accelerator's communicator, of several that of the current device; null: neither
-  // exists.
+  // Returns the accelerator's communicator, or with several devices the current device's. Null if
+  // none exists.
   CommPtr accelerator() const;
   std::optional<at::Device> barrierDevice(const c10d::BarrierOptions& opts) const;
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
-  // Returns the accelerators' communicators; raises where there are none.
+  // Returns the accelerators' communicators. Raises if none exists.
   std::vector<CommPtr> accelerators(const char* what) const;
   CommPtr newCommunicator(at::Device device, std::optional<int> peer);
   void installHooks(Communicator& comm);
-  // Gives a new communicator what the group has been asked for. Call it when communicators() has
-  // the new one, so that later requests reach it.
+  // Applies the group's hooks and settings to a new communicator. Call it after keep(), so that
+  // later changes also reach the communicator.
   void adopt(Communicator& comm);
-  // Calls `body`; an operation that throws leaves no batch open.
+  // Calls `body`. If an operation throws, drops the calling thread's batch.
   template <class Body>
   WorkPtr issue(const CommPtr& comm, bool async, Body&& body);
-  // Launches all that `body` issues together: operations of the kind `parts`, of `inputs`.
+  // Launches all operations that `body` issues as one batch of the kind `parts`, with `inputs`.
   template <class Body>
   WorkPtr together(
       const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body);
-  // Copies `opts`, or where there are none, this group's options.
+  // Copies `opts`, or this group's options if `opts` is null.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
-  // Returns the name in the options; where that is this group's own, one after `how` and the
-  // members, which is the same on all of these, and that no child had before.
+  // Returns the name in the options, unless that is this group's own. Then it forms a name from
+  // `how` and the members: the same on all members, and different from earlier children's.
   std::string childName(const GroupOptions& options, const char* how);
   void noteChild(const GroupOptions& options);
-  // The messages to this rank itself that a batch has kept.
+  // Messages of this rank to itself that a batch keeps until its end.
   struct ToMyself {
     std::vector<at::Tensor> sent;
     std::vector<at::Tensor> received;
     bool empty() const { return sent.empty() && received.empty(); }
   };
-  // Ends the calling thread's batch, if it has one open.
+  // Ends the calling thread's batch, if it has one open. Returns the messages it kept.
   ToMyself endBatch();
-  // Returns whether it keeps the message, to copy it when the batch ends: one of a batch, to this
-  // rank itself, on a device without a communicator, whose making would take all ranks.
+  // Returns whether the message is kept and copied when the batch ends. That is a message of a
+  // batch, from this rank to itself, on a device without a communicator: making one would need all
+  // ranks.
   bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
-  // Copies them. Null: there are none.
+  // Copies the kept messages. Returns null if none were kept.
   WorkPtr copyToMyself(const ToMyself& kept) const;
-  // Drops the operations that the calling thread has collected.
+  // Drops the operations that the calling thread has batched.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;
   std::string members() const;  // returns the global ranks, as a key
@@ -271,11 +270,11 @@ class Backend final : public latest::Backend {
   const uint64_t uid_ = nextUid();
   const OwnProcess process_;
   const c10::intrusive_ptr<GroupOptions> options_;
-  // Store of the rendezvous. Null: the communicators are those of a TorchComm, or shrunk of one,
-  // and no more are made.
+  // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
+  // such a group; then no more are made.
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::string members_;       // key of the ranks in the store; set by reconfigure(), too
-  std::vector<Peer> peers_;   // ranks' processes; empty where cpu_ was made elsewhere
+  std::string members_;       // key of the ranks in the store; also set by reconfigure()
+  std::vector<Peer> peers_;   // ranks' processes; empty if this object did not make cpu_
   std::mutex creationMutex_;  // held during a rendezvous for a device
   mutable std::mutex communicatorsMutex_;  // guards the next three
   CommPtr cpu_;                            // replaced by reconfigure()
@@ -284,7 +283,7 @@ class Backend final : public latest::Backend {
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
-  ByThread<ToMyself> batches_;  // the batches that threads have open
+  ByThread<ToMyself> batches_;  // open batches, by thread
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   std::mutex dumpPipeMutex_;
@@ -293,11 +292,11 @@ class Backend final : public latest::Backend {
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
   std::mutex childrenMutex_;
-  std::set<std::string> children_;  // names of the groups made of this one
+  std::set<std::string> children_;  // names of the groups made from this one
   std::mutex hooksMutex_;
   std::shared_ptr<WorkerStream> completionHooks_;
-  // Hooks are shared, since a copy of one, or its end, may need the GIL, for which no thread waits
-  // with hooksMutex_ held.
+  // Hooks are shared pointers: copying or destroying a hook may need the GIL, and no thread may
+  // wait for the GIL while it holds hooksMutex_.
   template <class Hook>
   using Shared = std::shared_ptr<const Hook>;
   Shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>> onCompletion_;

@@ -44,8 +44,7 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
       " inputs were given, wanted as many of one as of the other, and at least one");
 }
 
-// Words the failure of a monitored barrier as ProcessGroupGloo does, since programs may look for
-// it.
+// Words the failure of a monitored barrier as ProcessGroupGloo does, since programs may parse it.
 Failure inGloosWords(Failure failure, int rank, bool allRanks, const c10d::BarrierOptions& opts) {
   const auto& missing = failure.ranks;
   if (missing.empty()) {
@@ -75,8 +74,8 @@ template <class Body>
 Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
   try {
     WorkPtr work = body();
-    // Returns no Work of a synchronous call in a batch: c10d waits for any, and the batch has not
-    // been launched.
+    // Returns no Work for a synchronous call in a batch: c10d would wait for it before the batch is
+    // launched.
     return !async && comm->batches().open() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
@@ -286,10 +285,10 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(comm, opts.asyncOp, [&] { return Collectives(*comm, options(opts)).barrier(); });
 }
 
-// Returns the device whose current stream a barrier comes after: that of `device_ids`, else the
-// current one. c10d does not hand down the device that it has chosen, nor whether that is the CPU.
-// Programs pass `device_ids` also where there are no accelerators, and over Gloo, which looks at
-// them nowhere. None: there is no accelerator.
+// Returns the device whose current stream the barrier follows: the device of `device_ids`, else the
+// current one. c10d passes neither the device it has chosen nor whether that is the CPU. Programs
+// also pass `device_ids` without accelerators, and over Gloo, which ignores them. Returns nullopt
+// if there is no accelerator.
 std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opts) const {
   const auto type = presentAccelerator();
   if (!type || options_->backend != kBackendName) {
@@ -306,9 +305,9 @@ std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opt
   return at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
 }
 
-// Chooses the communicator of a barrier, the same on all ranks whatever devices they choose: that
-// of the accelerator that the group has used first, else the CPU's. It makes none, and so waits for
-// no rank that takes the other way.
+// Chooses the communicator of a barrier, the same on all ranks whatever devices they choose: the
+// communicator of the accelerator that the group used first, else the CPU's. Makes no communicator,
+// and so waits for no rank that chose otherwise.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
   prepare("barrier");
   const auto device = barrierDevice(opts);
@@ -319,7 +318,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
     used = accelerators_.empty() ? nullptr : accelerators_.front();
     joined = device && find(*device, std::nullopt) != nullptr;
   }
-  // The current device may be one that the program has not used: it is not touched.
+  // Leaves the current device alone unless the program or the group has used it.
   const bool chosen = !opts.device_ids.empty() || joined;
   if (used == nullptr) {
     auto cpu = cpuCommunicator("barrier");
@@ -338,7 +337,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
-  // The error names all missing ranks in either case, as shared memory knows them.
+  // The error names all missing ranks even without `waitAllRanks`: shared memory shows all of them.
   auto call = options(opts);
   call.async = false;
   try {
@@ -378,8 +377,8 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
-  // Keeps all such messages of a batch once it has kept one: another message may make the
-  // communicator meanwhile.
+  // If a batch has kept one such message, it keeps the later ones too: another message may make the
+  // communicator in between.
   const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
   if (batch == batches_.end() || (connected && batch->second.empty())) {
@@ -432,9 +431,10 @@ void Backend::startCoalescing() {
   if (!process_.isThis()) {
     return;  // operations raise; an abort has nothing to do
   }
-  // Torch wraps the abort of groups in this, also of those without a communicator.
+  // torch wraps the abort of a group in a coalescing context, even if the group has no
+  // communicator.
   {
-    ByThread<ToMyself> ended;  // its tensors go without the lock
+    ByThread<ToMyself> ended;  // its tensors are freed without the lock
     std::lock_guard lock(batchMutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
       const auto entry = it++;

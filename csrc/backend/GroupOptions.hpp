@@ -14,20 +14,20 @@ namespace torchcomms_pg {
 inline constexpr const char* kBackendName = "torchcomms";
 
 struct GroupOptions : latest::Backend::Options {
-  // Makes the default options. `name`: "gloo" where the group stands for one of Gloo, as a program
-  // that says so expects it.
+  // Makes the default options. `name` is "gloo" if the group replaces a group of Gloo; programs
+  // then see that name.
   explicit GroupOptions(
       std::chrono::milliseconds timeout = kBackendDefaultTimeout, std::string name = kBackendName)
       : latest::Backend::Options(std::move(name), timeout) {}
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
-  ConnectGloo connectGloo;    // Gloo between hosts, for CPU tensors; null: an error
+  ConnectGloo connectGloo;    // Gloo between hosts, for CPU tensors; an error if null
   bool blockingWait = false;  // on an accelerator, see Executor::setBlockingWait
   bool nanCheck = false;      // see Backend::enableNanCheck
-  // Sets whether a failure ends the process, see FailureState::setEndsProcess. None: not on CPU
-  // tensors, whose callers wait in the call and so get an exception; on an accelerator as
-  // `acceleratorEnds`.
+  // Sets whether a failure ends the process, see FailureState::setEndsProcess. By default (nullopt)
+  // not on CPU tensors, whose callers wait in the call and get an exception; on an accelerator as
+  // `acceleratorEnds` says.
   std::optional<bool> endsProcess;
   bool acceleratorEnds = true;
   bool ends(const at::Device& device) const {

@@ -1,4 +1,4 @@
-// Hooks that c10d's group has on its operations, and the check for NaN, which is one.
+// Hooks of c10d's group on its operations, one of which is the check for NaN.
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -32,7 +32,7 @@ void Backend::installNanCheck(Communicator& comm) {
     if (known.first.lock() != hooks) {
       return false;
     }
-    hooks->remove(known.second);  // the former communicator's, which may have had another rank
+    hooks->remove(known.second);  // the former communicator may have had another rank
     return true;
   });
   const auto id =
@@ -52,7 +52,7 @@ void Backend::registerOnCompletionHook(
       "', which takes one");
   auto thread = std::make_shared<WorkerStream>("tcpg_hooks");
   thread->start();
-  onCompletionHook_ = std::move(hook);  // hasHooks() looks at it
+  onCompletionHook_ = std::move(hook);  // hasHooks() reads it
   onCompletion_ = std::move(shared);
   completionHooks_ = std::move(thread);
   for (const auto& comm : communicators()) {
@@ -102,14 +102,14 @@ void Backend::installEndHook(Communicator& comm) const {
 void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
   auto shared = std::make_shared<const latest::CompletionHook>(std::move(hook));
   std::lock_guard lock(hooksMutex_);
-  hooksOfCompletion_[id].swap(shared);  // a former one ends after the lock is released
+  hooksOfCompletion_[id].swap(shared);  // a former hook is destroyed after the lock is released
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
   }
 }
 
 void Backend::unregisterCompletionHook(int64_t id) {
-  Shared<latest::CompletionHook> gone;  // ends after the lock is released
+  Shared<latest::CompletionHook> gone;  // destroyed after the lock is released
   std::lock_guard lock(hooksMutex_);
   if (auto known = hooksOfCompletion_.extract(id)) {
     gone = std::move(known.mapped());
@@ -122,14 +122,14 @@ void Backend::unregisterCompletionHook(int64_t id) {
 void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
   auto shared = std::make_shared<const latest::AbortHook>(std::move(hook));
   std::lock_guard lock(hooksMutex_);
-  abortHooks_[id].swap(shared);  // a former one ends after the lock is released
+  abortHooks_[id].swap(shared);  // a former hook is destroyed after the lock is released
   for (const auto& comm : communicators()) {
     installAbortHooks(*comm);
   }
 }
 
 void Backend::unregisterAbortHook(int64_t id) {
-  Shared<latest::AbortHook> gone;  // ends after the lock is released
+  Shared<latest::AbortHook> gone;  // destroyed after the lock is released
   std::lock_guard lock(hooksMutex_);
   if (auto known = abortHooks_.extract(id)) {
     gone = std::move(known.mapped());

@@ -1,4 +1,4 @@
-// Memory of the group's accelerators: registered with NCCL, or NCCL's own.
+// Memory of the group's accelerators: tensors' memory registered with NCCL, and NCCL's own memory.
 #include <ATen/DeviceAccelerator.h>
 
 #include "backend/Backend.hpp"

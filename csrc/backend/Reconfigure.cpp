@@ -1,4 +1,4 @@
-// Replacement of a living group's members, which torch has from 2.14 on.
+// Replacement of the members of an existing group, which torch has from 2.14 on.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -12,9 +12,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Handle of a member: "torchcomms:<rank that its group was created with>:<16 hexadecimal digits>".
-// It stays the same for the life of the group, and a process that takes the place of another has a
-// new one.
+// Handle of a member: "torchcomms:<rank in the group when created>:<16 hexadecimal digits>". It
+// stays the same while the group exists. A process that replaces another has a new handle.
 struct Handle {
   int rank = 0;
   std::string identity;
@@ -38,8 +37,8 @@ Handle parse(const std::string& text) {
   return handle;
 }
 
-// Returns the handles in the caller's order, or, where the caller gives none, by the ranks that the
-// members had when they began: the same on every member.
+// Returns the handles in the caller's order, or, if the caller passes a set, by the members'
+// original ranks: the same order on every member.
 std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   std::vector<Handle> handles;
   std::visit(
@@ -63,8 +62,8 @@ std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
                                                                                       : sorted;
 }
 
-// Names the rendezvous in the store. The handles are part of it: members that were told of
-// different ones must not find each other.
+// Returns the key of the rendezvous in the store. It includes the handles: members that were given
+// different handles must not meet.
 std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
   std::string all;
   for (const auto& handle : handles) {
@@ -162,7 +161,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   forgetPeers();
   const auto retired = communicators();
   {
-    // The new members make accelerators' communicators anew when tensors come.
+    // The new members make accelerators' communicators anew with the first tensors.
     std::lock_guard lock(communicatorsMutex_);
     accelerators_.clear();
     pairs_.clear();

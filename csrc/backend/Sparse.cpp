@@ -1,7 +1,6 @@
-// All-reduce of sparse COO tensors. Ranks hold different numbers of values, so
-// indices and values are gathered, padded to the longest, and added up by
-// coalescing. Runs in the calling thread also when asked to be asynchronous:
-// later steps need the sizes that the first brings.
+// All-reduce of sparse COO tensors. Ranks hold different numbers of values, so indices and values
+// are gathered, padded to the longest, and added up by coalescing. Runs in the calling thread even
+// if asynchronous: the later steps need the sizes that the first step gathers.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -24,7 +23,7 @@ at::Tensor gatherRows(
   return all;
 }
 
-// `rows` with zero rows appended up to `count`.
+// Returns `rows` with zero rows appended up to `count`.
 at::Tensor padded(const at::Tensor& rows, int64_t count) {
   auto sizes = rows.sizes().vec();
   sizes[0] = count;

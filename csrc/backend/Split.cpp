@@ -1,4 +1,4 @@
-// Groups that come out of a group: split, shrunk, merged.
+// Groups made from a group: split, shrunk, merged.
 #include <algorithm>
 #include <utility>
 
@@ -79,11 +79,11 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
     return nullptr;
   }
   options->group_name = childName(*options, "split");
-  // The members find each other through the store, not by ncclCommSplit: that needs the other ranks
-  // too, each as often as the members, and torch does not see to it. It calls split on them once
-  // for each device type of the group, but on members once for each backend, and says of two calls
-  // neither that they are one split nor that they are not. new_group leaves them out with
-  // use_local_synchronization.
+  // Members rendezvous through the store instead of calling ncclCommSplit, which is collective over
+  // the parent, non-members included. torch calls split() once per device type of the group on
+  // non-members but once per backend on members, and gives no way to match the calls; with
+  // use_local_synchronization new_group does not call it on non-members at all. So ncclCommSplit
+  // could deadlock.
   auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
   auto made = c10::make_intrusive<Backend>(
       info, static_cast<int>(position - ranks.begin()), static_cast<int>(ranks.size()), options);
@@ -109,7 +109,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   std::vector<CommPtr> children;
   for (const auto& comm : communicators()) {
     if (!comm->pair().empty()) {
-      continue;  // made anew where it is needed
+      continue;  // made anew when a message needs it
     }
     children.push_back(comm->shrink(
         gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
@@ -117,7 +117,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   noteChild(*options);
   const int rank = children.front()->rank();
   const int size = children.front()->size();
-  c10::intrusive_ptr<c10d::Store> store;  // null: this group has none either
+  c10::intrusive_ptr<c10d::Store> store;  // null if this group has none
   if (store_ != nullptr) {
     store = c10::make_intrusive<c10d::PrefixStore>("shrunk/" + keyOf(options->group_name), store_);
   }
@@ -136,10 +136,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   }
   const auto& own = options_->group_name;
   if (options->group_name == own || options->group_name.rfind(own + ":", 0) == 0) {
-    options->group_name = "merged";  // torch's name, of which the other members know nothing
+    options->group_name = "merged";  // torch's name, unknown to the other members
   }
   auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
-  merged->forgetPeers();  // its ranks are not those of its store
+  merged->forgetPeers();  // its ranks are not the store's global ranks
   return merged;
 }
 

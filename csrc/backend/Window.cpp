@@ -47,14 +47,14 @@ class GroupWindow final : public latest::Window {
   }
 
  private:
-  // `opts.hints` are for other backends.
+  // Ignores `opts.hints`, which are for other backends.
   template <class Opts>
   static torchcomms_pg::Window::Options options(bool async, const Opts& opts) {
     const bool given = opts.timeout != c10d::kUnsetTimeout;
     return {.async = async, .timeout = given ? std::optional(opts.timeout) : std::nullopt};
   }
 
-  // Returns a Work in any case: callers wait for it, other than for a collective's.
+  // Returns a Work in any case: unlike for a collective, c10d's callers always wait for it.
   c10::intrusive_ptr<c10d::Work> given(WorkPtr work, OpKind kind) const {
     return work ? std::move(work) : window_->finishedWork(kind);
   }

@@ -19,14 +19,15 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The library for devices of each type, empty for shared memory; null for all other devices.
+// Path of the library for each type of simulated accelerator: empty for shared memory. Null if the
+// type is not simulated.
 std::array<
     std::atomic<const std::string*>,
     static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
 
-// Shared memory with no more functions than libnccl has. So a simulated accelerator takes the path
-// of a GPU, with the fallbacks of an old NCCL.
+// Shared memory, reduced to libnccl's functions. With it a simulated accelerator takes the code
+// path of a GPU with an old NCCL, and its fallbacks.
 const NcclApi& plainApi() {
   static const NcclApi table = [] {
     NcclApi plain = shm::api();
@@ -47,7 +48,7 @@ const NcclApi& plainApi() {
   return table;
 }
 
-// Makes a Communicator of `made`.
+// Makes a Communicator that owns `made`.
 std::shared_ptr<Communicator> own(
     const RendezvousInfo& info,
     const NcclApi& api,
@@ -96,7 +97,7 @@ void logOnce(const Library& library) {
   });
 }
 
-// Joins the ranks of one place, which are to share memory. `peers`: the processes of all ranks.
+// Joins those ranks on this rank's host that share memory. `peers` are the processes of all ranks.
 ncclComm_t joinInside(
     const RendezvousInfo& info, const std::vector<Peer>& peers, const gloo::Topology& topology) {
   auto inside = info;
@@ -131,8 +132,8 @@ ncclComm_t joinInside(
   return made;
 }
 
-// Joins the ranks through Gloo. `placeOf`: names the place whose ranks are to share memory; null:
-// none are.
+// Joins the ranks through Gloo. Ranks for which `placeOf` returns the same name share memory; if it
+// is null, no ranks do.
 std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info,
     const ConnectGloo& connectGloo,
@@ -177,7 +178,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
 }  // namespace
 
 void useHostStreams(c10::DeviceType type, const std::string& library) {
-  // A previous one may be in use.
+  // Leaked: another thread may still use the previous path.
   hostStreams[static_cast<size_t>(type)] = &leaked<std::string>(library);
 }
 

@@ -17,8 +17,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Threads that the communicator will need: where they cannot be started, that shows before the
-// other ranks count on this one.
+// Starts the monitor's thread before this rank arrives: if it cannot be started, the error comes
+// before the peers rely on this rank.
 using MonitorRuns = Monitor::Hold;
 
 void check(const NcclApi& api, ncclResult_t result, const RendezvousInfo& info) {
@@ -29,8 +29,8 @@ void check(const NcclApi& api, ncclResult_t result, const RendezvousInfo& info) 
   failInit(info.group.name, text.empty() ? api.getErrorString(result) : text, {info.rank});
 }
 
-// Starts joining the ranks that share `id`, in host memory; the communicator goes on by itself.
-// `config`, or a copy, has to live as long as it does.
+// Starts to join the ranks that share `id`, in host memory. The join proceeds in the background.
+// `config`, or a copy, must outlive the communicator.
 ncclComm_t joinHere(
     const NcclApi& api,
     const ncclUniqueId& id,
@@ -42,7 +42,7 @@ ncclComm_t joinHere(
   return comm;
 }
 
-// Makes a unique id, after kId; or the reason why there is none, after kRefusal.
+// Makes a unique id and returns it after kId, or the reason of a failure after kRefusal.
 std::string newId(const NcclApi& api, const RendezvousInfo& info) {
   ncclUniqueId id;
   if (api.getUniqueId(&id) != ncclSuccess) {
@@ -52,8 +52,7 @@ std::string newId(const NcclApi& api, const RendezvousInfo& info) {
   return kId + std::string(id.internal, sizeof(id.internal));
 }
 
-// Reads the `count` unique ids from rank 0's answer. Raises where the store has anything else in
-// its place.
+// Reads the `count` unique ids from rank 0's answer. Raises if the store holds anything else.
 std::vector<ncclUniqueId> readIds(
     const RendezvousInfo& info, const std::string& answer, size_t count) {
   const size_t wanted = count * sizeof(ncclUniqueId);
@@ -71,7 +70,7 @@ std::vector<ncclUniqueId> readIds(
   return ids;
 }
 
-// Describes why ranks cannot share memory; empty: they can.
+// Describes why the ranks cannot share memory; empty if they can.
 std::string whoIsElsewhere(const std::vector<Peer>& peers) {
   std::vector<std::string> hosts;
   std::vector<std::string> places;
@@ -84,7 +83,7 @@ std::string whoIsElsewhere(const std::vector<Peer>& peers) {
                            : different;
 }
 
-// Describes which host has too many ranks; empty: none.
+// Describes a host that has too many ranks; empty if none has.
 std::string fullHost(const std::vector<Peer>& peers) {
   std::map<std::string, int> ranks;
   for (const auto& peer : peers) {
@@ -96,8 +95,8 @@ std::string fullHost(const std::vector<Peer>& peers) {
   return "";
 }
 
-// Returns the ranks that make the unique ids, in the ids' order: spread over the ranks as NCCL
-// expects it.
+// Returns the ranks that make the unique ids, in the ids' order, spread over the ranks as NCCL
+// expects.
 std::vector<int> rootsOf(int size, int count) {
   std::vector<int> roots;
   for (int i = 0; i < count; ++i) {
@@ -106,7 +105,8 @@ std::vector<int> rootsOf(int size, int count) {
   return roots;
 }
 
-// Returns rank 0's answer to what the ranks said: their versions, and after these the roots' ids.
+// Returns rank 0's answer to the ranks' messages, each of which is a version and, from the roots,
+// an id.
 std::string gatherIds(const std::vector<std::string>& said, const std::vector<int>& roots) {
   std::vector<std::string> versions;
   std::vector<std::string> ids;
@@ -133,8 +133,8 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
   return all;
 }
 
-// Returns the lower rank's answer to what the two ranks of a pair said: their versions, and a
-// unique id.
+// Returns the lower rank's answer to the messages of the two ranks of a pair, which hold their
+// versions: a unique id.
 std::string pairIds(const NcclApi& api, const RendezvousInfo& info, std::vector<std::string> said) {
   for (auto& text : said) {
     text = text.substr(0, text.find_first_of({kId, kRefusal}));

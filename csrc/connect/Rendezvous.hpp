@@ -19,13 +19,16 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// Input that the ranks of a new communicator have in common, but for `rank`. `members` is the same
-// on these ranks and on no others of the store, e.g. their global ranks. `known`: the ranks'
-// processes, by rank, as far as another group knows them; may be empty, or have peers without a
-// pid. `numbers`: the ranks' numbers in `group`, by rank, if these are only a part of the group;
-// empty: the same numbers. Texts have these numbers, all else the ranks' own. `peer`: the one rank
-// that this one exchanges a message with; the two connect where each wants the other and not all
-// ranks come soon. -1: all ranks are needed.
+// Input of a rendezvous. Apart from `rank`, `known` and `peer`, the ranks pass the same values.
+//
+// `members`: a key that these ranks share and no other ranks of the store use, e.g. their global
+// ranks.
+// `known`: the ranks' processes, by rank, as far as another group knows them. May be empty, or have
+// peers without a pid.
+// `numbers`: if these ranks are a part of `group`, their numbers in `group`, by rank, which texts
+// use; otherwise empty. Everything else uses the ranks themselves.
+// `peer`: the other rank of a message, or -1 if all ranks are needed. If two ranks name each other
+// and not all ranks arrive soon, the two connect alone.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -37,7 +40,7 @@ struct RendezvousInfo {
   std::vector<int> numbers = {};
   int peer = -1;
 
-  // Return the name of ranks in texts.
+  // Return the names of ranks for texts.
   std::string nameOf(int rank) const { return namesOf({rank}); }
   std::string namesOf(std::vector<int> ranks) const {
     for (int& rank : ranks) {
@@ -47,60 +50,62 @@ struct RendezvousInfo {
   }
 };
 
-// Makes `name` a part of a store's key: all of it, or its beginning and a hash. Torch's store
-// breaks the connection at a key of 8 KiB.
+// Shortens `name` for use in a store's key: returns all of it, or its beginning and a hash. torch's
+// store closes the connection at a key of 8 KiB.
 std::string keyOf(const std::string& name);
 
 struct JoinResult {
   std::shared_ptr<Communicator> comm;
-  std::string unavailable;  // reason why there is no communicator
-  std::vector<Peer> peers;  // processes by rank; empty: a rank alone
+  std::string unavailable;  // reason if `comm` is null
+  std::vector<Peer> peers;  // processes by rank; empty for a single rank
 };
 
-// What the ranks of a group know once they have met; all is empty for a rank alone.
+// Result of a rendezvous. All fields are empty for a single rank.
 struct Met {
-  std::string prefix;       // that of the store's keys that are these ranks' alone
-  std::vector<Peer> peers;  // processes by rank; those without a pid are not known
-  std::vector<int> pair;    // the two ranks that have connected for a message; empty: all have
+  std::string prefix;       // prefix of the store's keys that only these ranks use
+  std::vector<Peer> peers;  // processes by rank; without a pid if unknown
+  std::vector<int> pair;    // the two ranks that connected alone; empty if all did
 };
 
-// Makes a communicator of the library's, which may still be initializing.
+// Makes a Communicator from the library's communicator, which may still be initializing.
 using Make = std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const Met& met)>;
 
-// Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks that
-// cannot see each other's processes, on different hosts or in different containers, get no
-// communicator but the reason, naming rank and host. Raises CommError: naming the ranks that do not
-// come within the timeout; naming a rank that has died, within a second of the time when its
-// process is known, from `known` or from the rank itself, to a rank of its host that has come; with
-// the reason of a rank that cannot join, on all of them; and naming nobody where the store is gone.
+// Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks on
+// different hosts or in different containers cannot see each other's processes; they get no
+// communicator but the reason, which names rank and host. Raises CommError:
+// - if ranks do not arrive within the timeout, naming them;
+// - if a rank has died, naming it, within a second after a rank on its host that has arrived knows
+//   its process, from `known` or from the dead rank's own message;
+// - if a rank cannot join, with its reason on all ranks;
+// - if the store is gone, naming no rank.
 JoinResult joinOnHost(
     const NcclApi& api,
     const RendezvousInfo& info,
     const Make& make,
     const NcclConfig& config = {});
 
-// Does what remains to be done once the ranks have met. `look` raises host::NcclError if another
-// rank has died or cannot join, and what a handler of a signal has raised.
+// Makes the communicator after the rendezvous. `look` raises host::NcclError if another rank has
+// died or cannot join, and the exception of a signal's handler.
 using Connecting =
     std::function<std::shared_ptr<Communicator>(const Met& met, const std::function<void()>& look)>;
 
-// Returns when every rank has come, on whichever hosts. Raises the errors of joinOnHost. If `make`
-// raises, the other ranks are told why, if they still wait.
+// Returns when every rank has arrived, on whichever hosts. Raises the errors of joinOnHost. If
+// `make` raises, the ranks that still wait get its reason.
 std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Connecting& make);
 
 struct NcclRendezvous {
-  std::vector<ncclUniqueId> ids;  // the same on all ranks; several: for ncclCommInitRankScalable
+  std::vector<ncclUniqueId> ids;  // the same on all ranks; several for ncclCommInitRankScalable
   Met met;
 };
 
-// Returns the same for the ranks of a pair alone, by their places in it; unchanged where it is
-// empty.
+// Returns `info` with rank and size inside the pair, or unchanged if `pair` is empty.
 RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair);
 
-// Joins the ranks to communicate through libnccl. Collective; raises CommError on every rank,
-// naming ranks and versions, when they did not load the same version of NCCL, and as joinOnHost
-// when ranks do not come. Where the library can start from several unique ids, there is one for
-// every `ranksPerRoot` ranks, so that a single rank does not have to serve all of a large group.
+// Exchanges the unique ids with which the ranks join through libnccl. Collective. Raises CommError
+// on every rank, naming ranks and versions, if they loaded different versions of NCCL, and as
+// joinOnHost does if ranks do not arrive. If the library can start from several unique ids, one
+// rank in every `ranksPerRoot` makes one, so that no single rank has to serve all ranks of a large
+// group.
 NcclRendezvous rendezvousOverNccl(
     const Library& library, const RendezvousInfo& info, int ranksPerRoot);
 

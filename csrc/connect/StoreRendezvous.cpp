@@ -14,34 +14,35 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Intervals in which a waiting rank looks whether the others are still alive, and whether it is
-// itself to stop: while it waits for the store, and while the library joins the ranks.
+// Intervals at which a waiting rank checks whether its peers are alive and whether it must stop
+// itself: while it waits for the store, and while the library joins the ranks.
 constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
-// Longest interval in which it asks the library then, for each rank of the host: they share its
-// cores.
+// Longest interval at which it polls the library during the join, for each rank of the host: the
+// ranks share the host's cores.
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 
-// Intervals in which it asks the store, which would print a warning each time if it waited there
-// for a limited time. They grow, and grow longer the more ranks take part in the rendezvous, since
-// one process answers all of them.
+// Intervals at which a rank polls the store. It polls because a store prints a warning for each
+// wait that times out. The intervals grow, up to a limit that rises with the number of ranks in the
+// rendezvous, since one process answers all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
 constexpr std::chrono::microseconds kLastPoll{20'000};
 constexpr std::chrono::microseconds kPollOfRank{100};
 
-// Longest time from a rank's decision on a round to the answer in the store.
+// Longest time from a rank's decision on a round until the answer is in the store.
 constexpr Milliseconds kWriting{1000};
 
-// Key of the last round in which all ranks met.
+// Key of the number of the last round in which all ranks met.
 constexpr const char* kMet = "met";
 
-// Keys of each round: the answer, and how many ranks wanted to decide on it, and have read it.
+// Keys of each round: the answer, the number of ranks that tried to decide the round, and the
+// number that have read the answer.
 constexpr const char* kAnswer = "answer";
 constexpr const char* kDecided = "decided";
 constexpr const char* kRead = "read";
 
-// Reads what joinRanks() has written.
+// Parses the text of joinRanks().
 std::vector<int> readRanks(const std::string& text) {
   std::istringstream listed(text);
   std::vector<int> ranks;
@@ -51,7 +52,8 @@ std::vector<int> readRanks(const std::string& text) {
   return ranks;
 }
 
-// Returns the rank that the rank which has said `text` wants; -1: all, or it does not say.
+// Returns the rank that the sender of `text` wants to connect with, or -1 if it wants all or does
+// not say.
 int wantedIn(const std::string& text) {
   std::istringstream said(text.substr(std::min(text.find('\n'), text.size())));
   int rank = -1;
@@ -103,7 +105,7 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
     : info_(info),
       store_(*info.store),
-      // The ranks of all parts of a group ask the store at the same time.
+      // The ranks of all parts of a group poll the store at the same time.
       turn_(
           std::max<int64_t>(info.size, static_cast<int64_t>(info.group.hosts.size())) *
           kPollOfRank),
@@ -134,7 +136,8 @@ bool StoreRendezvous::over() {
   if (!store_.check({prefix_ + kAnswer})) {
     return false;
   }
-  // Each rank fails by a refusal once, also one that comes late.
+  // A refusal must fail every rank once, late ones included: for this rank the round is over only
+  // after it has written its own key.
   return get(kAnswer).front() != kRefusal || store_.check({prefix_ + rankKey(info_.rank)});
 }
 
@@ -150,7 +153,7 @@ std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::excep
 }
 
 void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
-  known_ = true;  // the others find it out by themselves
+  known_ = true;  // the peers notice it themselves
   // A process loses its connections a moment before it has ended.
   for (const auto until = Clock::now() + kLook; Clock::now() < until;) {
     if (const int dead = deadPeer(); dead >= 0) {
@@ -229,7 +232,8 @@ std::string StoreRendezvous::exchange(
 
 void StoreRendezvous::forget() {
   try {
-    // Until then another rank may be reading what any has said. Rank 0 has written the answer.
+    // Until the last rank has read the answer, another rank may still read any key. Rank 0 wrote
+    // the answer and is not counted.
     if (info_.rank == 0 || store_.add(prefix_ + kRead, 1) != info_.size - 1) {
       return;
     }
@@ -240,7 +244,7 @@ void StoreRendezvous::forget() {
       store_.deleteKey(prefix_ + key);
     }
   } catch (const std::exception&) {
-    // Some stores cannot delete, and one that is gone has forgotten all.
+    // Some stores cannot delete keys, and a store that is gone keeps none.
   }
 }
 
@@ -271,7 +275,7 @@ std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
     }
   }
   if (all.front() != kRefusal) {
-    // Before the answer, which the last rank to read it deletes: no rank enters this round again.
+    // Stored before the answer, which the last reader deletes: no rank may enter this round again.
     store_.add(home_ + kMet, round_ - met_);
     met_ = round_;
   }
@@ -299,7 +303,7 @@ std::string StoreRendezvous::decide(const std::string& answer) {
   const auto end = Clock::now() + kWriting;
   while (!store_.check({prefix_ + kAnswer})) {
     if (Clock::now() >= end) {
-      return std::string(1, kGivenUp);  // the rank that was first has died, or is stopped
+      return std::string(1, kGivenUp);  // the rank that decided first has died or is stopped
     }
     std::this_thread::sleep_for(kLastPoll);
   }
@@ -317,7 +321,7 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
     }
     if (state != ncclInProgress) {
       look();
-      return;  // no rank has failed to join: it was made, and has failed since
+      return;  // no rank has refused: the communicator was made and has failed since
     }
     if (const auto now = Clock::now(); now >= next) {
       next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);
@@ -343,7 +347,8 @@ void StoreRendezvous::look() {
   if (host::interrupted()) {
     std::rethrow_exception(host::takeInterrupt());
   }
-  // Rank 0 hears of all ranks, the others of rank 0, and of all by its answer.
+  // Rank 0 reads the messages of all ranks. The others read rank 0's message, and learn of all
+  // ranks from its answer.
   for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {
     if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
       hear(peer, get(rankKey(peer)));
@@ -390,11 +395,11 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
     }
     decide(text);
     if (info_.rank == 0) {
-      set(kAnswer, text);  // for those that have not read the one before
+      set(kAnswer, text);  // for ranks that have not read the former answer
     }
     set("refused", text);
   } catch (const std::exception&) {
-    // The store is gone, which the others find out too.
+    // The store is gone, which the other ranks also notice.
   }
 }
 
@@ -476,7 +481,7 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   }
   for (auto* const ranks : {&missing, &gone}) {
     if (std::ranges::count(*ranks, info_.peer) > 0) {
-      *ranks = {info_.peer};  // of whom alone it needs to come
+      *ranks = {info_.peer};  // the only rank that this one needs
     }
   }
   Failure failure;

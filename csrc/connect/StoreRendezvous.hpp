@@ -13,37 +13,39 @@
 
 namespace torchcomms_pg {
 
-// First byte of a value in the store: the requested value follows, ...
+// First byte of a value in the store, which says what follows. kId: the requested value, ...
 inline constexpr char kId = '=';
-// ... or the reason why there will be no group, after the ranks at fault and '|', ...
+// ... kRefusal: the ranks at fault, '|', and the reason why no group can be made, ...
 inline constexpr char kRefusal = '!';
-// ... or the reason why these ranks cannot share memory, ...
+// ... kApart: the reason why these ranks cannot share memory, ...
 inline constexpr char kApart = '~';
-// ... or nothing: a rank gave up waiting, and those that still wait meet in the next round.
+// ... kGivenUp: nothing; a rank gave up waiting, and the ranks that still wait meet in the next
+// round, ...
 inline constexpr char kGivenUp = '-';
-// ... or two ranks, '|' and any of the values above: these have met for a message, and the others
-// meet in the next round.
+// ... kPair: two ranks, '|' and one of the values above; the two have met for a message, and the
+// other ranks meet in the next round.
 inline constexpr char kPair = '+';
 
-// Raises CommError: the group could not be set up for `why`; `ranks` are at fault.
+// Raises CommError, saying that the group could not be set up for the reason `why`, with the ranks
+// at fault.
 [[noreturn]] void failInit(
     const std::string& group, const std::string& why, std::vector<int> ranks = {});
 
-// Returns the text of `error`, without the group and without torch's stack.
+// Returns the text of `error` without the group's name and torch's stack trace.
 std::string reasonOf(const std::string& group, const std::exception& error);
 
-// Writes "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" where the ranks say different things, else "".
+// Returns "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" if the ranks' texts differ, else "".
 std::string differences(const std::vector<std::string>& said, const std::string& what);
 
 // One rank's part in the rendezvous; used by one thread.
 //
-// One store and name may serve one group after another, also of other ranks, and some may fail: the
-// ranks meet in rounds, each under keys of its own. The first rank to decide on a round decides for
-// all: rank 0 once all have come, a rank that gives up waiting, one that cannot join, or the lower
-// one of two that want to exchange a message, when it has waited for the others. A rank enters the
-// first round that is not over for it, so its second try meets the first of a late rank, and
-// nothing that was said in an earlier round is taken for the new one. Of a round in which all have
-// met nothing stays in the store but its number.
+// The same store and name may serve several groups in turn, also of other ranks, and some of them
+// may fail. So the ranks meet in rounds, each with separate keys. The first rank that decides a
+// round decides it for all: rank 0 when all ranks have arrived, a rank that gives up waiting, a
+// rank that cannot join, or, of two ranks that want to exchange a message, the lower one after it
+// has waited for the others. A rank enters the first round that is not over for it. So its second
+// try meets the first try of a late rank, and no message of an earlier round counts in a new one.
+// Of a round in which all ranks met, only the number stays in the store.
 class StoreRendezvous {
  public:
   explicit StoreRendezvous(const RendezvousInfo& info);
@@ -51,8 +53,8 @@ class StoreRendezvous {
   Met met() const { return {prefix_, peers_, pair_}; }
   const std::vector<Peer>& peers() const { return peers_; }
 
-  // Calls `body`. Where it raises, tells the reason to all ranks that still wait, unless each finds
-  // it out by itself, as where the store is gone.
+  // Calls `body`. If it raises, passes the reason to all ranks that still wait, unless each notices
+  // the cause itself, such as a store that is gone.
   template <class Body>
   auto run(const Body& body) {
     try {
@@ -66,46 +68,47 @@ class StoreRendezvous {
     }
   }
 
-  // Returns the reason that the other ranks get for `error`, and the ranks at fault.
+  // Returns the reason for `error` that the other ranks get, and the ranks at fault.
   std::pair<std::string, std::vector<int>> blame(const std::exception& error) const;
 
   using Judge = std::function<std::string(const std::vector<std::string>&)>;
 
-  // Collects on rank 0 what every rank says of itself, and where it is, which all know afterwards.
-  // All return what `judge` makes of it on rank 0: kId or kApart, and a text. All raise the text of
-  // a kRefusal. Of a pair, `judgePair` does the same on the lower rank.
+  // Collects on rank 0 each rank's message `mine`, process and host; afterwards all ranks know the
+  // processes and hosts. All ranks return the result of rank 0's `judge` for the messages: kId or
+  // kApart, and a text. All raise the text of a kRefusal. For a pair, the lower rank's `judgePair`
+  // takes the place of `judge`.
   std::string exchange(const std::string& mine, const Judge& judge, const Judge& judgePair);
 
   // Returns when all ranks have joined the library's communicator.
   void awaitJoined(const NcclApi& api, ncclComm_t comm);
 
-  // Raises the reason, if another rank has given one, why it cannot join.
+  // Raises the reason of another rank that cannot join, if it has given one.
   void checkRefused();
 
-  // Raises if a rank has died, or cannot join, or this one is to stop. Each rank looks after the
-  // processes of its own host that it knows, and tells the other hosts.
+  // Raises if a rank has died or cannot join, or if this rank must stop. Each rank checks the
+  // processes of its own host that it knows, and notifies the ranks of other hosts.
   void look();
 
  private:
   void enter(int64_t round);
 
-  // Returns whether the round is decided, and this rank need not learn how.
+  // Returns whether the round is decided and this rank need not read the answer.
   bool over();
 
-  // Takes part in one round; returns what it came to.
+  // Takes part in one round and returns its answer.
   std::string meet(const std::string& mine, const Judge& judge);
 
-  // Decides the round for this rank and the one that it wants, if that wants this one, and this is
-  // the lower one. Empty: not so, or not yet.
+  // Decides the round for this rank and its `peer`, if the peer also wants this rank and this rank
+  // is the lower one. Returns an empty text if not, or not yet.
   std::string meetPair();
 
-  // Deletes the round, if this is the last rank to have read the answer.
+  // Deletes the round's keys, if this is the last rank to have read the answer.
   void forget();
 
-  // Returns the answer to the round: `answer`, unless another rank was first.
+  // Decides the round with `answer`, unless another rank was first. Returns the round's answer.
   std::string decide(const std::string& answer);
 
-  // Calls `body`. Raises CommError where the store is gone.
+  // Calls `body`. Raises CommError if the store is gone.
   template <class Body>
   auto reachingStore(const Body& body) {
     try {
@@ -117,7 +120,8 @@ class StoreRendezvous {
     }
   }
 
-  // Raises a death that has ended the store with its process, or else that the store is gone.
+  // Raises an error that names the dead rank whose process served the store, or else says that the
+  // store is gone.
   [[noreturn]] void raiseStoreGone(const c10::Error& error);
 
   // Returns a rank of this host whose process has ended; -1: each that is known is alive.
@@ -135,40 +139,40 @@ class StoreRendezvous {
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // Returns what rank `peer` has said, after the lines about its place and version, and about the
-  // rank that it wants, -1 if all.
+  // Stores process and version of rank `peer` from its message `text`, and returns the rest, after
+  // the line with the rank that it wants.
   std::string hear(int peer, const std::string& text);
 
-  // Describes how the versions of this package differ; empty: they do not.
+  // Describes how the ranks' versions of this package differ; empty if they do not.
   std::string differentVersions() const;
 
   [[noreturn]] void tellAgain(const std::string& refusal);
 
-  // Returns the value of the key, or the answer if that comes first.
+  // Returns the value of the key, or the answer if that is stored first.
   std::string await(const std::string& key);
 
-  // Builds the failure at the deadline; `joining`: ranks that are known but have not joined.
+  // Builds the failure at the deadline. `joining` are ranks that are known but have not joined.
   Failure lateRanks(std::vector<int> joining = {});
 
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
-  // Longest time between two requests to the store of a rank that has waited for long.
+  // Longest interval between two requests of a waiting rank to the store.
   const std::chrono::microseconds turn_;
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
-  std::string mine_;        // what this rank says of itself
+  std::string mine_;        // this rank's message
   Judge judgePair_;
   std::vector<int> pair_;
-  int64_t met_ = 0;  // last round in which all have come; rank 0 counts
+  int64_t met_ = 0;  // last round in which all ranks met, as rank 0 counts them
   int64_t round_ = 0;
-  std::string prefix_;                 // that of the round's keys
-  std::vector<Peer> peers_;            // by rank, as far as they are known
-  std::vector<bool> heard_;            // true: the peer is known from this rendezvous
-  std::vector<bool> seen_;             // true: the peer came in an earlier round of this rendezvous
+  std::string prefix_;                 // prefix of the round's keys
+  std::vector<Peer> peers_;            // by rank, as far as known
+  std::vector<bool> heard_;            // true if the peer is known from this rendezvous
+  std::vector<bool> seen_;             // true if the peer arrived in an earlier round
   std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
-  bool said_ = false;                  // true: this rank has introduced itself
-  bool known_ = false;                 // true: the other ranks know of the failure, or will
+  bool said_ = false;                  // true if this rank has sent its message
+  bool known_ = false;                 // true if the other ranks know, or will notice, the failure
 };
 
 }  // namespace torchcomms_pg
