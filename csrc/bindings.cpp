@@ -1,5 +1,5 @@
-// The extension module that Python knows as torchcomms_pg._C. Its file is named by torch's minor,
-// so that one wheel can hold one for each: setup.py.
+// The extension module, torchcomms_pg._C in Python. Its file is named by torch's minor version, so
+// that one wheel can hold a build for each: see setup.py.
 #include <c10/util/Logging.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -19,7 +19,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Destroying a backend may join threads that need the GIL.
+// Holder that releases the GIL when it destroys a backend, which may join threads that need the
+// GIL.
 template <class T>
 class NoGilDestructor {
  public:
@@ -43,20 +44,19 @@ class NoGilDestructor {
   c10::intrusive_ptr<T> object_;
 };
 
-// Lets go of the GIL here and not around the constructor's binding: pybind11 enters the new object
-// in a table that the GIL guards, and does so before a call guard ends.
+// Releases the GIL in this function and not around the constructor's binding: pybind11 registers
+// the new object in a table that the GIL guards, before a call guard would end.
 template <class... Args>
 NoGilDestructor<Backend> makeBackend(Args&&... args) {
   py::gil_scoped_release release;
   return NoGilDestructor<Backend>(c10::make_intrusive<Backend>(std::forward<Args>(args)...));
 }
 
-// Runs at the end of the interpreter, while threads can still take the GIL;
-// see OutstandingTask.
+// Runs at the interpreter's exit, while threads can still take the GIL; see OutstandingTask.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
   status::StatusServer::removeAtExit();
-  constexpr std::chrono::seconds kGrace{2};     // time for peers that are on their way
+  constexpr std::chrono::seconds kGrace{2};     // time for peers that are about to arrive
   constexpr std::chrono::seconds kPatience{5};  // time for hooks
   if (!OutstandingTask::awaitNone(kGrace)) {
     Monitor::get().giveUp("the end of its Python interpreter");
@@ -76,7 +76,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   using namespace torchcomms_pg;
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
-  module.attr("__name__") = "torchcomms_pg._C";  // before the types, which take it over
+  module.attr("__name__") = "torchcomms_pg._C";  // set before the classes, which copy it
 
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
 

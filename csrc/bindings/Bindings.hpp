@@ -1,4 +1,4 @@
-// Declarations that the files with pybind11 share.
+// Declarations shared by the files that use pybind11.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,8 +15,8 @@ namespace py = pybind11;
 
 namespace torchcomms_pg {
 
-// A Python object's reference to a communicator, or to an object that has one. Destroying one may
-// join threads that need the GIL.
+// A Python object's reference to a communicator, or to an object that holds one. Its destruction
+// releases the GIL, since it may join threads that need the GIL.
 template <class T>
 class Held {
  public:
@@ -40,10 +40,11 @@ class Held {
 
 using Comm = Held<Communicator>;
 
-// Converts an exception to a Python object, None for none. Needs the GIL.
+// Converts an exception to a Python object; a null pointer to None. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);
 
-// Makes torch's ProcessGroupGloo, in Python, callable without the GIL: torch has no header of it.
+// Returns a function, callable without the GIL, that makes torch's ProcessGroupGloo through Python:
+// torch ships no header for the class.
 ConnectGloo glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);
@@ -59,7 +60,7 @@ void bindCreation(py::module_& module);
 void bindWatch(py::module_& module);
 void bindMetrics(py::module_& module);
 void bindNccl(py::module_& module);
-// Extends the class Backend: call it after that is bound.
+// Extends the class Backend: call it after Backend is bound.
 void bindMemory(py::module_& module);
 
 }  // namespace torchcomms_pg

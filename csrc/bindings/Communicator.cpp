@@ -94,8 +94,7 @@ void bindLife(py::class_<Comm>& comm) {
       .def("close", [](Comm& self) { self->close(); }, NoGil());
 }
 
-// Binds an operation as a method that takes the operation's arguments, named `names`, then async_op
-// and timeout.
+// Binds an operation as a method that takes the arguments `names`, then async_op and timeout.
 template <class... Args, class... Names>
 void bindOperation(
     py::class_<Comm>& comm,

@@ -9,15 +9,15 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The Python class of CommError, made in torchcomms_pg/errors.py and set by
-// set_comm_error. Never destroyed: it is needed until the interpreter ends.
+// The Python class of CommError, made in torchcomms_pg/errors.py and set by set_comm_error. Never
+// destroyed: it is needed until the interpreter ends.
 py::object& commErrorClass() {
   static auto& type = leaked<py::object>();
   return type;
 }
 
-// Returns the text, which may come from libraries and other processes, with a mark in the place of
-// what is not UTF-8: an error about that would hide what has failed.
+// Returns the text with a mark in place of bytes that are not UTF-8. It may come from libraries and
+// other processes, and a decoding error would hide the failure.
 py::str readable(const std::string& text) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -27,7 +27,7 @@ py::object commError(const CommError& error) {
   const auto& failure = error.failure();
   const auto& type = commErrorClass();
   if (!type) {
-    throw error;  // torch makes it a DistBackendError
+    throw error;  // torch converts it to DistBackendError
   }
   return type(
       readable(failure.text()),

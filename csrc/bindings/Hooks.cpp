@@ -1,4 +1,4 @@
-// Python functions as hooks, and their arguments.
+// Python functions as hooks, and the hooks' arguments.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -16,18 +16,18 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The Python class of a Work in a hook's arguments; see commErrorClass().
+// The Python class of a Work in a hook's arguments. Never destroyed, see commErrorClass().
 py::object& workClass() {
   static auto& type = leaked<py::object>();
   return type;
 }
 
-// A Python function that may be called and freed by threads without the GIL.
+// A Python function that threads without the GIL may call and free.
 class Function {
  public:
   explicit Function(py::function function)
       : function_(new py::function(std::move(function)), [](py::function* owned) {
-          if (Py_IsInitialized() != 0) {  // else it is gone with the interpreter
+          if (Py_IsInitialized() != 0) {  // otherwise it went with the interpreter
             py::gil_scoped_acquire gil;
             delete owned;
           }
@@ -39,7 +39,7 @@ class Function {
     (*function_)(std::forward<Args>(args)...);
   }
 
-  // Calls it for hooks whose exceptions no caller gets.
+  // Calls it and reports an exception as unraisable, for hooks without a caller to raise it in.
   template <class... Args>
   void callUnraisable(const char* what, Args&&... args) const {
     py::gil_scoped_acquire gil;
@@ -295,14 +295,14 @@ void bindArgs(py::module_& module) {
           "float: milliseconds from its start to its end; 0 if it was never started.");
 }
 
-// A handle that removes one hook. Idempotent; usable when the communicator is gone.
+// A handle that removes one hook. Idempotent; may outlive the communicator.
 class Handle {
  public:
   Handle(std::shared_ptr<Hooks> hooks, Hooks::Id id) : hooks_(std::move(hooks)), id_(id) {}
   Handle(Handle&&) = default;
   ~Handle() {
     if (hooks_) {
-      py::gil_scoped_release release;  // the last owner waits for hooks that run
+      py::gil_scoped_release release;  // the last owner waits for running hooks
       hooks_ = nullptr;
     }
   }
@@ -311,7 +311,7 @@ class Handle {
 
   void remove() {
     if (const auto hooks = std::exchange(hooks_, nullptr)) {
-      py::gil_scoped_release release;  // freeing a hook may wait for one that runs
+      py::gil_scoped_release release;  // freeing a hook may wait for a running one
       hooks->remove(id_);
     }
   }

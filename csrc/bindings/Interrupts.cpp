@@ -1,4 +1,4 @@
-// Signals while a thread waits in C++: Python calls their handlers only when it is asked to.
+// Signals while a thread waits in C++: Python runs their handlers only on request.
 #include <unistd.h>
 
 #include "bindings/Bindings.hpp"
@@ -10,10 +10,10 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The exception that a handler has raised, until the call is left.
+// The exception of a handler, from its raise until the thread leaves the call.
 thread_local std::exception_ptr raised;
 
-// Returns whether handlers can run here: Python runs them in the main thread alone.
+// Returns whether handlers can run in this thread: Python runs them in the main thread only.
 bool here() noexcept {
   return static_cast<uint32_t>(gettid()) == host::processId() && Py_IsInitialized() != 0;
 }
@@ -32,7 +32,7 @@ bool pending() noexcept {
       raised = std::make_exception_ptr(py::error_already_set());
     }
   } catch (const std::exception&) {
-    // Out of memory for the exception: the handler is called again with the next signal.
+    // No memory for the exception: the handler runs again with the next signal.
   }
   return raised != nullptr;
 }

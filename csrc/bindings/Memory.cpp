@@ -42,7 +42,7 @@ void registerPool(Backend& self, const py::object& pool, bool symmetric) {
 void bindMemory(py::module_& module) {
   module.def("allocate_with", &allocateWith, py::arg("library"));
 
-  // Extends the class, whose rest bindings.cpp binds.
+  // Extends the class, of which bindings.cpp binds the rest.
   py::class_<Backend>(module.attr("Backend"))
       .def_property_readonly(
           "mem_allocator",

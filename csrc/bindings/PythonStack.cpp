@@ -15,7 +15,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Number of innermost frames that are kept; deeper ones would cost every operation more.
+// Number of innermost frames that are kept. More would slow every operation.
 constexpr size_t kMaxFrames = 64;
 
 struct Call {
@@ -41,7 +41,7 @@ void letGoOf(const Calls& calls) {
 }
 
 // Stacks dropped by threads that must not wait for the GIL. The next thread that captures a stack
-// releases what they held.
+// releases their references.
 struct Dropped {
   std::mutex mutex;
   std::vector<Calls> stacks;
@@ -50,7 +50,8 @@ Dropped& dropped() {
   static PerProcess<Dropped> list;
   return list.get();
 }
-// Whether there are such, for threads that have none to look at: the list takes a system call.
+// Whether the list has entries: lets threads skip it if empty, since looking at it takes a system
+// call.
 std::atomic<bool> anyDropped{false};
 
 struct Captured {
@@ -69,7 +70,7 @@ void letGoOfDropped() {
     return;
   }
   static thread_local std::vector<Calls> spare;
-  auto stacks = std::exchange(spare, {});  // a code object's end may run code that gets here
+  auto stacks = std::exchange(spare, {});  // freeing a code object may run code that calls this
   {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
@@ -99,13 +100,13 @@ std::string text(PyObject* string) {
   Py_ssize_t size = 0;
   const char* const utf8 = PyUnicode_AsUTF8AndSize(string, &size);
   if (utf8 == nullptr) {
-    PyErr_Clear();  // a file's name need not be text
+    PyErr_Clear();  // a file's name need not be valid Unicode
     return "?";
   }
   return {utf8, static_cast<size_t>(size)};
 }
 
-// The code of functions that wait for the end of what they issue, see StackSource::waits(). Owned,
+// The code of functions that wait for the operations they issue, see StackSource::waits(). Owned,
 // and set once.
 std::vector<PyCodeObject*>& waiting() {
   static auto& codes = leaked<std::vector<PyCodeObject*>>();
@@ -119,16 +120,16 @@ const Calls& callsOf(const Stack& stack) {
 class PythonStacks final : public StackSource {
  public:
   Stack capture() override {
-    // A thread that Python does not know has no stack there.
+    // A thread without a Python thread state has no Python stack.
     if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
       return nullptr;
     }
-    // Operations from one place, such as a loop, share their stack.
+    // Operations issued from the same place, such as a loop, share their stack.
     static thread_local std::shared_ptr<const Captured> latest;
     static thread_local Calls spare;
     py::gil_scoped_acquire gil;
     letGoOfDropped();
-    auto calls = std::exchange(spare, {});  // a new frame may set off the garbage collector
+    auto calls = std::exchange(spare, {});  // adding frames may run the garbage collector
     addFrames(calls, PyThreadState_Get());
     auto stack = latest;
     if (stack != nullptr && stack->calls == calls) {
@@ -170,7 +171,7 @@ class PythonStacks final : public StackSource {
 
   bool within(const Stack& inner, const Stack& outer) override {
     if (inner == nullptr || outer == nullptr || callsOf(inner).size() == kMaxFrames) {
-      return true;  // it cannot be told
+      return true;  // unknown
     }
     const auto& all = callsOf(inner);
     const auto& part = callsOf(outer);
@@ -179,7 +180,7 @@ class PythonStacks final : public StackSource {
 
   bool stands(uint64_t thread, const Stack& stack) override {
     if (stack == nullptr || Py_IsInitialized() == 0) {
-      return true;  // it cannot be told
+      return true;  // unknown
     }
     py::gil_scoped_acquire gil;
     auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());

@@ -1,5 +1,5 @@
 // Facts about this process for other ranks: where Python's threads are
-// (torchcomms_pg/python_stacks.py), and whether it compiles (compile_watch.py).
+// (torchcomms_pg/python_stacks.py), and whether the process compiles (compile_watch.py).
 #include "monitor/PythonStackDump.hpp"
 #include "base/Leaked.hpp"
 
@@ -25,8 +25,8 @@
 #include "monitor/Heartbeat.hpp"
 #include "recorder/Stack.hpp"
 
-// Function that faulthandler's own watchdog calls without the GIL. Not part of Python's stable API:
-// null where this Python lacks it.
+// Function that faulthandler's watchdog calls without the GIL. Not part of Python's stable API:
+// null if this Python lacks it.
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
@@ -49,7 +49,7 @@ std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   return all;
 }
 
-// A line for each thread that has frames, with the innermost three, out of
+// Returns a line for each thread that has frames, with the innermost three, from a dump such as
 //   Thread 0x00007f4c561b16c0 (most recent call first):
 //     File "train.py", line 150 in step
 std::vector<std::string> innermost(const std::string& dump) {
@@ -74,7 +74,7 @@ std::vector<std::string> innermost(const std::string& dump) {
   return lines;
 }
 
-// Waits for the end of `copy`, a process that readInCopy() has made, and ends one that takes long.
+// Waits for the end of `copy`, a process made by readInCopy(), and kills it after 500 ms.
 void awaitCopy(pid_t copy) {
   constexpr int kPatience = 500;  // ms
   for (int waited = 0; waitpid(copy, nullptr, __WALL | WNOHANG) == 0; ++waited) {
@@ -87,8 +87,8 @@ void awaitCopy(pid_t copy) {
   }
 }
 
-// Reads the stacks in a copy of this process. A thread that runs changes its frames while they are
-// read without the GIL, which crashes the reader, and so the copy instead of this process.
+// Reads the stacks in a copy of this process. A running thread changes its frames while they are
+// read without the GIL, which can crash the reader; then only the copy crashes.
 std::vector<std::string> readInCopy() {
   const int file = memfd_create("stacks", MFD_CLOEXEC);
   if (file < 0) {
@@ -97,11 +97,11 @@ std::vector<std::string> readInCopy() {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the handlers are for this process
-  // Other than fork() it calls no library's handlers, and its end is no SIGCHLD.
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the handlers must not run in the copy
+  // Unlike fork(), it runs no atfork handlers of libraries, and its end sends no SIGCHLD.
   const auto copy = static_cast<pid_t>(syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
   if (copy == 0) {
-    prctl(PR_SET_DUMPABLE, 0);  // a crash writes no core file
+    prctl(PR_SET_DUMPABLE, 0);  // no core file after a crash
     _Py_DumpTracebackThreads(file, nullptr, nullptr);
     _exit(0);
   }
@@ -117,8 +117,7 @@ std::vector<std::string> readInCopy() {
   return innermost(text);
 }
 
-// Returns the places of threads that two readings, one after the other, agree on: those of threads
-// that do not run.
+// Returns the places on which two successive readings agree: those of threads that do not run.
 std::string readWithoutGil() {
   if (_Py_DumpTracebackThreads == nullptr || Py_IsInitialized() == 0) {
     return "";
@@ -139,7 +138,7 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "set_python_stack_source",
       [](py::function describe) {
-        // The function is needed until the interpreter ends.
+        // Never destroyed: the function is needed until the interpreter ends.
         auto& function = leaked<py::function>(std::move(describe));
         PythonStackDump::Source source;
         source.ask = [&function](const PythonStackDump::Stacks& stacks) -> PythonStackDump::Told {

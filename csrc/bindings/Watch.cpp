@@ -14,7 +14,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// A watch as Python knows it: it lives as long as its group.
+// A watch's handle in Python. The watch itself lives as long as its group.
 struct WatchHandle {
   std::weak_ptr<Watch> watch;
 };

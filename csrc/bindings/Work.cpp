@@ -1,4 +1,4 @@
-// One issued operation, as Python sees it.
+// Python's view of one issued operation.
 #include "comm/Work.hpp"
 
 #include <pybind11/chrono.h>
@@ -32,7 +32,7 @@ const char* stateOf(c10d::Work& work) {
 }  // namespace
 
 void bindWork(py::module_& module) {
-  // Objects that torch returns as its own class become this one, by their type in C++.
+  // Python gets this class, by its C++ type, even if torch returns its own class.
   py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
       .def(
           "__repr__",
@@ -40,7 +40,7 @@ void bindWork(py::module_& module) {
             return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) +
                    ", " + stateOf(work) + ")";
           })
-      // As those of torchcomms_pg/handle.py.
+      // As in torchcomms_pg/handle.py.
       .def("__copy__", [](py::object self) { return self; })
       .def("__deepcopy__", [](py::object self, const py::dict&) { return self; }, py::arg("memo"));
   module.def(

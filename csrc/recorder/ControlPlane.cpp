@@ -1,5 +1,5 @@
-// Handlers for torch's debug server, which asks the processes of a job. They run in a thread of
-// torch's and never take the GIL, except for stacks in a file.
+// Handlers for torch's debug server, which queries the processes of a job. They run in one of
+// torch's threads and never take the GIL, except for stacks in a file.
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 
@@ -25,7 +25,7 @@ void answer(Response& response, std::string content, const char* type) {
 
 std::shared_ptr<FlightRecorder> recorder() {
   auto found = process_recorder::get();
-  // A process without a group answers too: the page shows the others.
+  // A process without a group also answers: the page shows all processes.
   static const auto& nothing =
       leaked<std::shared_ptr<FlightRecorder>>(std::make_shared<FlightRecorder>(0, false));
   return found ? found : nothing;

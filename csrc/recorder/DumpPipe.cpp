@@ -34,8 +34,8 @@ PipeState& pipeState() {
   return state.get();
 }
 
-// Returns the process that reads the pipe at `path`, by its lock on it; 0: none does. A killed
-// process has no lock any more, and a forked child none of its parent's.
+// Returns the process that reads the pipe at `path`, by its lock on it, or 0 if none does. A killed
+// process holds no lock any more, and a forked child none of its parent's.
 pid_t readerOf(const std::string& path) {
   const int file = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (file < 0) {
@@ -54,7 +54,7 @@ pid_t readerOf(const std::string& path) {
 
 }  // namespace
 
-// State shared with the pipe's thread, which may outlive the pipe by a dump.
+// State shared with the pipe's thread. That thread may outlive the pipe by the time of a dump.
 struct DumpPipe::Reader {
   int pipe = -1;
   int end = -1;
@@ -84,7 +84,8 @@ struct DumpPipe::Reader {
   }
 
  private:
-  // Returns whether there was anything to read: once for all that was written together.
+  // Returns whether there was anything to read. Reads all that has been written so far, so that
+  // several writes cause one dump.
   bool drain() const {
     std::array<char, 512> text{};
     bool any = false;
@@ -140,7 +141,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     : path_(prefix + std::to_string(rank) + ".pipe"),
       pid_(getpid()),
       reader_(std::make_shared<Reader>()) {
-  // Replaces a pipe that a killed process has left, and nothing else.
+  // Replaces a pipe that a killed process left, but no other file.
   struct stat there{};
   if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
     failToMake(path_, "there is something else at that path");
@@ -154,7 +155,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (mkfifo(path_.c_str(), 0666) != 0) {
     failToMake(path_, std::strerror(errno));
   }
-  // Opens it for writing, too, so that there is no end of file when a writer leaves.
+  // Opens it for writing as well, so that no end of file comes when a writer closes it.
   reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   reader_->end = eventfd(0, EFD_CLOEXEC);
   reader_->rank = rank;
@@ -177,7 +178,7 @@ DumpPipe::~DumpPipe() {
   if (pid_ == getpid()) {
     auto& state = pipeState();
     std::lock_guard lock(state.mutex);
-    if (state.latest == this) {  // else the next group has made a new one meanwhile
+    if (state.latest == this) {  // otherwise the next group has already made a new one
       state.latest = nullptr;
       remove();
     }

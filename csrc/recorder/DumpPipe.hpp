@@ -10,19 +10,19 @@ namespace torchcomms_pg {
 
 class DumpPipe {
  public:
-  // Returns this process's pipe, at <prefix><rank>.pipe as torch's nccl backend has it, until the
-  // last holder lets go of it. Makes it where there is none, by the prefix that
-  // process_recorder::configure() was given; null without one, and with a warning where it cannot
-  // be made: no group fails for want of it.
+  // Returns this process's pipe, which exists until its last owner releases it. Its path is
+  // <prefix><rank>.pipe, as for torch's nccl backend, with the prefix of
+  // process_recorder::configure(). Makes the pipe if none exists. Returns null without a prefix,
+  // or, with a warning, if the pipe cannot be made: no group fails for that reason.
   static std::shared_ptr<DumpPipe> hold(int rank);
 
-  // Removes the pipe from the file system before the process ends: programs that write to it would
-  // wait for a reader for ever.
+  // Removes the pipe from the file system before the process exits. Otherwise programs that write
+  // to it would wait forever for a reader.
   static void removeAtExit() noexcept;
 
   // Opens the pipe and starts the thread that reads it. Raises std::runtime_error.
   DumpPipe(const std::string& prefix, int rank);
-  // Does not wait for a dump that is under way.
+  // Does not wait for a dump in progress.
   ~DumpPipe();
   DumpPipe(const DumpPipe&) = delete;
   DumpPipe& operator=(const DumpPipe&) = delete;
@@ -33,7 +33,7 @@ class DumpPipe {
   void remove() noexcept;
 
   const std::string path_;
-  const pid_t pid_;  // a forked child neither reads the pipe nor removes it
+  const pid_t pid_;  // a forked child must neither read nor remove the pipe
   std::shared_ptr<Reader> reader_;
 };
 

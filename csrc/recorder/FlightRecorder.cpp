@@ -21,20 +21,20 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Stands for an event: the recorder is told of starts and ends, and asks for none.
+// Stands for an event: this recorder is notified of starts and ends, and queries no events.
 struct NoEvent {
   bool query() const { return false; }
 };
 using Ring = c10d::FlightRecorder<NoEvent>;
 
-// Prefix of names: torch's analyser refuses every other, in 2.11 all but this and xccl; and the
-// recorded operations are those of NCCL's API.
+// Prefix of names that every version of torch's analyser accepts: 2.11 accepts only this one and
+// xccl. NCCL's API also defines the recorded operations.
 constexpr const char* kPrefix = "nccl:";
 
-// Time that a dump waits for what the events of accelerators say: the driver may hang.
+// Time limit of a dump for the events of accelerators: the driver may hang.
 constexpr std::chrono::milliseconds kDriverPatience{500};
 
-// Keys beside c10d's; readers of the schema pass over them.
+// Keys beside c10d's, which readers of its schema ignore.
 constexpr const char* kCompiling = "compiling";
 constexpr const char* kDetails = "details";
 constexpr const char* kCaptured = "captured";
@@ -42,16 +42,16 @@ constexpr const char* kCaptured = "captured";
 using Name = std::tuple<std::string, std::string>;
 using Direction = OpRecord::Direction;
 
-// Counts of the messages between this rank and another, or of one-sided operations on a peer.
+// Counts of the messages between this rank and a peer, or of one-sided operations on a peer.
 struct Pair {
   Name name;
-  bool first = false;  // true: this rank is the lower one
+  bool first = false;  // true if this rank is the lower of the two
   size_t sent = 0;
   size_t received = 0;
 };
 
-// Name of a one-sided operation, "" for messages; and the peer.
-using PairKey = std::pair<std::string, int>;  // and the peer
+// Name of a one-sided operation, or "" for messages, and the peer.
+using PairKey = std::pair<std::string, int>;
 
 }  // namespace
 
@@ -62,7 +62,7 @@ struct FlightRecorder::Group {
   int rank = 0;
   size_t issued = 0;
   std::map<PairKey, Pair> pairs;
-  // Numbers of the latest collective in each state.
+  // Sequence numbers of the latest collective in each state.
   std::atomic<int64_t> enqueued{-1};
   std::atomic<int64_t> started{-1};
   std::atomic<int64_t> completed{-1};
@@ -70,14 +70,14 @@ struct FlightRecorder::Group {
 
 namespace {
 
-// An operation's place in a ring, with the numbers that only this recorder counts.
+// An operation's entry in the ring, with the numbers that only this recorder counts.
 struct Slot {
-  std::shared_ptr<const OpRecord> record;  // null: empty
+  std::shared_ptr<const OpRecord> record;  // null if the entry is empty
   FlightRecorder::Group* group = nullptr;
   size_t id = 0;
   size_t opId = 0;
-  int peer = -1;       // -1: none, or not known yet
-  size_t message = 0;  // counts messages to, or from, the peer
+  int peer = -1;       // -1 if none, or not known yet
+  size_t message = 0;  // number of the message to, or from, the peer
 
   PairKey pair() const { return {record->direction == Direction::one ? record->op : "", peer}; }
 };
@@ -88,7 +88,7 @@ struct FlightRecorder::State {
   State(size_t maxEntries, bool cppStacks) : cppStacks(cppStacks), slots(maxEntries) {}
 
   const bool cppStacks;
-  mutable std::mutex mutex;  // nothing that could wait for the GIL happens under it
+  mutable std::mutex mutex;  // never held while waiting for the GIL
   std::vector<Slot> slots;
   size_t next = 0;
   size_t id = 0;
@@ -134,9 +134,9 @@ struct FlightRecorder::State {
         slot.record->direction == Direction::receive ? ++messages.received : ++messages.sent;
   }
 
-  // Describes a message. The analyser reads a message's ranks as positions in its group, and finds
-  // the other side's entry by the number of the collective. So that is what both sides count: the
-  // messages of one direction.
+  // Describes a message. The analyser takes a message's ranks as positions in its group, and finds
+  // the peer's entry by the sequence number of the collective. So both sides use as this number the
+  // count of messages in one direction.
   static void describeMessage(const Slot& slot, Ring::Entry& entry) {
     const auto& group = *slot.group;
     const bool sends = slot.record->direction == Direction::send;
@@ -145,7 +145,7 @@ struct FlightRecorder::State {
     entry.p2p_seq_id_ = slot.record->seq;
     if (slot.peer < 0) {
       entry.pg_name_ = group.name;
-      entry.collective_seq_id_ = 0;  // no collective has it
+      entry.collective_seq_id_ = 0;  // the number of no collective
       name += "recv " + std::to_string(group.rank) + "<-" + kUnknownSource;
       return;
     }
@@ -194,7 +194,7 @@ struct FlightRecorder::State {
       entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
       entry.collective_seq_id_ = slot.message;
       entry.p2p_seq_id_ = record.seq;
-      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // a name without rules
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // no sizes are checked
     } else {
       entry.pg_name_ = slot.group->name;
       entry.collective_seq_id_ = record.seq;
@@ -203,7 +203,7 @@ struct FlightRecorder::State {
     return entry;
   }
 
-  // What c10d's entries have no place for, by the entry's number: values are numbers or texts.
+  // Facts that c10d's entries have no field for. Values are numbers or texts.
   using Detail = std::vector<std::pair<std::string, c10::IValue>>;
   static Detail detail(const Slot& slot) {
     const auto& record = *slot.record;
@@ -233,7 +233,7 @@ struct FlightRecorder::State {
   // Copy in the form of c10d's recorder, the oldest entry first.
   struct Snapshot {
     Ring ring;
-    std::vector<Stack> stacks;  // Python's, of the entries
+    std::vector<Stack> stacks;  // Python's stacks of the entries
     std::vector<Detail> details;
     std::unordered_map<std::string, std::unordered_map<std::string, std::string>> comms;
   };
@@ -270,8 +270,7 @@ namespace {
 
 using Frames = c10::List<c10::IValue>;
 
-// Describes the stacks, by the number of the entry: those of C++, if recorded, then those of
-// Python.
+// Describes the stacks, by the number of the entry: C++ frames, if recorded, then Python's.
 std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& from) {
   std::vector<std::vector<Frame>> python(from.stacks.size());
   if (auto* const source = StackSource::get()) {
@@ -303,7 +302,7 @@ std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& 
   return described;
 }
 
-// Writes the details as members of a JSON list. Texts are names of devices and reductions, which
+// Writes the details as elements of a JSON list. Texts are names of devices and reductions, which
 // need no escapes.
 std::string jsonOf(const std::vector<FlightRecorder::State::Detail>& details) {
   std::string text;
@@ -376,7 +375,7 @@ size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record)
   if (added.peer >= 0) {
     state_->count(slot, added.peer);
   }
-  // Prefetches the record that the next operation releases: it is long out of the caches.
+  // Prefetches the record that the next operation will release: it is no longer in the caches.
   __builtin_prefetch(state_->slots[state_->next].record.get(), /*write=*/1);
   return place;
 }
@@ -460,7 +459,7 @@ std::string FlightRecorder::json(What what) const {
          text.substr(end);
 }
 
-// Does the same as c10d::FlightRecorder::dump(), with other stacks.
+// Does the same as c10d::FlightRecorder::dump(), but with this recorder's stacks.
 std::string FlightRecorder::pickle(What what) const {
   EventWatch::askNow(kDriverPatience);
   const auto from = state_->snapshot();

@@ -10,17 +10,17 @@
 
 namespace torchcomms_pg {
 
-// Records operations. Groups are added, then their operations: each becomes an entry when it is
-// issued, which is told when the operation starts and when it ends. When the ring is full, a new
-// entry takes the place of the oldest. Thread-safe.
+// Records the operations of groups. Each operation becomes an entry when it is issued; start() and
+// complete() report its progress. If the ring is full, a new entry replaces the oldest.
+// Thread-safe.
 //
-// A message is recorded in a group of its own two ranks, "<group>:<rank>-<rank>", as if it had a
-// communicator of its own: torch's analyser expects every rank of a group in each of its entries.
-// For the same reason, and since the schema has no names for them, operations on the memory of a
-// peer are in a group of the rank that calls them, "<group>:put <rank>-><rank>".
+// A message is recorded in a group of its two ranks, "<group>:<rank>-<rank>", as if the pair had
+// its own communicator: torch's analyser expects every rank of a group in each of its entries. For
+// the same reason, and since the schema has no names for them, operations on a peer's memory are
+// recorded in a group of the calling rank, "<group>:put <rank>-><rank>".
 class FlightRecorder {
  public:
-  // Makes a recorder of the latest `maxEntries`; 0: records nothing.
+  // Makes a recorder of the latest `maxEntries` operations; with 0 it records nothing.
   FlightRecorder(size_t maxEntries, bool cppStacks);
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
@@ -28,39 +28,40 @@ class FlightRecorder {
 
   struct Group;
 
-  // Adds a group, which the recorder keeps. `ranks`: the global ones of the group's ranks, of which
-  // this is `rank`.
+  // Adds a group, which the recorder owns. `ranks` are the global ranks of the group's ranks;
+  // `rank` is this rank in the group.
   Group* addGroup(
       const std::string& name,
       const std::string& description,
       const std::vector<int64_t>& ranks,
       int rank);
 
-  // Sets the version of the library that the operations go through, for the head of dumps.
+  // Sets the version of the library that executes the operations, for the head of dumps.
   void setLibraryVersion(const std::string& version);
 
-  // Adds an entry and returns its place, which is its own until a later one takes it.
+  // Adds an entry and returns its place, which a later entry may take over.
   size_t add(Group& group, std::shared_ptr<const OpRecord> record);
   void start(Group& group, const OpRecord& record);
-  // Counts an operation that a graph has captured: it has no entry, nor have its replays.
+  // Counts an operation that a graph has captured. Neither it nor its replays get an entry.
   void noteCaptured();
-  // Notes that the operation has completed. `source`: the sender of a message; -1: not known.
+  // Records that the operation has completed. `source` is the sender of a message, or -1 if
+  // unknown.
   void complete(Group& group, const OpRecord& record, size_t place, int source);
 
   bool cppStacks() const;
   bool enabled() const;
   size_t size() const;
-  // Drops the entries, not the groups.
+  // Drops the entries but keeps the groups.
   void reset();
 
-  // Returns the global rank of this process in the first group, for the name of its file; -1: none
-  // was added.
+  // Returns the global rank of this process in the first group, for the file's name, or -1 without
+  // a group.
   int rank() const;
 
   struct What {
     bool entries = true;
-    bool completed = true;  // includes entries of completed operations
-    bool stacks = true;     // includes stacks, in a pickle; takes the GIL
+    bool completed = true;  // include entries of completed operations
+    bool stacks = true;     // include stacks in a pickle, which takes the GIL
   };
   std::string json(What what) const;
   // Returns a dump that torchfrtrace reads.

@@ -10,7 +10,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the length of the character of UTF-8 at `place`; 0: none begins there.
+// Returns the length of the UTF-8 character at `place`, or 0 if no valid one begins there.
 size_t characterAt(const std::string& text, size_t place) {
   const auto byte = [&](size_t i) {
     return place + i < text.size() ? static_cast<unsigned char>(text[place + i]) : 0U;
@@ -22,14 +22,15 @@ size_t characterAt(const std::string& text, size_t place) {
       return 0;
     }
   }
-  // Neither longer than it has to be, nor half of a pair of UTF-16, nor beyond Unicode.
+  // Overlong encodings, UTF-16 surrogates and code points beyond Unicode.
   const bool wrong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
                      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90) ||
                      lead > 0xf4;
   return wrong ? 0 : length;
 }
 
-// Returns the text with U+FFFD in place of bytes that are no UTF-8, which no reader of dumps takes.
+// Returns the text with U+FFFD in place of bytes that are not UTF-8: no reader of dumps accepts
+// those.
 std::string asUtf8(const std::string& text) {
   std::string valid;
   for (size_t i = 0; i < text.size();) {

@@ -1,4 +1,4 @@
-// One operation, as flight recorders tell of it.
+// One operation, as flight recorders record it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,30 +23,31 @@ struct CapturedTraceback;
 
 namespace torchcomms_pg {
 
-// Record of an operation, shared by the recorders that it is in, so that it is described once.
-// Numbers that one recorder counts are in its own entry.
+// Record of an operation. The recorders share it, so that the operation is described once; a
+// recorder's own numbers are in the recorder's entry.
 struct OpRecord {
-  // Direction of an operation between two ranks. one: it has no other side, such as a put.
+  // Direction of an operation between two ranks. `one` is for an operation without another side,
+  // such as a put.
   enum class Direction : uint8_t { none, send, receive, one };
 
-  // What c10d's schema has no place for.
+  // Facts that c10d's schema has no field for.
   struct Details {
-    std::optional<int> tag = {};         // of a message; none: not known
-    std::optional<uint64_t> batch = {};  // number of its batch's first message; 0: in no batch
-    int root = -1;                       // of a collective, a rank of the group; -1: it has none
+    std::optional<int> tag = {};         // of a message; nullopt if unknown
+    std::optional<uint64_t> batch = {};  // number of its batch's first message; 0 if not in a batch
+    int root = -1;                       // of a collective, a rank of the group; -1 if none
     const char* reduceOp = nullptr;      // of a reduction
   };
 
-  // An operation that is issued.
+  // Description of an operation that is issued.
   struct Issue {
     const char* op = "";  // c10d's name, e.g. "_all_gather_base"
-    uint64_t seq = 0;     // counts the collectives of the group, or its messages, from 1
+    uint64_t seq = 0;     // number among the collectives of the group, or its messages, from 1
     const std::vector<at::Tensor>& inputs;
     const std::vector<at::Tensor>& outputs;
-    bool join = false;  // several tensors are recorded as the one they are parts of
+    bool join = false;  // records several tensors as the one tensor they are parts of
     std::chrono::milliseconds timeout{0};
     Direction direction = Direction::none;  // direction of an operation between two ranks
-    int peer = -1;                          // its other rank; -1: the first to send
+    int peer = -1;                          // its other rank; -1 for the first to send
     bool started = false;
     Details details;
   };
@@ -61,14 +62,14 @@ struct OpRecord {
     uint8_t dim;
   };
 
-  // Describes the operation; called by the thread that issues it. `cppStack`: C++'s is captured,
-  // too.
+  // Describes the operation. Called by the thread that issues it. With `cppStack` also captures the
+  // stack of C++.
   OpRecord(const Issue& issue, Stack stack, bool cppStack);
 
   bool isMessage() const { return direction == Direction::send || direction == Direction::receive; }
   bool isCollective() const { return direction == Direction::none; }
 
-  // Notes that it has started. False: it had been started before.
+  // Records the start. Returns false if the operation had already started.
   bool start();
   void end(bool completed, float milliseconds);
 
@@ -87,8 +88,8 @@ struct OpRecord {
   c10::SmallVector<Tensor, 4> tensors;
   c10::SmallVector<int64_t, 4> sizes;
 
-  // Times of the states; 0: not yet. `duration` is set before `completed`, and that before
-  // `retired`.
+  // Times of the states; 0 if not reached. `duration` is set before `completed`, and `completed`
+  // before `retired`.
   const c10::time_t created = c10::getTime();
   std::atomic<c10::time_t> started;
   std::atomic<c10::time_t> completed{0};

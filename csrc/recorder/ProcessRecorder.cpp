@@ -34,8 +34,8 @@ struct Shared {
   Instance instance;
   std::mutex writing;
 };
-// Returns the state, never destroyed: entries hold frames of Python, which may end first. A forked
-// child has groups, and so a record, of its own.
+// Returns the state. Never destroyed: entries hold frames of Python, whose interpreter may end
+// first. A forked child has its own groups, and so its own record.
 Shared& shared() {
   static PerProcess<Shared> state;
   return state.get();
@@ -56,7 +56,7 @@ std::string pickleInTime(
     FlightRecorder::What what,
     std::chrono::milliseconds patience) {
   if (what.stacks) {
-    // The thread that has the GIL may keep it: this thread must not ask for it.
+    // Another thread may hold the GIL forever, so this thread must not wait for it.
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {
@@ -68,7 +68,7 @@ std::string pickleInTime(
         return pickle.get();
       }
     } catch (const std::system_error&) {
-      // No thread can be started: the dump goes without stacks.
+      // No thread can be started: writes the dump without stacks.
     }
     what.stacks = false;
   }
@@ -87,7 +87,7 @@ void writeDump(const std::string& path, const std::string& content) {
   }
   fs::path partial;
   int file = -1;
-  do {  // a process of another container may have the same pid
+  do {  // a process in another container may have the same pid
     partial = target.parent_path() /
               (".flight-" + std::to_string(getpid()) + "-" + std::to_string(++count));
     file = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -143,7 +143,7 @@ std::string dump(int rank) {
     return "";
   }
   const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
-  // One dump at a time, so that an older one does not replace a newer one. A second caller waits
+  // One dump at a time, so that an older dump does not replace a newer one. A second caller waits
   // for the first, whose stacks have a time limit.
   std::lock_guard lock(shared().writing);
   writeDump(path, pickleInTime(recorder, options.what, options.patience));

@@ -1,4 +1,4 @@
-// Python's stack of a thread when it issued an operation.
+// Python's stack of a thread at the time it issued an operation.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct Frame {
   int64_t line = 0;
 };
 
-using Stack = std::shared_ptr<const void>;  // null: none
+using Stack = std::shared_ptr<const void>;  // null if none
 
-// Source of stacks, which is Python: this side of the bindings knows nothing of it. torch's own
-// torch::symbolize() is no help there, since it imports torch._inductor, for seconds and in a
+// Source of stacks. The bindings implement it for Python, which this side does not depend on.
+// torch::symbolize() cannot replace it: it imports torch._inductor, which takes seconds, in a
 // process that has just failed.
 class StackSource {
  public:
@@ -27,15 +27,15 @@ class StackSource {
   // Describes stacks, the innermost frame of each first.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
-  // Returns whether a function that has called for `stack` waits for the end of what it issues,
-  // itself or by others: torch's recv() calls irecv().
+  // Returns whether a function in `stack` waits for the end of the operations that it issues, also
+  // through calls: torch's recv() calls irecv().
   virtual bool waits(const Stack& stack) = 0;
-  // Returns whether the thread was still in the call of `outer` when it came to `inner`.
+  // Returns whether the thread was still in the call with stack `outer` when `inner` was captured.
   virtual bool within(const Stack& inner, const Stack& outer) = 0;
-  // Returns whether the thread, by its pthread_t, is where `stack` was captured. Takes the GIL.
+  // Returns whether the thread, given by its pthread_t, now has the stack `stack`. Takes the GIL.
   virtual bool stands(uint64_t thread, const Stack& stack) = 0;
 
-  // Sets the source, once, when the module is loaded; it is never freed. Null: there is none.
+  // Sets the source, once, when the module is loaded; it is never freed. get() returns null before.
   static void set(StackSource* source) { source_ = source; }
   static StackSource* get() { return source_; }
 

@@ -129,7 +129,8 @@ class json {
     out += before == '{' ? "{}" : "}";
   }
 
-  // Returns the number of bytes of the character that `text` begins with; 0: it is none.
+  // Returns the number of bytes of the UTF-8 character that `text` begins with, or 0 if it begins
+  // with none.
   static size_t utf8Length(std::string_view text) {
     const auto first = static_cast<unsigned char>(text[0]);
     const size_t length = first < 0x80                    ? 1
