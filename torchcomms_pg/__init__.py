@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Returns what the Tab key shows: public names, without the modules that have them."""
+    """Returns the names that completion shows: public ones, without the modules they are in."""
     return [*__all__, "__doc__", "__file__", "__name__", "__path__"]
 
 
@@ -48,7 +48,7 @@ if not runs_apart():
 
     load_extension(torch.__version__)
 
-    # These use the extension.
+    # The following modules use the extension.
     from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks
     from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle
     from torchcomms_pg._version import __version__

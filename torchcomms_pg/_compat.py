@@ -1,8 +1,9 @@
-"""Picks the extension that was built for the torch that is installed, before any is loaded.
+"""Picks the extension that was built for the installed torch, before any extension is loaded.
 
 c10d has no stable ABI: under another torch minor an extension either fails to load with a missing
-symbol or, worse, loads and crashes. So there is one extension for each minor, and its name says
-which: ``_C_torch215`` is for torch 2.15. A wheel holds several, a checkout those that it has built.
+symbol or, worse, loads and crashes. So each minor has its own extension, named after it:
+``_C_torch215`` is for torch 2.15. A wheel holds several; a checkout holds those that were built in
+it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 
 
-# What `python -m` runs with the standard library alone.
+# Modules that `python -m` runs with the standard library alone.
 APART = {"torchcomms_pg.env", "torchcomms_pg.status", "torchcomms_pg.trace"}
 
 
 def runs_apart() -> bool:
-    """Returns whether ``python -m`` is about to run a module of `APART`, and imports its package.
+    """Returns whether ``python -m`` is importing this package only to run a module of `APART`.
 
-    Dumps are often read where there is no torch, or another than that of the job.
+    Dumps are often read on machines without torch, or with another torch than the job's.
     """
-    if sys.argv[:1] != ["-m"]:  # so it is only while the interpreter looks for the module
+    if sys.argv[:1] != ["-m"]:  # true only while the interpreter looks for the module
         return False
     after = sys.orig_argv[1:]
     named = next((index for index, word in enumerate(after) if word.startswith("-m")), None)
@@ -55,7 +56,7 @@ def load_extension(torch_version: str) -> None:
     """Imports the extension for a torch version as ``torchcomms_pg._C``.
 
     Raises:
-        ImportError: there is none; the message has the command that builds it.
+        ImportError: no such extension exists; the message has the command that builds it.
     """
     found = builds()
     name = found.get(minor_of(torch_version))
@@ -76,7 +77,7 @@ def load_extension(torch_version: str) -> None:
 
 
 def build_command() -> str:
-    """Returns the command that builds the extension for the torch that is installed."""
+    """Returns the command that builds the extension for the installed torch."""
     checkout = FOLDER.parent
     if (checkout / "setup.py").is_file():
         return f"pip install --no-build-isolation --no-deps -e {checkout}"

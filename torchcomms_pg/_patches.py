@@ -1,8 +1,8 @@
-"""Patches of places where torch names its own backends, and takes no plugin without a change.
+"""Patches of torch functions that name torch's own backends and so exclude plugins.
 
-One function per case. Each says for which torch versions it is, changes nothing for groups of
-other backends, and leaves what it replaced as ``__wrapped__``, by which
-test/package/test_patches.py tells when torch no longer needs it. `apply` is called at registration.
+One function per case. Each says which torch versions need it, changes nothing for groups of other
+backends, and keeps the replaced function as ``__wrapped__``, by which test/package/test_patches.py
+notices when torch no longer needs the patch. Registration calls `apply`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def apply(minor: int) -> None:
-    """Applies what torch 2.`minor` needs. Calling it again has no effect."""
+    """Applies the patches that torch 2.`minor` needs. Calling it again has no effect."""
     for patch, last in PATCHES.items():
         if last is None or minor <= last:
             patch()
@@ -36,7 +36,7 @@ def replace(
     replacement: Callable[..., Any],
     kind: Callable[[Any], Any] = lambda function: function,
 ) -> None:
-    """Puts `replacement`, which gets what it replaces as its first argument, in its place, once."""
+    """Replaces a function, once, by `replacement`, whose first argument is the original."""
     original = known = getattr(owners[0], name)
     while known is not None:
         if getattr(known, "replacement", None) is replacement.__code__:
@@ -54,12 +54,12 @@ def replace(
 
 
 def unwrapped(backend: Any) -> Any:
-    """Returns the backend itself, which torch wraps with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    """Returns the backend inside the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around it."""
     return getattr(backend, "wrapped_pg", backend)
 
 
 def backends_of(group: Any) -> list[Any]:
-    """Returns the backends of `group` (None: the default group) that are torchcomms_pg's."""
+    """Returns those backends of `group` (None: the default group) that are torchcomms_pg's."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return []
     group = group or c10d._get_default_group()
@@ -72,9 +72,9 @@ def backends_of(group: Any) -> list[Any]:
 
 
 def all_gather_base_has_gradients() -> None:
-    """``torch.distributed.nn.functional._all_gather_base``: its backward knows NCCL and XCCL only.
+    """``torch.distributed.nn.functional._all_gather_base``: its backward takes NCCL and XCCL only.
 
-    Up to 2.15 it raises "Backend not supported!" for every other name.
+    Up to 2.15 it raises "Backend not supported!" for all other names.
     """
     function: Any = dist_nn._AllGatherBase
 
@@ -95,7 +95,7 @@ def all_gather_base_has_gradients() -> None:
 
 
 def monitored_barrier_takes_more_than_gloo() -> None:
-    """``dist.monitored_barrier``: up to 2.13 a ValueError unless the group's backend is Gloo."""
+    """``dist.monitored_barrier``: up to 2.13 raises ValueError for backends other than Gloo."""
 
     def monitored_barrier(
         original: Any,
@@ -117,7 +117,7 @@ def monitored_barrier_takes_more_than_gloo() -> None:
 
 
 def timeouts_reach_the_backend() -> None:
-    """``_set_pg_timeout``: up to 2.13 it sets only Gloo's and NCCL's, and warns for the others."""
+    """``_set_pg_timeout``: up to 2.13 sets only Gloo's and NCCL's, and warns for others."""
 
     def set_timeout(
         original: Any, timeout: datetime.timedelta, group: ProcessGroup | None = None
@@ -127,14 +127,14 @@ def timeouts_reach_the_backend() -> None:
             original(timeout, group)
             return
         c10d._check_valid_timeout(timeout)
-        # Every backend of the group has it, as torch's own loop does.
+        # Sets it on every backend of the group, as torch's own loop does.
         (group or c10d._get_default_group()).set_timeout(timeout)
 
     replace([c10d], "_set_pg_timeout", set_timeout)
 
 
 def ephemeral_timeouts_reach_the_backend() -> None:
-    """``_add_ephemeral_timeout_for_all_pgs``: up to 2.13 only NCCL's groups get it."""
+    """``_add_ephemeral_timeout_for_all_pgs``: up to 2.13 reaches only NCCL's groups."""
 
     def add(original: Any, timeout: datetime.timedelta) -> None:
         original(timeout)
@@ -146,7 +146,7 @@ def ephemeral_timeouts_reach_the_backend() -> None:
 
 
 def groups_tell_their_sequence_number() -> None:
-    """``ProcessGroup._get_sequence_number_for_group``: up to 2.13 an error for plugins."""
+    """``ProcessGroup._get_sequence_number_for_group``: up to 2.13 raises for plugins."""
 
     def get(original: Any, group: ProcessGroup) -> int:
         for backend in backends_of(group):
@@ -156,7 +156,7 @@ def groups_tell_their_sequence_number() -> None:
     replace([ProcessGroup], "_get_sequence_number_for_group", get)
 
 
-# The patch, and the last torch minor that needs it; None: every one so far.
+# The patches, each with the last torch minor that needs it, or None if every minor so far does.
 PATCHES: dict[Callable[[], None], int | None] = {
     all_gather_base_has_gradients: None,
     monitored_barrier_takes_more_than_gloo: 13,

@@ -1,3 +1,3 @@
-"""The version of the package: the only place that states it."""
+"""The version of the package. No other file states it."""
 
 __version__ = "0.1.0"

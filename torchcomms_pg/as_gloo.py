@@ -1,9 +1,9 @@
-"""Groups of the name ``gloo``, over torchcomms: for programs that say it and cannot be changed.
+"""Groups named ``gloo``, over torchcomms: for programs that use the name and cannot be changed.
 
 c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module; so does
-vLLM, for groups that it registers itself. `install` puts a class in its place that makes a
-`Backend` instead. Everything else that is called so stays torch's: torch.distributed's
-ProcessGroupGloo, which torchft and torch's RPC call, and calls with options of Gloo.
+vLLM, for groups that it registers itself. `install` replaces the class there by one that makes a
+`Backend`. Two uses keep torch's class: torch.distributed's ProcessGroupGloo, which torchft and
+torch's RPC call, and calls that pass options of Gloo.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from torchcomms_pg.registration import create_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-# A group has one backend of each type. Ours is registered as two of them, and called by the first.
+# A group has one backend of each type. This project's is registered as two types, and called by the
+# first.
 GLOO, OURS = ProcessGroup.BackendType.GLOO, ProcessGroup.BackendType.CUSTOM
-GLOO_OF_GPUS = ProcessGroup.BackendType.UCC  # one that nothing else in the group has
+GLOO_OF_GPUS = ProcessGroup.BackendType.UCC  # a type that no other backend of the group has
 
 
 @dataclass
@@ -40,8 +41,8 @@ class _Group:
     """The group that c10d is making.
 
     Attributes:
-        name, ranks: of the group; no ranks: it is the default group.
-        made: the backends in the place of Gloo's, and what Gloo would have had.
+        name, ranks: of the group; ranks is empty for the default group.
+        made: the backends made in place of Gloo's, and the store and timeout for a Gloo.
     """
 
     name: str
@@ -49,7 +50,7 @@ class _Group:
     made: list[tuple[Backend, dist.Store, timedelta]] = field(default_factory=list)
 
 
-# The group that c10d is making. None: a Gloo is to be made; the default: c10d makes no group.
+# The group that c10d is making. None if c10d is to get a real Gloo; _NO_GROUP if it makes no group.
 _NO_GROUP = _Group("", [])
 _making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default=_NO_GROUP)
 
@@ -57,8 +58,8 @@ _making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default
 def install() -> None:
     """Makes c10d create groups of the name ``gloo`` over torchcomms; once per process is enough.
 
-    Of the groups' tensors those on the CPU go over torchcomms, and those on GPUs over a real Gloo,
-    which connects with the first of them.
+    The groups' CPU tensors go over torchcomms. Their GPU tensors go over a real Gloo, which
+    connects with the first of them.
     """
     if not hasattr(c10d, "ProcessGroupGloo") or isinstance(c10d.ProcessGroupGloo, _StandIn):
         return
@@ -72,7 +73,7 @@ def install() -> None:
 
 
 class _StandIn(type):
-    """The class of the class in the place of ``ProcessGroupGloo``, which is `__wrapped__`."""
+    """Metaclass of the class that replaces ``ProcessGroupGloo``; `__wrapped__` is the original."""
 
     __wrapped__: Any
 
@@ -106,7 +107,7 @@ class _StandIn(type):
 
 
 def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tells `_StandIn` which group c10d is making, and gives the group what a Gloo's would have."""
+    """Records the group that c10d is making for `_StandIn`, and registers what a Gloo group has."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     group = _Group(given["group_name"], given["global_ranks_in_group"])
     on_cpu = c10d.BackendConfig(given["backend"]).get_device_backend_map().get("cpu")
@@ -118,7 +119,7 @@ def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     if group.made:
         pg = result[0]
         pg._register_backend(CPU, OURS, pg._get_backend(CPU))
-        # Up to torch 2.13 a group of "cpu:gloo" gets it only where no plugin is registered.
+        # Up to torch 2.13 torch sets it for a group of "cpu:gloo" only if no plugin is registered.
         if pg.name() == "undefined":
             pg._set_default_backend(GLOO)
         _give_gpus_to_gloo(pg, group)
@@ -126,7 +127,7 @@ def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _over_gloo_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Leaves torch the Gloo by which TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks' calls."""
+    """Leaves torch a real Gloo, with which TORCH_DISTRIBUTED_DEBUG=DETAIL compares calls."""
     token = _making.set(None)
     try:
         return original(*args, **kwargs)
@@ -135,11 +136,11 @@ def _over_gloo_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hides the type GLOO, which DDP's log takes for a ProcessGroupGloo, in C++, unchecked."""
+    """Hides the type GLOO from DDP's logger, which casts it to ProcessGroupGloo unchecked."""
     pg = ddp.process_group
     if not _stands_for_gloo(pg):
         return original(ddp, *args, **kwargs)
-    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # where a program has registered it
+    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # if a program registered it
     pg._set_default_backend(OURS)
     try:
         return original(ddp, *args, **kwargs)
@@ -148,7 +149,7 @@ def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _told_as_gloo(original: Any, ddp: Any) -> Any:
-    """Makes DDP's log the same as over Gloo, whose threads it counts, and not that of `custom`."""
+    """Makes DDP's log data the same as over Gloo: its name, threads and variables."""
     data = original(ddp)
     if _stands_for_gloo(ddp.process_group):
         data["backend_name"] = "gloo"

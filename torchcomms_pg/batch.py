@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class BatchSendRecv:
-    """A list of sends and receives; `TorchComm.batch_op_create` makes it.
+    """A list of sends and receives. Make it by `TorchComm.batch_op_create`.
 
-    Nothing is checked or sent before `issue`. Issued together, messages of one batch do not wait
-    for each other, so that all ranks may list them in any order.
+    Nothing is checked or sent before `issue`. Messages of one batch do not wait for each other, so
+    that the ranks may list them in any order.
 
     Example:
         >>> theirs = torch.empty(1, dtype=torch.int64)
@@ -34,7 +34,7 @@ class BatchSendRecv:
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm
-        self._ops: list[tuple[bool, torch.Tensor, int]] = []  # sent or not, tensor, peer
+        self._ops: list[tuple[bool, torch.Tensor, int]] = []  # is a send, tensor, peer
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -55,10 +55,11 @@ class BatchSendRecv:
         Args:
             async_op: False returns when all messages have been sent and received.
             hints: as for `TorchComm.send`, for every message.
-            timeout: for all of them together.
+            timeout: for all messages together.
 
         Raises:
-            ValueError, TypeError: a message is wrong; then none was sent, and the batch is kept.
+            ValueError, TypeError: a message is wrong; then none was sent, and the batch is
+                unchanged.
             CommError: the communicator has failed.
         """
         if is_dynamo_compiling():
@@ -83,16 +84,16 @@ class BatchSendRecv:
 class GroupLaunch:
     """The operations inside ``with comm.group():``, launched together at its end.
 
-    Inside another group of the communicator they become a part of it, and its end launches them.
+    Inside another group of the communicator they join that group, whose end launches them.
 
     Attributes:
-        work: of all of them; there when the block has been left.
+        work: of all the operations; set at the end of the block.
     """
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm._native("group")
         self.work = TorchWork(None)
-        self._joined: list[int | None] = []  # by the blocks of this object that are open
+        self._joined: list[int | None] = []  # for each open block of this object
 
     def __enter__(self) -> GroupLaunch:
         self._joined.append(self._comm.enter_batch())

@@ -1,4 +1,4 @@
-"""Finds the ranks of a new communicator, and the store where they meet."""
+"""Finds the ranks of a new communicator and the store for their rendezvous."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from torchcomms_pg import _C, env
 
-_servers: set[tuple[int, str]] = set()  # process and port of those that are kept
+_servers: set[tuple[int, str]] = set()  # process and port of each server that is kept
 
 
 def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Returns rank and number of ranks: the arguments, else what a launcher's environment says.
+    """Returns rank and number of ranks: the arguments, else the launcher's environment's values.
 
     Raises:
-        ValueError: only one is given, they contradict each other, or nothing states them.
+        ValueError: only one is given, they contradict each other, or neither source has them.
     """
     if (rank is None) != (size is None):
         given, missing = ("size", "rank") if rank is None else ("rank", "size")
@@ -43,26 +43,26 @@ def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
 def find_store(
     store: dist.Store | None, rank: int, size: int, name: str, timeout: timedelta
 ) -> dist.Store:
-    """Returns the store where the ranks of the communicator `name` meet.
+    """Returns the store for the rendezvous of the communicator `name`.
 
-    That is part of the given store; without one, of the TCPStore at MASTER_ADDR and MASTER_PORT,
-    which rank 0 serves unless torchrun does, until its process ends. A rank alone needs none.
+    That is a part of the given store, or else of the TCPStore at MASTER_ADDR and MASTER_PORT. Rank
+    0 serves the latter, until its process ends, unless torchrun does. A single rank needs none.
 
     Raises:
-        ValueError: there is no store, and the environment does not say where to meet.
+        ValueError: no store is given, and the environment names none.
     """
     if store is None:
         if size == 1:
             store = dist.HashStore()
         else:
             store = _launcher_store(rank, size, timeout)
-    if len(name) > 200:  # torch's store breaks the connection at a key of 8 KiB
+    if len(name) > 200:  # torch's store closes the connection at a key of 8 KiB
         name = f"{name[:100]}...{hashlib.sha256(name.encode()).hexdigest()}"
     return dist.PrefixStore(f"torchcomm/{name}", store)
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Returns the device with its index; without one, the current device of its type."""
+    """Returns the device with its index, or with the current device's index if it has none."""
     index: int | None = device.index
     if device.type == "cpu" or index is not None:
         return device
@@ -78,10 +78,11 @@ def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
             "where to meet. Pass store=, for example torch.distributed.TCPStore(...), or set "
             "MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port of it"
         )
-    # Knows torchrun's own store, and shares one server among all its callers in a process.
+    # Uses torchrun's own store if there is one, and shares one server among all callers in a
+    # process.
     store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
-    # Ranks that are done with one communicator meet for the next on the server, while rank 0 may
-    # still have the one before, and end it.
+    # Ranks that have finished with one communicator use the server for the next one, while rank 0
+    # may still use the former and end it.
     server = (os.getpid(), os.environ["MASTER_PORT"])
     if rank == 0 and server not in _servers:
         _servers.add(server)

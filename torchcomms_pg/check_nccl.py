@@ -1,8 +1,9 @@
-"""Runs a program with all its operations recorded, and tells what would go wrong over NCCL.
+"""Runs a program, records all its operations, and reports what would go wrong over NCCL.
 
-Each rank's command runs the program as a child, which writes its recorder's dump when it ends. The
-ranks that the program starts itself write theirs into the same folder. Those of torchrun give them
-to rank 0's command through torchrun's own store, which outlives the program and reaches all hosts.
+Each rank's command runs the program as a child process, which writes its recorder's dump when it
+ends. Ranks that the program starts itself write their dumps into the same folder. Ranks that
+torchrun started send their dumps to rank 0's command through torchrun's own store, which outlives
+the program and reaches all hosts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torchcomms_pg.trace import DumpError, load, nccl_hazards
 _PREFIX = "rank_"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PART = 4 << 20  # torch's store takes values of up to 8 MB
-# How much later than rank 0's program another rank's may end.
+# How much later than rank 0's program the program of another rank may end.
 _PATIENCE = timedelta(minutes=10)
 _NO_STORE = """\
 torchcomms_pg.run: --check-nccl finds no store of torchrun through which rank {rank} of {size} could
@@ -38,8 +39,8 @@ python -m torchcomms_pg.trace FOLDER --nccl"""
 def check(command: list[str]) -> int:
     """Runs `command` and, on rank 0, prints the report. Returns the code to exit with.
 
-    That of the program if it is not 0; else on rank 0 1 if a hazard was found, 2 if nothing was
-    recorded; else 0.
+    This is the program's code unless that is 0; then, on rank 0, 1 if a hazard was found and 2 if
+    nothing was recorded; otherwise 0.
     """
     place = env.launcher_ranks()
     store = None
@@ -77,12 +78,12 @@ def _report(folder: Path, silent: list[int], code: int) -> int:
 
 
 class _Child:
-    """The program's process. It gets the signals that this one does, and ends with it."""
+    """The program's process. It gets the same signals as this process, and ends with it."""
 
     def __init__(self, command: list[str]) -> None:
         self.told_to_end = False
         prctl = ctypes.CDLL(None).prctl
-        # A terminal's Ctrl-C reaches the child, too.
+        # SIGINT is not passed on: a terminal's Ctrl-C reaches the child, too.
         handlers = {signal.SIGTERM: self._pass_on, signal.SIGINT: self._note}
         self._former = {each: signal.signal(each, handler) for each, handler in handlers.items()}
         self._process = subprocess.Popen(
@@ -92,7 +93,7 @@ class _Child:
             self._process.terminate()
 
     def wait(self) -> int:
-        """Returns its code as a shell has it: 128 and the signal that has ended it."""
+        """Returns the child's exit code as a shell does: 128 + signal if a signal ended it."""
         code = self._process.wait()
         for number, handler in self._former.items():
             signal.signal(number, handler)
@@ -129,7 +130,7 @@ def _give(store: dist.Store, rank: int, folder: Path) -> None:
 
 
 def _take(store: dist.Store, size: int, folder: Path) -> list[int]:
-    """Writes what the other ranks have given into `folder`; returns those that gave nothing."""
+    """Writes the dumps of the other ranks into `folder`; returns the ranks that sent none."""
     silent = []
     for rank in range(1, size):
         try:

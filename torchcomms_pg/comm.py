@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 class TorchComm(Operations, Handle):
-    """A group of ranks that communicate; `new_comm`, `split` and `get_comm` make it.
+    """A group of ranks that communicate, made by `new_comm`, `split` and `get_comm`.
 
     All ranks call the same collectives in the same order. ``async_op=False`` returns when the
-    operation has finished, ``async_op=True`` at once; both return a `TorchWork`. ``timeout`` of an
-    operation is its own, from its issue to its end, and None the communicator's. ``hints`` are
-    listed in docs/api.md; an unknown one has no effect, and a warning tells so.
+    operation has finished, ``async_op=True`` at once; both return a `TorchWork`. ``timeout`` limits
+    one operation, from its issue to its end; None takes the communicator's timeout. ``hints`` are
+    listed in docs/api.md; an unknown hint has no effect except a warning.
 
     Tensors are dense, on the communicator's device, of any strides and of every dtype (operations
     that reduce: see `ReduceOp`); the tensors of one call share a dtype. A mistake raises
-    ValueError, TypeError or RuntimeError with nothing enqueued, a failure on the wire `CommError`,
-    and every later call raises it again. Inside ``with comm.group():`` operations are collected.
+    ValueError, TypeError or RuntimeError, and nothing is issued. A failure raises `CommError`, in
+    every later call too. Inside ``with comm.group():`` operations are collected.
 
     Thread-safe, as long as all ranks issue their collectives in one order.
 
@@ -73,9 +73,9 @@ class TorchComm(Operations, Handle):
         self._backend = backend
         self._options = options
         self._owned = owned
-        self._store = store  # of its own ranks
-        self._world_size = world_size or comm.size  # of the communicator that all splits began with
-        self._group = group  # over it, if there is one
+        self._store = store  # of this communicator's ranks
+        self._world_size = world_size or comm.size  # of the communicator that splits began with
+        self._group = group  # the process group over it, or None
         self._recorded_by: set[FlightRecorderHook] = set()
         self._forgotten = (
             weakref.finalize(self, _warn_forgotten, comm.name, os.getpid()) if owned else None
@@ -98,18 +98,18 @@ class TorchComm(Operations, Handle):
         return self._size
 
     def get_ranks(self) -> list[int]:
-        """Returns the ranks' numbers in the communicator that all splits began with.
+        """Returns the ranks' numbers in the communicator from which splitting began.
 
         For a process group's communicator these are its global ranks.
         """
         return self._comm.ranks
 
     def get_name(self) -> str:
-        """Returns the communicator's name, which errors and records tell it by."""
+        """Returns the communicator's name, as used in errors and records."""
         return self._comm.name
 
     def get_device(self) -> torch.device:
-        """Returns the device whose tensors it communicates."""
+        """Returns the device whose tensors the communicator takes."""
         return self._comm.device
 
     def get_backend(self) -> str:
@@ -117,7 +117,7 @@ class TorchComm(Operations, Handle):
         return self._backend
 
     def get_backend_version(self) -> str:
-        """Returns the version of the backend's library: of this package, torch's, or NCCL's."""
+        """Returns the version of the backend's library: this package's, torch's, or NCCL's."""
         if self._backend in ("shm", "gloo"):
             return torch.__version__ if self._backend == "gloo" else __version__
         return self._comm.library_version
@@ -125,8 +125,8 @@ class TorchComm(Operations, Handle):
     def get_nccl_comm_ptr(self) -> int:
         """Returns NCCL's communicator as a number, for code that calls NCCL itself.
 
-        It is this communicator's: valid until `finalize`, and not to be destroyed. Waits until all
-        ranks have joined.
+        It stays this communicator's: it is valid until `finalize`, and the caller must not destroy
+        it. Waits until all ranks have joined.
 
         Raises:
             RuntimeError: the backend is not ``"nccl"`` or ``"ncclx"``, or the communicator was
@@ -140,7 +140,7 @@ class TorchComm(Operations, Handle):
         return self._native("get_nccl_comm_ptr").comm_ptr()
 
     def get_options(self) -> CommOptions:
-        """Returns a copy of the options in force, the environment's defaults filled in."""
+        """Returns a copy of the options in force, including the environment's defaults."""
         options = self._options.resolved()
         options.timeout = self._comm.timeout
         return options
@@ -148,7 +148,7 @@ class TorchComm(Operations, Handle):
     # Lifecycle
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long operations issued from now on may take."""
+        """Sets how long each operation issued from now on may take."""
         if timeout is None:
             raise TypeError("set_timeout: timeout is None, wanted a datetime.timedelta")
         check_timeout("set_timeout", timeout)
@@ -160,9 +160,10 @@ class TorchComm(Operations, Handle):
     ) -> Iterator[None]:
         """Gives time for work of this rank alone, such as saving or validating.
 
-        Inside, peers that wait for this rank wait on past their deadlines, up to the given time
-        from the begin; operations issued here may take that long, too. The peers need not call
-        it. They go on at once when this rank comes, and its end ends the extension.
+        Inside the block, peers that wait for this rank extend their deadlines, up to the given time
+        from the block's begin. Operations that this rank issues may take that long, too. The peers
+        need not call it. They go on as soon as this rank arrives; the end of the block ends the
+        extension.
 
         Args:
             timeout: a datetime.timedelta, or seconds.
@@ -179,15 +180,15 @@ class TorchComm(Operations, Handle):
             comm.end_relaxation(end)
 
     def abort(self) -> None:
-        """Fails all operations, here and on the other ranks, now and later.
+        """Fails all operations, present and later ones, on this rank and all others.
 
-        Returns when the abort hooks have run, or after 30 s; waits for nothing else. Has an effect
-        once, and never ends this process. Still call `finalize` afterwards.
+        Returns when the abort hooks have run, or after 30 s; waits for nothing else. Only the first
+        call has an effect. Never ends this process. Still call `finalize` afterwards.
         """
         self._comm.abort("abort()")
 
     def is_abort_supported(self) -> bool:
-        """Returns True: `abort` ends what is under way on every backend."""
+        """Returns True: `abort` ends the operations in flight on every backend."""
         return True
 
     def is_aborted(self) -> bool:
@@ -195,25 +196,25 @@ class TorchComm(Operations, Handle):
         return self._comm.failed
 
     def lateness(self) -> list[RankLateness]:
-        """Returns how late each rank is, by its latest collectives; the others wait meanwhile.
+        """Returns how late each rank is, from its latest collectives; the others wait for it.
 
         Returns:
-            By rank. Empty: not enough is known yet, which takes 16 steps or more.
+            By rank. Empty if not enough is known yet, which takes 16 steps or more.
 
         Raises:
-            RuntimeError: the communicator has one rank, is one of an accelerator, where operations
-                are queued and waits are not seen, has ended, or its store does not answer in 4 s.
+            RuntimeError: the communicator has one rank, has ended, or is an accelerator's, where
+                operations are queued and no waits show; or its store does not answer within 4 s.
         """
         return of_communicator(self._comm)
 
     def finalize(self) -> None:
-        """Waits for what is in flight, then frees all resources. Idempotent.
+        """Waits for the operations in flight, then frees all resources. Idempotent.
 
         Hooks are removed. Later operations raise RuntimeError.
 
         Raises:
-            CommError: the last operations of the ranks did not match, and nobody has said so yet.
-                All is freed nevertheless.
+            CommError: the last operations of the ranks did not match, which no call has raised yet.
+                All resources are freed nevertheless.
         """
         if not self._owned:
             raise RuntimeError(
@@ -237,23 +238,23 @@ class TorchComm(Operations, Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchComm | None:
-        """Returns a communicator of some of the ranks. Every rank of this one calls it.
+        """Returns a communicator of some of the ranks. Every rank of this communicator calls it.
 
         Args:
-            ranks: those that this rank will be together with, in their new order; empty: this
-                rank takes no part.
-            name: of the new communicator, also for NCCL. None: made from this one's.
+            ranks: the ranks of the new communicator, in their new order. This rank is one of them,
+                or the list is empty, and this rank joins none.
+            name: of the new communicator, also in NCCL. None: made from this one's.
             hints: as for `new_comm`. None: this communicator's.
             timeout: for splitting, and of the new communicator. None: this communicator's.
 
         Returns:
-            None on ranks that passed an empty list. Options are inherited, and what records this
-            communicator (`FlightRecorderHook`) records the new one, too.
+            None on ranks that passed an empty list. The new communicator inherits the options and
+            the recorders (`FlightRecorderHook`).
 
         Raises:
-            ValueError: this rank's list is not empty and lacks it, or has a rank twice or one that
-                does not exist; or that of another rank of the group is another one. Such a rank
-                has taken part, so that no other waits for it.
+            ValueError: this rank's list is not empty and lacks this rank, or has a rank twice or
+                one that does not exist; or another rank of the new communicator passed another
+                list. The call counts as this rank's split, so that no other rank waits for it.
         """
         comm = self._native("split", timeout)
         config = None
@@ -263,7 +264,7 @@ class TorchComm(Operations, Handle):
         ranks = list(ranks)
         named = bool(name) and (config is None or config.comm_name is None)
         number = comm.splits + 1
-        # The first rank tells the groups of one split apart.
+        # The first rank tells apart the communicators that one split makes.
         name = name or "/".join(map(str, [self.get_name(), number, *ranks[:1]]))
         child = comm.split(ranks, name, timeout, config, named)
         if child is None:
@@ -297,7 +298,8 @@ class TorchComm(Operations, Handle):
         All ranks call it.
 
         Args:
-            tensor: registered with it at once. None: `TorchCommWindow.tensor_register` follows.
+            tensor: registered with the window at once. None: register one later, by
+                `TorchCommWindow.tensor_register`.
         """
         window = TorchCommWindow(self._native("new_window").new_window(), self.get_name())
         if tensor is not None:
@@ -305,27 +307,27 @@ class TorchComm(Operations, Handle):
         return window
 
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor, not initialized, that a window takes without moving its memory.
+        """Returns an uninitialized tensor that a window registers without moving its memory.
 
-        Local. The memory for it is taken at once: shared memory of the system, on a GPU NCCL's.
+        Local. Takes the memory at once: the system's shared memory, or NCCL's on a GPU.
 
         Args:
             size: number of elements; the tensor has one dimension.
             dtype: of the elements.
 
         Raises:
-            torch.OutOfMemoryError: there is not that much.
+            torch.OutOfMemoryError: not enough memory is free.
         """
         return self._native("allocate_tensor").allocate_tensor(size, dtype)
 
     # Hooks
 
     def register_pre_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
-        """Registers `callback`, called before every operation, also of the process group behind it.
+        """Registers `callback`, called before each operation, the process group's included.
 
-        It is called with a `PreHookArgs`, or if it takes three arguments, as hooks of the
-        torchcomms package do, with name, op_id and that. An exception of it cancels the operation
-        with nothing enqueued, and goes to the caller.
+        It gets a `PreHookArgs`, or, if it takes three arguments, as hooks of the torchcomms package
+        do, name, op_id and the `PreHookArgs`. An exception of the callback cancels the operation
+        before it is issued, and is raised to the caller.
         """
         return self._comm.register_pre_hook(
             _of_args(callback, 3, lambda args: callback(args.name, args.op_id, args))
@@ -334,14 +336,14 @@ class TorchComm(Operations, Handle):
     def register_post_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
         """Registers `callback`, called when an operation is over for its caller, whatever its end.
 
-        It is called with a `PostHookArgs`, or if it takes two arguments, as hooks of the torchcomms
-        package do, with op_id and that.
+        It gets a `PostHookArgs`, or, if it takes two arguments, as hooks of the torchcomms package
+        do, op_id and the `PostHookArgs`.
 
-        That is when a synchronous operation returns or raises, or a pre hook has cancelled one;
-        what the hook raises then goes to the caller when all post hooks have run. Of an
-        asynchronous operation it is called when that has completed or failed, in a thread of its
-        own, which `finalize` waits for, also where the hook was removed meanwhile; what it raises
-        is written to stderr.
+        A synchronous operation is over when it returns or raises, or a pre hook has cancelled it;
+        after all post hooks have run, an exception of one is raised to the caller. An asynchronous
+        operation is over when it has completed or failed; its post hook runs in a separate thread,
+        for which `finalize` waits, even if the hook was removed meanwhile, and its exceptions are
+        written to stderr.
         """
         return self._comm.register_post_hook(
             _of_args(callback, 2, lambda args: callback(args.op_id, args))
@@ -350,16 +352,16 @@ class TorchComm(Operations, Handle):
     def register_end_hook(self, callback: Callable[[_C.EndHookArgs], object]) -> _C.RemovableHandle:
         """Registers `callback`, called when an operation has completed, failed, or was torn down.
 
-        That of an asynchronous operation runs in a thread of its own; `finalize` waits for it.
-        What it raises is written to stderr. Turns timing on.
+        For an asynchronous operation it runs in a separate thread, for which `finalize` waits. Its
+        exceptions are written to stderr. Turns timing on.
         """
         return self._comm.register_end_hook(callback)
 
     def register_abort_hook(self, callback: Callable[[], object]) -> _C.RemovableHandle:
         """Registers `callback`, called once, in its own thread, when the communicator has failed.
 
-        It runs before the error is raised or the process ends, which wait for it up to 30 s. What
-        it raises is written to stderr.
+        The failure is raised, or the process ends, only after the callback, or after 30 s. Its
+        exceptions are written to stderr.
         """
         return self._comm.register_abort_hook(callback)
 
@@ -370,7 +372,7 @@ def _of_args(
     """Returns `spread` if `callback` takes `count` arguments and not one, else `callback`."""
     try:
         signature = inspect.signature(callback)
-    except (TypeError, ValueError):  # a function that does not tell, such as one of C's
+    except (TypeError, ValueError):  # a function without a signature, such as one in C
         return callback
     for arguments, chosen in ((1, callback), (count, spread)):
         with suppress(TypeError):
@@ -386,7 +388,7 @@ def wrap(
     store: dist.Store | None,
     world_size: int | None = None,
 ) -> TorchComm:
-    """Returns a new communicator as the object that its creator owns."""
+    """Returns a TorchComm that owns the new communicator."""
     if options.hints.get(TIMING) == "true":
         comm.enable_timing()
     return TorchComm(comm, backend, options, store=store, world_size=world_size)
@@ -394,7 +396,7 @@ def wrap(
 
 def _warn_forgotten(name: str, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a child that was forked has no part in it
+        return  # a forked child does not own it
     warnings.warn(
         f"communicator {name!r} was not finalized; call finalize() when all ranks are done with it",
         RuntimeWarning,

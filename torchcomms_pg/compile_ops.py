@@ -1,12 +1,12 @@
 """TorchComm's operations inside ``torch.compile``.
 
-A traced operation becomes a custom operator, which calls the real one when the graph runs. What an
-operation writes is a result of its operator, and copied to the caller's tensor when the operation
-has ended; so no compiler pass can move or reuse memory that is still being written. An
-asynchronous operation reads copies, for the same reason. Every operator also writes the
-communicator's token, which keeps them in program order, and keeps those without a result.
+A traced operation becomes a custom operator, which calls the real operation when the graph runs.
+The tensors that an operation writes are results of its operator, copied to the caller's tensors
+when the operation has ended; so no compiler pass can move or reuse memory that is still being
+written. For the same reason an asynchronous operation reads copies. Every operator also writes the
+communicator's token, which keeps operators in program order and keeps those without a result.
 
-As in eager mode, operations are on data: gradients flow past them. For gradients through them use
+As in eager mode, operations are on data: gradients do not flow through them. For gradients use
 functional collectives over `get_process_group`.
 """
 
@@ -54,19 +54,20 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 _comms: weakref.WeakValueDictionary[str, Operations] = weakref.WeakValueDictionary()
 _keys = itertools.count()
 _handles = itertools.count()
-# Issued by a graph and not waited for yet, by handle: communicator, work and results.
+# Asynchronous operations of graphs that have not been waited for, by handle: communicator, work and
+# results.
 _pending: dict[int, tuple[str, TorchWork, list[Tensor]]] = {}
 
 
 def register(comm: Operations) -> str:
-    """Returns the name by which graphs know a communicator."""
+    """Registers a communicator; returns its name in graphs."""
     key = f"{comm._comm.name}#{next(_keys)}"
     _comms[key] = comm
     return key
 
 
 def forget(key: str) -> None:
-    """Drops operations that graphs have issued on a communicator and never waited for."""
+    """Drops a communicator's operations that graphs have issued and never waited for."""
     for handle in [handle for handle, (owner, *_) in _pending.items() if owner == key]:
         del _pending[handle]
 
@@ -126,7 +127,7 @@ _WAIT = "(Tensor token, Tensor handle, Tensor[] writes) -> Tensor[]"
 
 
 def _operator(schema: str, traced: Callable[..., list[Tensor]]) -> Callable[..., Any]:
-    """Makes a function a custom operator; `traced` gives what its results are like."""
+    """Makes a function a custom operator; `traced` returns tensors like its results."""
 
     def register(function: Callable[..., list[Tensor]]) -> Any:
         name = f"torchcomms_pg::{function.__name__[1:]}"
@@ -159,12 +160,12 @@ def _issue(token: Tensor, *call: Any) -> list[Tensor]:
 def _wait(token: Tensor, handle: Tensor, writes: Sequence[Tensor]) -> list[Tensor]:
     _, work, results = _pending[int(handle)]
     work.wait()
-    del _pending[int(handle)]  # not where that raised: the next wait raises, too
+    del _pending[int(handle)]  # kept if wait() raises: the next wait must raise, too
     return [token.clone(), *results]
 
 
 class TracedWork(TorchWork):
-    """The work of an asynchronous operation in a graph; its results are there after `wait`."""
+    """The work of an asynchronous operation in a graph. Its results are valid after `wait`."""
 
     __slots__ = ("_handle", "_token", "_waited")
 
@@ -175,22 +176,22 @@ class TracedWork(TorchWork):
         self._waited = False
 
     def is_completed(self) -> bool:
-        """Returns whether it has been waited for: a graph cannot ask before."""
+        """Returns whether it has been waited for: a graph cannot query the operation."""
         return self._waited
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Same as `TorchWork.wait`; only the operation's own timeout holds."""
+        """Same as `TorchWork.wait`, but ignores `timeout`: only the operation's own holds."""
         if not self._waited:
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
             self._waited = True
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """Same as `wait`, in a stream where that does."""
+        """Same as `wait`, which on an accelerator makes the stream wait."""
         self.wait(timeout)
 
     def status(self) -> WorkStatus:
-        """Returns COMPLETED once it has been waited for."""
+        """Returns COMPLETED after `wait`, and INPROGRESS before."""
         return WorkStatus.COMPLETED if self._waited else WorkStatus.INPROGRESS
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -222,7 +223,7 @@ def trace(
     hints: Mapping[str, str] | None,
     timeout: timedelta | None,
 ) -> TorchWork:
-    """Traces an operation into the graph; its arguments are those up to async_op."""
+    """Traces an operation into the graph; `arguments` are those before async_op."""
     writes: list[Tensor] = []
     reads: list[Tensor] = []
     peers: list[int] = []

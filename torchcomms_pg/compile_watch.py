@@ -1,7 +1,8 @@
-"""Tells the ranks' peers when ``torch.compile`` is at work: such a rank is late, not lost.
+"""Notifies the ranks' peers while ``torch.compile`` is at work: such a rank is late, not lost.
 
-torch calls back when compilation begins and ends in a process. To register for that would import
-``torch._dynamo``, which takes seconds; so it happens when a program imports it, as compiling does.
+torch calls callbacks when compilation begins and ends in a process. Registering them would import
+``torch._dynamo``, which takes seconds; so they are registered when a program imports it, as
+compiling does.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _CALLBACKS = "torch._dynamo.callback"
 
 
 def configure() -> None:
-    """Reads the environment, for the communicators of this process; makes torch call back.
+    """Reads the environment, for the communicators of this process; registers the callbacks.
 
     Raises:
-        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS has a value that it cannot have.
+        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS has an invalid value.
     """
     _C.set_compile_limit(env.compile_timeout())
     if _CALLBACKS in sys.modules:
@@ -31,7 +32,7 @@ def configure() -> None:
 
 
 class _Watch:
-    """Waits for the import of the module with the callbacks."""
+    """An import hook that registers the callbacks when torch._dynamo.callback is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,17 +61,17 @@ def _register(module: Any) -> None:
     clear = handler.clear
 
     def clear_others() -> None:
-        """Clears the callbacks of all others: `torch._dynamo.reset` is not meant for these."""
+        """Clears all other callbacks: `torch._dynamo.reset` must not remove these."""
         try:
             clear()
-        finally:  # it raises while something compiles, the end of which has to be heard, too
+        finally:  # clear() raises while something compiles, whose end must be noticed, too
             _listen(handler)
 
     handler.clear = clear_others
 
 
 def _listen(handler: Any) -> None:
-    # First in the lists: what a callback of others raises, no callback behind it gets to see.
+    # First in the lists: if a callback raises, the callbacks after it are not called.
     handler.start_callbacks.insert(0, _began)
     handler.end_callbacks.insert(0, _ended)
 

@@ -1,4 +1,4 @@
-"""Makes communicators, and finds those behind process groups."""
+"""Makes communicators, and returns those behind process groups."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def new_comm(
 
     Args:
         backend: ``"shm"`` (CPU tensors, ranks of one host), ``"gloo"`` (CPU tensors, ranks on any
-            hosts), ``"nccl"`` (CUDA tensors), ``"ncclx"`` (the same, over the library that
-            TORCHCOMM_NCCLX_LIBRARY names) or ``"auto"``, the right one for `device`.
-        device: whose tensors it communicates.
-        name: tells communicators apart, in the store, in messages and, from NCCL 2.27.3 on, for
-            NCCL. Communicators of one name on one store are told apart by the order of their
-            creation. A `CommOptions` in this place is `options`.
+            hosts), ``"nccl"`` (CUDA tensors), ``"ncclx"`` (CUDA tensors, over the library that
+            TORCHCOMM_NCCLX_LIBRARY names) or ``"auto"``, which chooses by `device`.
+        device: the device whose tensors it takes.
+        name: identifies the communicator in the store, in messages and, from NCCL 2.27.3 on, in
+            NCCL. Communicators of one name on one store are matched by the order of their creation.
+            A `CommOptions` in this place is `options`.
         abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
             abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
-        timeout: limit of an operation's time, and of the wait for the other ranks here.
+        timeout: limit of an operation's time, and of this call's wait for the other ranks.
         is_high_priority_stream: on an accelerator, whether asynchronous operations run in a stream
             of high priority; the same as the hint ``torchcomm::nccl::high_priority_stream``.
-        store: where the ranks meet. None: the store at MASTER_ADDR and MASTER_PORT, as torchrun
-            and other launchers set them.
+        store: the store for the rendezvous. None: the store at MASTER_ADDR and MASTER_PORT, as
+            torchrun and other launchers set them.
         hints: see docs/api.md.
-        rank: of this process or thread. None: the launcher's environment says.
-        size: number of ranks; goes with `rank`.
+        rank: of this process or thread. None: taken from the launcher's environment.
+        size: number of ranks; pass it with `rank`.
         options: defaults for the arguments above. Their own defaults: see `CommOptions`.
 
     Raises:
         ValueError, TypeError: an argument or an environment variable is wrong or missing.
-        RuntimeError: the backend is not there, or cannot do this.
-        CommError: not all ranks came in time.
+        RuntimeError: the backend is not available, or does not support this.
+        CommError: not all ranks arrived in time.
     """
     device = torch.device(device)
     if backend == "auto":
@@ -136,7 +136,7 @@ def _check_type(argument: str, value: object, wanted: type) -> None:
 
 
 def _library(backend: str) -> str:
-    """Returns the path of the library that is asked for; empty: the one that is found."""
+    """Returns the path of the chosen library, or an empty text if none was chosen."""
     if backend != "ncclx":
         return env.read("TORCHCOMM_NCCL_LIBRARY") or ""
     if path := env.read("TORCHCOMM_NCCLX_LIBRARY"):
@@ -160,11 +160,11 @@ def get_comm(
 ) -> TorchComm:
     """Returns the communicator behind a process group of backend ``torchcomms``.
 
-    Its hooks see what goes through the process group. The group owns it: it cannot be finalized.
+    Its hooks also see the process group's operations. The group owns it: it cannot be finalized.
 
     Args:
         group: None: the default group.
-        device: whose tensors; None: CPU.
+        device: the device whose tensors it takes. None: CPU.
 
     Raises:
         ValueError: this rank is not in the group, or the group has another backend for the device.

@@ -20,17 +20,18 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Returns a mesh in which each dimension communicates over one of `mesh_dim_comms`.
 
-    This rank's place along a dimension is its rank in that communicator. Collective over all ranks
-    of the mesh. Communicators, groups and their lives: see `get_process_group`.
+    This rank's coordinate in a dimension is its rank in the dimension's communicator. Collective
+    over all ranks of the mesh. For the lives of communicators and groups see `get_process_group`.
 
     Args:
-        mesh_dim_comms: for each dimension the communicator that this rank is in, split from one.
+        mesh_dim_comms: for each dimension the communicator that this rank is in, all split from one
+            communicator.
         mesh_dim_names: names of the dimensions.
-        _global_comm: of all ranks of the mesh. None: the only communicator of `mesh_dim_comms`;
-            with several, the one behind the default process group.
+        _global_comm: the communicator of all ranks of the mesh. None: the only communicator of
+            `mesh_dim_comms`, or with several the communicator behind the default process group.
 
     Raises:
-        ValueError: names and communicators are not equally many, or the communicators are not the
+        ValueError: the numbers of names and communicators differ, or the communicators are not the
             rows and columns of one mesh.
     """
     comms, names = tuple(mesh_dim_comms), tuple(mesh_dim_names)
@@ -59,7 +60,7 @@ def init_device_mesh(
 
 
 def _layout(comms: tuple[TorchComm, ...], everyone: TorchComm) -> torch.Tensor:
-    """Returns the global rank at every place of the mesh, which the ranks tell each other."""
+    """Returns the global rank at every place of the mesh, from an exchange among the ranks."""
     shape = [comm.get_size() for comm in comms]
     mine = [comm.get_rank() for comm in comms]
     told = torch.empty(everyone.get_size(), 2 * len(comms), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Errors on the wire, as opposed to a caller's mistakes."""
+"""Errors of communication, as opposed to a caller's mistakes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from torch.distributed import DistBackendError
 
 
 class CommError(DistBackendError):
-    """A communicator has failed: a peer died, aborted, disagrees, or did not come in time.
+    """A communicator has failed: a peer died, aborted, disagrees, or did not arrive in time.
 
     The communicator cannot be used any more; every later call on it raises the same error.
     A caller's own mistake (a wrong shape, dtype or rank) raises ``ValueError``, ``TypeError``
-    or ``RuntimeError`` instead, and leaves the communicator as it was.
+    or ``RuntimeError`` instead, and leaves the communicator unchanged.
 
     Attributes:
         op: name of the operation, such as ``"all_reduce"``; empty if none was involved.
         seq: its sequence number in the group, from 1; 0 if none was involved.
         group: the group's name.
-        ranks: group ranks that did not arrive, died or aborted, where that is known.
-        verdict: the ranks' common finding: which rank holds up the operation, what that rank
-            did last in the group and where its Python threads are. The same text on all ranks;
-            the error's own text if no rank had to ask.
+        ranks: group ranks that did not arrive, died or aborted, if known.
+        verdict: the finding that all ranks share: which rank holds up the operation, what that
+            rank did last in the group and where its Python threads are. The same text on all
+            ranks; the error's own text if no such finding was needed.
     """
 
     def __init__(

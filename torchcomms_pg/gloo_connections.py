@@ -1,4 +1,4 @@
-"""Makes the ``ProcessGroupGloo`` of torch whose connections join the hosts of a group."""
+"""Makes torch's ``ProcessGroupGloo`` whose connections join the hosts of a group."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-# The class itself, whose options and devices are wanted also where a caller has put a function that
-# makes the connections in its place.
+# The class itself, for its options and devices, even if a caller has replaced dist.ProcessGroupGloo
+# by a function that makes the connections.
 GLOO: Any = getattr(_distributed_c10d, "ProcessGroupGloo", None)
 
-# Addresses for documentation (RFC 5737, RFC 3849), to which there is no route but the default one.
+# Addresses reserved for documentation (RFC 5737, RFC 3849): only the default route leads to them.
 ELSEWHERE = ("203.0.113.1", "2001:db8::1")
 
 
 def connect(
     store: dist.Store, rank: int, size: int, timeout: timedelta, across_hosts: bool
 ) -> dist.Backend:
-    """Returns the connections of the ranks that meet in the store; collective over them.
+    """Returns the connections of the ranks that share the store; collective over them.
 
-    Gloo listens where ``GLOO_SOCKET_IFNAME`` says, else at the address to which the host's name
-    resolves. On many machines that is a loopback address, which other hosts cannot reach: ranks
-    `across_hosts` then listen where the store, or else the rest of the network, reaches them.
+    Gloo listens on the interfaces ``GLOO_SOCKET_IFNAME``, else at the address to which the host's
+    name resolves. On many machines that is a loopback address, which other hosts cannot reach;
+    ranks `across_hosts` then listen at the address from which this host reaches the store, or else
+    the rest of the network.
 
     Raises:
         OSError: this rank has no address to listen at.
@@ -45,7 +46,7 @@ def connect(
 
 
 def _devices(address: str | None) -> list[Any]:
-    """Returns what Gloo listens at: `address`, or as it does by itself."""
+    """Returns the devices at which Gloo listens: at `address`, or if None at its own choice."""
     if address is not None:
         return [GLOO.create_device(hostname=address)]
     if names := os.environ.get("GLOO_SOCKET_IFNAME"):
@@ -54,7 +55,7 @@ def _devices(address: str | None) -> list[Any]:
 
 
 def _reachable_address(store: dist.Store) -> str | None:
-    """Returns the address to listen at instead of the one that Gloo finds; None: keep that one."""
+    """Returns the address to listen at instead of Gloo's own choice, or None to keep that."""
     if os.environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(_address_of_name()):
         return None
     while isinstance(store, dist.PrefixStore):
@@ -68,7 +69,7 @@ def _reachable_address(store: dist.Store) -> str | None:
 
 
 def _address_of_name() -> str | None:
-    """Returns the first address of this host's name that is one of its own, as Gloo looks it up."""
+    """Returns the first address of this host's name that this host can bind, as Gloo does."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -84,7 +85,7 @@ def _address_of_name() -> str | None:
 
 
 def _own_address_towards(host: str) -> str | None:
-    """Returns the address from which packets to `host` would go; sends none."""
+    """Returns the address from which packets to `host` would go, without sending any."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -95,5 +96,5 @@ def _own_address_towards(host: str) -> str | None:
 
 
 def _is_loopback(address: str | None) -> bool:
-    """None, the address of a name that does not resolve, for which Gloo takes loopback, is, too."""
+    """Returns whether the address is loopback; so is None: Gloo's choice for an unknown name."""
     return address is None or ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,4 +1,4 @@
-"""Objects that stand for one thing of the process, such as a communicator."""
+"""Objects that stand for a resource of the process, such as a communicator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _Self = TypeVar("_Self", bound="Handle")
 
 
 class Handle:
-    """A copy of it, also a deep one, is the object itself, as the thing is one."""
+    """Its copies, deep ones included, are the object itself, since it stands for one resource."""
 
     __slots__ = ()
 

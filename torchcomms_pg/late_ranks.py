@@ -14,15 +14,15 @@ from torchcomms_pg._patches import unwrapped
 
 @dataclass(frozen=True)
 class RankLateness:
-    """How late a rank comes to the collectives of a group.
+    """How late a rank arrives at the collectives of a group.
 
     Attributes:
         rank: in the group.
-        later: seconds that it takes longer before a collective than the median of the other ranks;
-            negative: it is sooner. Time that it waits for other ranks is not its own.
+        later: seconds that the rank takes longer before a collective than the median of the other
+            ranks, not counting its own waits for other ranks; negative if it takes less time.
         share: part of the time, 0 to 1, for which all others wait for this rank alone.
-        collectives: number of those looked at.
-        late: whether `share` is more than 0.1 beyond doubt; of one rank at most.
+        collectives: number of collectives in the sample.
+        late: whether `share` is more than 0.1 beyond doubt; true for one rank at most.
     """
 
     rank: int
@@ -33,16 +33,16 @@ class RankLateness:
 
 
 def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
-    """Returns how late each rank of a process group is, by its latest collectives on the CPU.
+    """Returns how late each rank of a process group is, from its latest collectives on the CPU.
 
-    The group is one of ``torchcomms``, or one of another backend that is watched, see `watch`. What
-    other ranks have done is known as of two seconds ago, of more than 64 ranks of longer ago.
+    The group is one of ``torchcomms``, or a watched one of another backend, see `watch`. The data
+    of the other ranks is two seconds old, and older in groups of more than 64 ranks.
 
     Args:
         group: None: the default group.
 
     Returns:
-        By rank. Empty: not enough is known yet, which takes 16 steps or more.
+        By rank. Empty if not enough is known yet, which takes 16 steps or more.
 
     Raises:
         RuntimeError: the group is not watched, has one rank or no backend for the CPU, has ended,

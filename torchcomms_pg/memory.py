@@ -1,4 +1,4 @@
-"""Memory of NCCL's allocator, which it can use without copying, for what a group communicates."""
+"""Memory of NCCL's allocator, for a group's tensors: NCCL can use it without copying."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchcomms_pg import _C
 
 
 def allocator(options: _C.Backend.Options) -> Any:
-    """Returns NCCL's allocator, as torch.cuda.MemPool takes it.
+    """Returns NCCL's allocator in the form that torch.cuda.MemPool takes.
 
     Raises:
         NotImplementedError: torch is not built for GPUs.
-        RuntimeError: there is no libnccl, or it has no allocator, or another one is in use.
+        RuntimeError: libnccl is not found or has no allocator, or another one is in use.
     """
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise NotImplementedError(
@@ -28,9 +28,9 @@ def allocator(options: _C.Backend.Options) -> Any:
 
 
 def can_allocate(options: _C.Backend.Options, device: torch.device) -> bool:
-    """Returns whether tensors of the group are better allocated by NCCL.
+    """Returns whether NCCL should allocate the group's tensors.
 
-    Same rule as for torch's own backend: NCCL has an allocator, and the GPU multicasts.
+    Same rule as for torch's own backend: NCCL has an allocator, and the GPU supports multicast.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
@@ -43,9 +43,9 @@ def can_allocate(options: _C.Backend.Options, device: torch.device) -> bool:
 def allocate_tensor(
     backend: _C.Backend, size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Returns a tensor, not initialized, of NCCL's memory, registered with the group.
+    """Returns an uninitialized tensor in NCCL's memory, registered with the group.
 
-    The first one on a device connects the group's ranks for it, as an operation would.
+    The first one on a device makes the group's communicator for it, as an operation would.
     """
     if device.type != "cuda":
         raise ValueError(
@@ -70,7 +70,7 @@ def _allocator() -> Any:
     return torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, *functions).allocator()
 
 
-# One of each device, since all groups allocate alike.
+# One pool for each device, since all groups allocate alike.
 @functools.cache
 def _pool(index: int, of: Any) -> torch.cuda.MemPool:
     with torch.cuda.device(index):

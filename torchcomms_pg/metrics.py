@@ -1,8 +1,7 @@
-"""Writes what this process has done into a file in OpenMetrics format: docs/metrics.md.
+"""Writes counts of this process's operations into a file in OpenMetrics format: docs/metrics.md.
 
-The sums are kept in C++, where operations end. A thread of Python writes them down, as
-``TORCHCOMMS_PG_METRICS_FILE`` says; without that variable nothing here runs, and
-``prometheus_client`` is not imported.
+C++ keeps the sums. A Python thread writes them to the file that ``TORCHCOMMS_PG_METRICS_FILE``
+names; without that variable no thread runs, and ``prometheus_client`` is not imported.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from torchcomms_pg import _C, env
 from torchcomms_pg._version import __version__
 
 _INTERVAL = timedelta(seconds=15)
-_AFTER_FAILURE = timedelta(seconds=1)  # for operations that a failure ends, which it comes before
-_PATIENCE = 5.0  # seconds that the end of a process waits for a file that is being written
+_AFTER_FAILURE = timedelta(seconds=1)  # lets the operations end that a failure ends
+_PATIENCE = 5.0  # seconds for which the process's exit waits for a write in progress
 
 _PREFIX = "torchcomms_pg_"
 _RANK = ("rank",)
@@ -42,24 +41,25 @@ _GAUGES = (
     ("in_flight", "operations_in_flight", "", "Operations that have not ended."),
     ("oldest", "oldest_operation_age_seconds", "seconds", "Time since the issue of the oldest."),
 )
-# Gauges of a rank of a group, on rank 0 of that: attribute of `_C._RankLateness`, name, unit, help.
+# Gauges of a rank of a group, on the group's rank 0: attribute of `_C._RankLateness`, name, unit,
+# help.
 _LATENESS = (
     ("later", "lateness_seconds", "seconds", "How much later it comes to a collective."),
     ("share", "lateness_ratio", "ratio", "Part of the time for which all others wait for it."),
 )
-# Counters of a group, by whether it is a watched one: name, help.
+# Counters of a group, by whether the group is watched: name, help.
 _FAILURES = {
     False: ("group_failures", "Failures of a group, other than by a call of abort here."),
     True: ("verdicts", "Verdicts on a watched group, of whom its ranks wait for."),
 }
 
-_started: dict[int, object] = {}  # by process; a fork has those that it comes from
+_started: dict[int, object] = {}  # by process id; a fork inherits its parent's entry
 
 
 def configure() -> None:
-    """Starts the writer of this process, where the environment names its file.
+    """Starts the writer of this process if the environment names its file.
 
-    Has an effect once. What keeps it from that is one line on the stderr of rank 0.
+    Has an effect once. If it cannot start, rank 0 prints one line on stderr.
     """
     template = env.metrics_file()
     token = object()
@@ -95,7 +95,8 @@ class _Writer:
 
     def start(self) -> None:
         self._thread.start()
-        # Children of multiprocessing run no atexit, but these; forked ones none that is not theirs.
+        # multiprocessing's children run these finalizers, but no atexit functions; forked children
+        # run only their own.
         Finalize(None, self._end, exitpriority=0)
 
     def _run(self) -> None:
@@ -114,12 +115,12 @@ class _Writer:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the file, which is never seen half written."""
-        # Hidden, and without the ending by which collectors of such files find them.
+        """Replaces the file atomically."""
+        # Hidden, and without the ending by which collectors find such files.
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with contextlib.suppress(FileNotFoundError):
-                partial.unlink()  # left by a process of this number that was killed
+                partial.unlink()  # left by a killed process with the same pid
             try:
                 with partial.open("xb") as file:
                     file.write(self._text(self._registry))

@@ -1,4 +1,4 @@
-"""What the environment says of how a process tells of itself: compiling, late ranks, its status."""
+"""Environment settings for what a process reports of itself: compiling, late ranks, its status."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def configure() -> None:
     """Reads the environment, for groups that are made from now on.
 
     Raises:
-        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS or TORCHCOMMS_PG_LATE_WARNING has a value that
-            it cannot have.
+        ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS or TORCHCOMMS_PG_LATE_WARNING has an invalid
+            value.
     """
     compile_watch.configure()
     _C.set_late_warning(env.late_warning())
     folders = env.status_folders()
-    # The first whose place is there: the folder of a session may be gone, or have never been.
+    # The first folder whose parent exists: a session's folder may have been removed, or never made.
     folder = next((each for each in folders if os.path.isdir(os.path.dirname(each))), "")
     _C.set_status(folder=folder, ras=env.ras_address(), run=env.run_id())

@@ -1,12 +1,13 @@
-"""Collectives of Python objects, in the form that `torch.save` gives them; methods of `TorchComm`.
+"""Collectives of Python objects, in the format of `torch.save`; methods of `TorchComm`.
 
-All of them return when they are done. Objects may differ in size from rank to rank.
+All of them are synchronous. Objects may differ in size from rank to rank.
 
-A rank takes tensors, numbers, strings and containers of these (what ``torch.load`` takes with
-``weights_only=True``, and what `torch.serialization.add_safe_globals` adds). Of other classes it
-takes objects with ``weights_only=False`` only: to unpickle them is to run what their bytes say, so
-that is for ranks that trust each other. What it does not take raises pickle.UnpicklingError on the
-rank that receives it, when the communication has been done; its list stays as it was.
+A rank accepts tensors, numbers, strings and containers of these (what ``torch.load`` accepts with
+``weights_only=True``, and the classes added by `torch.serialization.add_safe_globals`). It accepts
+objects of other classes only with ``weights_only=False``. Unpickling these executes code that their
+bytes contain, so use it only among ranks that trust each other. An object that is not accepted
+raises pickle.UnpicklingError on the rank that receives it, after the communication; that rank's
+list is unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def _pack(value: object) -> torch.Tensor:
     file = io.BytesIO()
     torch.save(value, file)
-    # A bytearray: torch warns of memory that must not be written to.
+    # A bytearray, since torch warns of memory that is not writable.
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
@@ -76,9 +77,9 @@ def all_gather_object(
     Args:
         object_list: keeps its length.
         obj: what `torch.save` can save.
-        timeout: of each of the operations that this takes.
-        weights_only: whether objects of other classes than those of tensors, numbers, strings
-            and containers raise pickle.UnpicklingError; unpickling them runs what they say.
+        timeout: of each of the operations that this call issues.
+        weights_only: whether to refuse objects of classes other than those of tensors, numbers,
+            strings and containers, with pickle.UnpicklingError; unpickling them executes code.
     """
     _check_alone("all_gather_object", comm)
     _check_length("all_gather_object", "object_list", object_list, comm.get_size())
@@ -100,12 +101,12 @@ def gather_object(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Gives one rank the ranks' objects.
+    """Gathers the ranks' objects on one rank.
 
     Args:
         obj: what `torch.save` can save.
         root: the rank that gets them, from 0.
-        object_gather_list: on `root` as long as there are ranks; its entries are replaced.
+        object_gather_list: on `root` a list with one entry for each rank; its entries are replaced.
         timeout, weights_only: as of `all_gather_object`.
     """
     _check_alone("gather_object", comm)
@@ -141,8 +142,8 @@ def broadcast_object_list(
     """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`.
 
     Args:
-        object_list: on `root` what `torch.save` can save.
-        root: the rank that has them, from 0.
+        object_list: on `root` objects that `torch.save` can save.
+        root: the rank whose objects are sent, from 0.
         timeout, weights_only: as of `all_gather_object`.
     """
     _check_alone("broadcast_object_list", comm)
@@ -173,7 +174,7 @@ def scatter_object_list(
 
     Args:
         root: the rank that has the objects, from 0.
-        scatter_object_output_list: one entry or more, of which the first is replaced.
+        scatter_object_output_list: a list of one or more entries, of which the first is replaced.
         scatter_object_input_list: on `root` an object for each rank.
         timeout, weights_only: as of `all_gather_object`.
     """
@@ -223,7 +224,7 @@ def recv_object_list(
     """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`.
 
     Args:
-        object_list: its length says how many objects move.
+        object_list: its length says how many objects are received.
         src: the rank that sends, from 0.
         timeout, weights_only: as of `all_gather_object`.
     """

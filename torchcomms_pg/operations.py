@@ -26,13 +26,13 @@ Op = ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 class Operations:
-    """The operations that `TorchComm` inherits; see there for what they have in common."""
+    """The operations of `TorchComm`, whose docstring says what they have in common."""
 
     _comm: _C.Communicator
     _size: int
     _rank: int
     _finalized: bool
-    _key: str  # its name in graphs of torch.compile, and the order of its operations there
+    _key: str  # its name in graphs of torch.compile; _token orders its operations there
     _token: torch.Tensor
 
     def __init__(self, comm: _C.Communicator) -> None:
@@ -52,13 +52,13 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends a tensor to one rank, whose `recv` takes it.
+        """Sends a tensor to one rank, which receives it with `recv`.
 
         Args:
-            tensor: as many elements, of the same dtype, as the receive has.
+            tensor: of the same dtype and number of elements as the receive's.
             dst: the rank that receives, from 0; may be this one.
 
-        Hint ``torchcomm::shm::tag`` gives the message a tag, which the receive has to name too;
+        Hint ``torchcomm::shm::tag`` gives the message a tag, which the receive must name too;
         messages of one pair and tag arrive in order.
 
         Example:
@@ -87,7 +87,7 @@ class Operations:
         """Receives a tensor that one rank sends. Hints and an example: see `send`.
 
         Args:
-            tensor: is overwritten; as many elements, of the same dtype, as were sent.
+            tensor: is overwritten; of the same dtype and number of elements as the sent one.
             src: the rank that sends, from 0.
         """
         if is_dynamo_compiling():
@@ -99,15 +99,15 @@ class Operations:
         return TorchWork(work, (tensor,))
 
     def batch_op_create(self) -> BatchSendRecv:
-        """Returns an empty list of sends and receives, to be issued together."""
+        """Returns an empty list of sends and receives that are issued together."""
         return BatchSendRecv(self)
 
     def group(self) -> GroupLaunch:
-        """Returns a context; the operations inside it are launched as one when it is left.
+        """Returns a context that launches the operations inside it as one at its end.
 
-        Their works stand for all of them and are not to be waited for inside. They run in the
-        calling thread if all of them are synchronous. An exception inside drops them all. Groups
-        and batches of messages inside it join it.
+        Each operation's work stands for all of them; do not wait for it inside the context. The
+        operations run in the calling thread if all of them are synchronous. An exception inside
+        the context drops them all. Groups and batches of messages inside the context join it.
         """
         return GroupLaunch(self)
 
@@ -121,11 +121,11 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sets a tensor on all ranks to that of one of them.
+        """Copies one rank's tensor to all ranks.
 
         Args:
-            tensor: of equal size on all ranks; read on `root`, overwritten elsewhere.
-            root: the rank that has the content, from 0.
+            tensor: of equal size on all ranks; read on `root`, overwritten on the others.
+            root: the rank whose tensor is copied, from 0.
 
         Example:
             >>> tensor = torch.full((2,), rank)
@@ -149,11 +149,11 @@ class Operations:
         *,
         output: torch.Tensor | None = None,
     ) -> TorchWork:
-        """Reduces the ranks' tensors to one, which all ranks get, with the same bits.
+        """Reduces the ranks' tensors to one, which all ranks get, bit by bit the same.
 
         Args:
-            tensor: of equal size on all ranks; overwritten, unless there is an `output`.
-            op: how, such as ``ReduceOp.SUM``; which dtypes it takes: `ReduceOp`.
+            tensor: of equal size on all ranks; overwritten, unless `output` is given.
+            op: the reduction, such as ``ReduceOp.SUM``; for its dtypes see `ReduceOp`.
             output: gets the result in place of `tensor`; of the same dtype and number of elements.
 
         Example:
@@ -185,9 +185,9 @@ class Operations:
         """Reduces the ranks' tensors to one, which one rank gets.
 
         Args:
-            tensor: of equal size on all ranks; overwritten on `root`, elsewhere unchanged.
+            tensor: of equal size on all ranks; overwritten on `root`, unchanged on the others.
             root: the rank that gets the result, from 0.
-            op: how; see `all_reduce`.
+            op: the reduction; see `all_reduce`.
 
         Example:
             >>> tensor = torch.ones(2)
@@ -237,11 +237,11 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `all_gather` does with tensors whose sizes differ by rank.
+        """Does the same as `all_gather` for tensors whose sizes differ by rank.
 
         Args:
-            tensor_list: entry r has the size of rank r's `tensor`, which every rank has to know.
-            tensor: of this rank.
+            tensor_list: entry r has the size of rank r's `tensor`, which every rank must know.
+            tensor: this rank's.
 
         Example:
             >>> tensors = [torch.empty(size, dtype=torch.int64) for size in (1, 2)]
@@ -263,7 +263,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `all_gather` does into one tensor.
+        """Does the same as `all_gather`, with one tensor as output.
 
         Args:
             output: contiguous, of size x input.numel() elements; gets the inputs in rank order.
@@ -295,7 +295,7 @@ class Operations:
         Args:
             output: gets the reduction of all ranks' ``input_list[rank]``.
             input_list: one tensor for each rank, all of equal size.
-            op: how; see `all_reduce`.
+            op: the reduction; see `all_reduce`.
 
         Example:
             >>> output = torch.empty(1)
@@ -322,12 +322,12 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `reduce_scatter` does with entries of different sizes.
+        """Does the same as `reduce_scatter` for entries of different sizes.
 
         Args:
-            output: of the size of entry `rank`; gets its reduction.
+            output: of the size of entry `rank`; gets that entry's reduction.
             input_list: one tensor for each rank; entry r has the same size on all ranks.
-            op: how; see `all_reduce`.
+            op: the reduction; see `all_reduce`.
 
         Example:
             >>> output = torch.empty(rank + 1)
@@ -352,12 +352,13 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `reduce_scatter` does from one tensor.
+        """Does the same as `reduce_scatter`, with one tensor as input.
 
         Args:
             output: gets the reduction of this rank's part.
-            input: contiguous, of size x output.numel() elements: the parts of the ranks in turn.
-            op: how; see `all_reduce`.
+            input: contiguous, of size x output.numel() elements: the ranks' parts one after
+                another.
+            op: the reduction; see `all_reduce`.
 
         Example:
             >>> output = torch.empty(1)
@@ -381,10 +382,10 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends part r of a tensor to rank r, and gets part `rank` of each rank's.
+        """Sends part r of a tensor to rank r, and gets part `rank` of each rank's tensor.
 
         Args:
-            output: as many elements as `input`; gets the parts in the order of their ranks.
+            output: of as many elements as `input`; gets the parts in the order of their ranks.
             input: its first dimension is divided into as many parts as there are ranks.
 
         Example:
@@ -410,17 +411,17 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `all_to_all_single` does with parts of different sizes.
+        """Does the same as `all_to_all_single` for parts of different sizes.
 
         Args:
             output: gets the parts in the order of their ranks.
             input: the parts for the ranks, one after another.
-            output_split_sizes: for each rank, how many rows of the first dimension of `output` are
-                its part; they add up to all rows.
+            output_split_sizes: for each rank, the number of rows (of the first dimension) of
+                `output` in its part; they add up to all rows.
             input_split_sizes: the same for `input`.
 
         Raises:
-            ValueError: a list has another length than there are ranks.
+            ValueError: a list's length is not the number of ranks.
 
         Example:
             >>> output, mine = torch.empty(2 * (rank + 1)), torch.ones(3)
@@ -451,12 +452,12 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Sends entry r of a list to rank r, and gets entry `rank` of each rank's.
+        """Sends entry r of a list to rank r, and gets entry `rank` of each rank's list.
 
         Args:
-            output_tensor_list: one tensor for each rank; entry r gets what rank r sends.
+            output_tensor_list: one tensor for each rank; entry r gets rank r's entry.
             input_tensor_list: one tensor for each rank. Entries may differ in size; sender and
-                receiver agree.
+                receiver pass the same size.
 
         Example:
             >>> outputs = [torch.empty(1, dtype=torch.int64) for _ in range(2)]
@@ -477,7 +478,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Ends when all ranks have come to it.
+        """Ends when all ranks have arrived.
 
         Example:
             >>> comm.barrier().is_completed()
@@ -497,13 +498,13 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Gives each rank one tensor of a list that one rank has.
+        """Gives each rank one tensor of one rank's list.
 
         Args:
             output_tensor: gets this rank's entry.
             input_tensor_list: on `root` one tensor for each rank, of the size of `output_tensor`;
-                elsewhere ignored.
-            root: the rank that has the list, from 0.
+                ignored on the others.
+            root: the rank whose list it is, from 0.
 
         Example:
             >>> output = torch.empty(1, dtype=torch.int64)
@@ -533,9 +534,9 @@ class Operations:
 
         Args:
             output_tensor_list: on `root` one tensor for each rank; entry r gets the input of rank
-                r. Elsewhere ignored.
+                r. Ignored on the others.
             input_tensor: of equal size on all ranks.
-            root: the rank that gets them, from 0.
+            root: the rank that gets the tensors, from 0.
 
         Example:
             >>> outputs = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
@@ -561,13 +562,13 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Does what `gather` does into one tensor.
+        """Does the same as `gather`, with one tensor as output.
 
         Args:
             output: on `root` contiguous, of size x input.numel() elements; gets the inputs in rank
-                order. Elsewhere ignored, and may be None.
+                order. Ignored on the others, and may be None there.
             input: of equal size on all ranks.
-            root: the rank that gets them, from 0.
+            root: the rank that gets the inputs, from 0.
 
         Example:
             >>> output = torch.zeros(2, dtype=torch.int64)

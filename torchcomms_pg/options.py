@@ -1,4 +1,4 @@
-"""Options of a communicator, and of one operation."""
+"""Options of a communicator and of single operations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchcomms_pg import _C, env
 
 Hints = Mapping[str, str]
 
-# Hints that the shm backend acts on.
+# Hints for the shm backend.
 TIMING = "torchcomm::shm::timing"
 TAG = "torchcomm::shm::tag"
 _LARGEST_TAG = 2**31 - 1
-# A hint that the nccl backend acts on when a communicator is created. Elsewhere the values are
-# checked and have no effect, so that one program can hint to whichever backend it runs on.
+# A hint for the nccl backend at the creation of a communicator. Other backends check the value and
+# ignore it, so that one program can pass the hint whichever backend it uses.
 HIGH_PRIORITY = ("torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream")
 
-# Fields of ncclConfig_t, which the nccl backend passes to NCCL: by NCCL's name and by that of
-# `NcclConfig`, each also with this in front.
+# Fields of ncclConfig_t, which the nccl backend passes to NCCL: by NCCL's name and by the name in
+# `NcclConfig`, each also with this prefix.
 NCCL_PREFIX = "torchcomm::nccl::"
 _CONFIG_FIELDS = {
     prefix + name: field
@@ -35,20 +35,20 @@ COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY, *_CONFIG_FIELDS}
 MESSAGE_HINTS = {TAG, *HIGH_PRIORITY}
 OPERATION_HINTS = set(HIGH_PRIORITY)
 
-_ignored: set[str] = set()  # unknown hints that have been told of
+_ignored: set[str] = set()  # unknown hints for which a warning was given
 
 
 @dataclass
 class CommOptions:
-    """Options of a communicator. The environment gives those that are None.
+    """Options of a communicator. Those that are None take the environment's value.
 
     Attributes:
-        abort_process_on_timeout_or_error: whether a timeout or an error on the wire ends the
-            process, after the abort hooks; otherwise it raises CommError.
-            None: TORCHCOMM_ABORT_ON_ERROR, which is true where it is not set.
+        abort_process_on_timeout_or_error: whether a timeout or a failure ends the process, after
+            the abort hooks; otherwise it raises CommError.
+            None: TORCHCOMM_ABORT_ON_ERROR, which is true if it is not set.
         timeout: limit of an operation's time, from its issue.
-            None: TORCHCOMM_TIMEOUT_SECONDS, which is 600 where it is not set.
-        store: where the ranks meet. None: the launcher's environment says where.
+            None: TORCHCOMM_TIMEOUT_SECONDS, which is 600 if it is not set.
+        store: for the rendezvous. None: the store that the launcher's environment names.
         hints: see docs/api.md.
     """
 
@@ -58,7 +58,7 @@ class CommOptions:
     hints: dict[str, str] = field(default_factory=dict)
 
     def resolved(self) -> CommOptions:
-        """Returns a copy in which the environment's defaults are filled in."""
+        """Returns a copy with the environment's values in place of None."""
         abort = self.abort_process_on_timeout_or_error
         return CommOptions(
             env.abort_on_error() if abort is None else abort,
@@ -72,7 +72,7 @@ def config_of(what: str, hints: Hints) -> _C.NcclConfig:
     """Returns NCCL's configuration according to `hints`.
 
     Raises:
-        ValueError: a value is not one that NCCL takes; two hints are for one field.
+        ValueError: NCCL does not accept a value, or two hints name the same field.
     """
     config = _C.NcclConfig()
     said: dict[str, str] = {}
@@ -112,11 +112,13 @@ def check_timeout(what: str, timeout: timedelta | None) -> None:
 
 
 def check_hints(what: str, hints: Hints, known: set[str]) -> None:
-    """Warns of an unknown name, once in a process, and goes on: it may be for another backend.
+    """Checks hints. An unknown name only causes a warning, since it may be for another backend.
+
+    Warns once per name and process.
 
     Raises:
         TypeError: `hints` is no dict of strings.
-        ValueError: a known hint has a value that it cannot have.
+        ValueError: a known hint has an invalid value.
     """
     if not isinstance(hints, Mapping) or not all(isinstance(name, str) for name in hints):
         raise TypeError(f"{what}: hints is {hints!r}, wanted a dict of strings or None")

@@ -1,4 +1,4 @@
-"""Process groups over communicators, for what torch builds on groups: DDP, FSDP, functional
+"""Process groups over communicators, for users of groups in torch: DDP, FSDP, functional
 collectives, device meshes."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def get_process_group(comm: TorchComm) -> dist.ProcessGroup:
     creator's: `destroy_process_group` ends only the group, after which a new one may be made;
     `TorchComm.finalize` ends both, and a later operation of the group raises RuntimeError.
 
-    Where there is no default group yet, a communicator of all ranks becomes it. Otherwise ranks
-    have to be called the same in both: `TorchComm.get_ranks` are the default group's ranks. All
-    ranks of the communicator call this, those of several in the same order; nothing is sent.
+    If no default group exists, a communicator of all ranks becomes it. Otherwise each rank must
+    have the same number in both: `TorchComm.get_ranks` are the default group's ranks. All ranks of
+    the communicator call this, and for several communicators in the same order; nothing is sent.
 
     Raises:
-        ValueError: the communicator is not the default group's, or a part of it.
-        RuntimeError: it was finalized.
+        ValueError: the communicator is neither the default group's nor a part of it.
+        RuntimeError: the communicator was finalized.
     """
     if comm._group is not None and _exists(comm._group):
         return comm._group

@@ -1,4 +1,4 @@
-"""Places of the Python threads of this process, for verdicts on ranks that hold up the others."""
+"""Places of this process's Python threads, for verdicts on ranks that hold up the others."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _PLACES = tuple(
         site.getusersitepackages(),
     )
 )
-# Torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
+# torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
 _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
 
 
 def watch_over_monitor() -> None:
-    """Watches for a stuck monitor and a held GIL from now on, once there is a communicator."""
+    """Watches for a stuck monitor and a held GIL, from the first communicator on."""
     _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
 
 
 def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
     """Returns the places of all threads, a line for each, and those of the stacks in `issued`.
 
-    The place of a stack is the innermost lines of the user's own files, and before them the
-    library's function that they called. Leaves out threads of libraries, but never the main thread.
+    A stack's place is the innermost lines of the user's own files, and before them the library
+    function that they called. Leaves out threads of libraries, but never the main thread.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -70,7 +70,7 @@ def _is_users(frame: Frame) -> bool:
 def _tell(frames: list[Frame]) -> str:
     chosen = [frame for frame in frames if _is_users(frame)]
     if frames and frames[0] not in chosen:
-        chosen.insert(0, frames[0])  # the library's, which the user's line has called
+        chosen.insert(0, frames[0])  # the library's frame that the user's line called
     return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen[:_FRAMES])
 
 

@@ -35,11 +35,11 @@ class ReduceOp:
     An operation also takes torch.distributed's own ``ReduceOp``.
 
     Args:
-        type: which of them.
-        factor: of PREMUL_SUM, which needs one; the others take none.
+        type: the operation.
+        factor: the factor of PREMUL_SUM, which requires one; the others take none.
 
     Raises:
-        TypeError, ValueError: `type` is none, or `factor` is not what it needs.
+        TypeError, ValueError: `type` is no RedOpType, or `factor` is not what it requires.
 
     Example:
         >>> tensor = torch.ones(1)
@@ -103,7 +103,7 @@ for _type in _PLAIN:
 
 
 def native_op(what: str, op: object) -> dist.ReduceOp:
-    """Returns c10d's form of a reduce op of ours or of c10d."""
+    """Returns c10d's form of a reduce op, which is this package's or c10d's."""
     if isinstance(op, ReduceOp):
         return op.native or op.make_native()
     if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
@@ -115,7 +115,7 @@ def native_op(what: str, op: object) -> dist.ReduceOp:
 
 
 def op_name(what: str, op: object) -> tuple[str, float]:
-    """Returns name and factor of a reduce op, for ``torch.compile``; factor 1 where it has none."""
+    """Returns name and factor (1 if it has none) of a reduce op, for ``torch.compile``."""
     if isinstance(op, ReduceOp):
         if op.factor is None:
             return op.type.name, 1.0
@@ -125,7 +125,7 @@ def op_name(what: str, op: object) -> tuple[str, float]:
             )
         return op.type.name, float(op.factor)
     for name in _PLAIN:
-        if op is getattr(dist.ReduceOp, name):  # torch 2.11's Dynamo knows no == of them
+        if op is getattr(dist.ReduceOp, name):  # torch 2.11's Dynamo does not support == for these
             return name, 1.0
     for name in _PLAIN:
         if op == getattr(dist.ReduceOp, name):

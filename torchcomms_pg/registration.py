@@ -1,4 +1,4 @@
-"""Makes ``torchcomms`` known to ``torch.distributed``."""
+"""Registers ``torchcomms`` with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def register() -> None:
     Calling it again has no effect.
 
     Raises:
-        RuntimeError: another package has registered the name, or torch would hand the name to
-            the torchcomms package.
+        RuntimeError: another package has registered the name, or torch would give the name to the
+            torchcomms package.
     """
     _refuse_hijack()
     if BACKEND_NAME.upper() in c10d.Backend._plugins:
@@ -42,7 +42,8 @@ def register() -> None:
     dist.Backend.register_backend(
         BACKEND_NAME, create_backend, extended_api=True, devices=list(DEVICES)
     )
-    # From torch 2.14 on torch records what backends do that do not do so themselves.
+    # From torch 2.14 on torch records the operations of backends that do not record them
+    # themselves.
     recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(BACKEND_NAME)
     if _torch_minor() < 14:
@@ -51,7 +52,7 @@ def register() -> None:
 
 
 class SharedOptions(Backend.Options):
-    """Makes a new group use an existing communicator."""
+    """Options that make a new group use an existing communicator."""
 
     def __init__(self, communicator: Communicator) -> None:
         super().__init__(communicator.timeout)
@@ -63,7 +64,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
 
     Args:
         options: store, rank, size, timeout and name of the group.
-        group_options: what the user passed as ``pg_options``, if anything.
+        group_options: the user's ``pg_options``, or None.
     """
     if group_options is None:
         own = Backend.Options()
@@ -114,15 +115,15 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
 def serve_host_device(device_type: str, library: str = "") -> None:
     """Makes ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
 
-    Has an effect on groups created afterwards. They take the path of a GPU's tensors, streams and
-    events, so that this can be tested without one.
+    Has an effect on groups created afterwards. They take a GPU's code path, with streams and
+    events, so that it can be tested without a GPU.
 
     Args:
-        device_type: the name of a device whose memory is the host's, and the native handles of
-            whose streams point to `torchcomms_pg::host::HostStream` (csrc/host/HostStream.hpp).
-            Anything else crashes.
-        library: the path of one that has NCCL's API for such memory and streams, in place of shared
-            memory.
+        device_type: the name of a device whose memory is the host's. The native handles of its
+            streams must point to `torchcomms_pg::host::HostStream` (csrc/host/HostStream.hpp);
+            anything else crashes.
+        library: the path of a library with NCCL's API for such memory and streams, in place of
+            shared memory.
     """
     _C.use_host_streams(device_type, library)
     devices = c10d.Backend.backend_capability[BACKEND_NAME]
@@ -135,7 +136,7 @@ def _torch_minor() -> int:
 
 
 def _refuse_hijack() -> None:
-    """Raises if torch, told to use the torchcomms package, would give it this backend's name."""
+    """Raises if torch is configured to give this backend's name to the torchcomms package."""
     handles = getattr(c10d, "_torchcomms_handles_backend", None)  # from torch 2.14 on
     if handles(BACKEND_NAME) if handles else c10d._use_torchcomms_enabled():
         raise RuntimeError(
@@ -146,12 +147,12 @@ def _refuse_hijack() -> None:
 
 
 def _name_default_backend() -> None:
-    """Lets mixed strings such as ``cpu:gloo,cuda:torchcomms`` have a default backend.
+    """Gives groups of mixed strings such as ``cpu:gloo,cuda:torchcomms`` a default backend.
 
-    Up to torch 2.13 a group of a mixed string takes its default backend from the first of
-    ``Backend._plugins`` whose name is among the string's backends; the names there are in
-    upper case and those of the string in lower case, so that none is found and the group's
-    default stays undefined. An entry in lower case, in front, is found.
+    Up to torch 2.13 a group of a mixed string takes its default backend from the first entry of
+    ``Backend._plugins`` whose name is among the string's backends. The names there are in upper
+    case and those of the string in lower case, so that none matches and the group's default stays
+    undefined. An additional entry in lower case, in front of the others, matches.
     """
     plugins: dict[str, Any] = c10d.Backend._plugins
     others = dict(plugins)

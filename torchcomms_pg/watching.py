@@ -1,8 +1,9 @@
-"""Watches groups of other backends: who holds up whom, while the program goes on.
+"""Watches groups of other backends: finds the rank that holds up the others in a running program.
 
-c10d calls hooks for every operation of every backend from torch 2.14 on. By them the operations of
-a group of ``gloo``, ``nccl`` or another backend go into the flight recorder of this process, and
-this project's monitor finds out which rank holds up an operation that is overdue: docs/watch.md.
+From torch 2.14 on c10d calls hooks for every operation of every backend. By these hooks the
+operations of a group of ``gloo``, ``nccl`` or another backend enter the flight recorder of this
+process, and this project's monitor finds out which rank holds up an overdue operation:
+docs/watch.md.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from torchcomms_pg._patches import replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
 
 _watches: dict[str, _C.Watch] = {}  # by the group's name
-_timeout = timedelta(0)  # of groups that are made from now on
+_timeout = timedelta(0)  # of groups made from now on
 
 
 def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
-    """Watches a process group of any backend; without one all groups, also those made later.
+    """Watches a process group of any backend, or all groups, including those made later.
 
-    Where an operation has not ended in time, each rank prints which rank the others wait for, where
-    its Python is, or what differs; and that this is over, once it is. Nothing else changes: no
-    operation is aborted, and no result is another. All ranks of a group call this, or none: one
-    that does not cannot tell where it is. Groups that ``torchcomms`` serves are left out, since
-    they do this by themselves.
+    If an operation has not ended in time, each rank prints which rank the others wait for, where
+    that rank's Python code is, or how the ranks' calls differ. Once this is over, each rank prints
+    that, too. Nothing else changes: no operation is aborted, and all results stay the same. Either
+    all ranks of a group call this or none does: a rank that does not call it cannot report where it
+    is. Groups that ``torchcomms`` serves are left out: they already do this.
 
     Calling it again changes the timeout.
 
@@ -74,9 +75,9 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
 
 
 def watch_as_told() -> None:
-    """Watches all groups where the environment says so.
+    """Watches all groups if the environment says so.
 
-    What keeps it from that is one line on the stderr of rank 0: the program goes on.
+    If it cannot, rank 0 prints one line on stderr, and the program goes on.
     """
     try:
         if env.watch():
@@ -86,7 +87,7 @@ def watch_as_told() -> None:
 
 
 def watch_over(group: dist.ProcessGroup) -> _C.Watch | None:
-    """Returns the watch over the group; None: it is not watched, or has been destroyed."""
+    """Returns the watch over the group, or None if it is not watched or has been destroyed."""
     return _watches.get(group.group_name)
 
 
@@ -113,7 +114,7 @@ def _begin(group: Any, ranks: list[int], timeout: timedelta) -> None:
 
 
 def _begin_unasked(group: Any, ranks: list[int]) -> None:
-    """Watches a group that nobody has named; the program goes on whatever happens."""
+    """Watches a group that no call has named; the program goes on whatever happens."""
     try:
         _begin(group, ranks, _timeout)
     except RuntimeError as error:
@@ -130,7 +131,7 @@ def _made(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _registered(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Watches groups that are made in another way: their ranks are passed here."""
+    """Watches groups that c10d makes in another way: it passes their ranks to this function."""
     result = original(*args, **kwargs)
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if ranks := given.get("rank_mapping"):

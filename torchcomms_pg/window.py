@@ -1,4 +1,4 @@
-"""One-sided windows: a rank writes into the tensors of its peers by itself."""
+"""One-sided windows: a rank writes into the tensors of its peers without their help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchcomms_pg.work import TorchWork
 class TorchCommWinAccessType(enum.Enum):
     """The way in which a rank reaches the memory of a peer."""
 
-    WIN_ACCESS_TYPE_UNIFIED = 0  # as its own
+    WIN_ACCESS_TYPE_UNIFIED = 0  # like its own memory
     WIN_ACCESS_TYPE_SEPARATE = 1  # by operations only
 
 
@@ -33,20 +33,21 @@ class TorchCommWindowAttr:
 
 
 class TorchCommWindow(Handle):
-    """A tensor of every rank that its peers write to; `TorchComm.new_window` makes it.
+    """A tensor of every rank that its peers can write to. Make it by `TorchComm.new_window`.
 
     `tensor_register` and `tensor_deregister` are collective; the other operations are not, and the
-    peer takes no part in them. A put is complete at its destination when a later signal of the
-    same rank is: ``put`` here, ``signal`` here, ``wait_signal`` there, then read there. A put by
-    itself makes no signal. Signals are counted for each window and each ordered pair of ranks: a
-    wait takes one of them, and those that come before anybody waits are kept. Between a read and
-    the next put to the same place the reader has to signal back, or the ranks have to meet in a
-    barrier. On a GPU all of it is queued in streams, and more is asked of the ranks: docs/api.md.
+    peer takes no part in them. A put is complete at its destination when a later signal of the same
+    rank has arrived: the writer calls ``put``, then ``signal``; the reader calls ``wait_signal``,
+    then reads. A put alone sends no signal. Signals are counted for each window and each ordered
+    pair of ranks: a wait takes one signal, and signals that arrive before any wait are kept.
+    Between a read and the next put to the same place the reader must signal back, or the ranks must
+    call a barrier. On a GPU all of this is queued in streams, and the ranks have to do more:
+    docs/api.md.
 
     With ``async_op=True`` operations run in the order of their issue, and an asynchronous
-    `wait_signal` holds back what is issued asynchronously after it. A signal follows all puts of
-    this rank that were issued on the window before it, whatever is asynchronous. Windows take no
-    part in ``with comm.group():``.
+    `wait_signal` holds back the asynchronous operations issued after it. A signal follows all puts
+    that this rank issued on the window before it, whether asynchronous or not. Operations of
+    windows cannot be part of ``with comm.group():``.
 
     Thread-safe.
 
@@ -72,34 +73,34 @@ class TorchCommWindow(Handle):
         return f"<TorchCommWindow of {self._name!r}: {shape}>"
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
-        """Makes `tensor` what peers write to. All ranks call it; shapes and dtypes may differ.
+        """Registers `tensor`, which peers then write to. Collective; shapes and dtypes may differ.
 
         The storage of `tensor` moves into shared memory, with its content, and stays there: the
-        tensor, its views and all that share its storage then are that memory. It cannot be resized
-        afterwards, and its former memory is freed with it, not before. A tensor of
-        `TorchComm.allocate_tensor`, or one that was registered before, is taken as it is. No
-        operation may be using the tensor meanwhile. Autograd does not see what peers write.
+        tensor, its views and all tensors that share its storage then are that memory. The storage
+        cannot be resized afterwards, and its former memory is freed with it, not before. A tensor
+        of `TorchComm.allocate_tensor`, or one that was registered before, is not moved. No
+        operation may use the tensor meanwhile. Autograd does not see what peers write.
 
         Args:
             tensor: contiguous; the window is its elements, not its whole storage.
             owning: whether the window keeps the tensor alive. Peers may write in any case.
 
         Raises:
-            ValueError: it is not contiguous, or its memory is not torch's own, such as that of
-                a NumPy array (also after ``tensor.numpy()``), a file or torch.multiprocessing.
-            RuntimeError: a tensor is registered with this window already, or as many windows of
-                the communicator have one as can: 128, on a GPU one.
+            ValueError: the tensor is not contiguous, or torch does not own its memory: it belongs
+                to a NumPy array (also after ``tensor.numpy()``), a file or torch.multiprocessing.
+            RuntimeError: a tensor is registered with this window already, or the communicator has
+                reached its limit of windows with a tensor: 128, or one on a GPU.
         """
         self._window.tensor_register(tensor, owning)
 
     def tensor_deregister(self) -> None:
         """Ends the registration, when no rank writes any more. All ranks call it.
 
-        Asynchronous operations of the window are waited for. Signals that nobody has waited for
-        are dropped. The tensor keeps its content and stays in shared memory.
+        Waits for the window's asynchronous operations. Signals that no wait has taken are dropped.
+        The tensor keeps its content and stays in shared memory.
 
         Raises:
-            RuntimeError: nothing is registered.
+            RuntimeError: no tensor is registered.
         """
         self._window.tensor_deregister()
 
@@ -112,20 +113,22 @@ class TorchCommWindow(Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Writes `tensor` to what rank `dst_rank` has registered. When done it may be reused.
+        """Writes `tensor` to the tensor that rank `dst_rank` has registered.
+
+        When the put is done, `tensor` may be reused.
 
         Args:
-            tensor: of any strides, of the dtype registered there.
+            tensor: of any strides, of the dtype that `dst_rank` has registered.
             dst_rank: may be this rank.
-            offset: the first element written, counted from the registered tensor's.
+            offset: index of the first element written, in the registered tensor.
             async_op: whether to return at once.
             hints: see docs/api.md.
             timeout: from issue to end. None: the communicator's.
 
         Raises:
-            TypeError: the dtype is another one.
-            ValueError: there is no such rank, or it has not registered that many elements.
-            RuntimeError: nothing is registered.
+            TypeError: the dtype differs from the registered one.
+            ValueError: the rank does not exist, or has not registered that many elements.
+            RuntimeError: no tensor is registered.
         """
         self._check("put", hints, timeout)
         return TorchWork(self._window.put(tensor, dst_rank, offset, async_op, timeout))
@@ -137,7 +140,7 @@ class TorchCommWindow(Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Adds one to the signals that rank `dst_rank` has from this rank. See `put`."""
+        """Adds one to rank `dst_rank`'s count of signals from this rank. See `put`."""
         self._check("signal", hints, timeout)
         return TorchWork(self._window.signal(dst_rank, async_op, timeout))
 
@@ -148,9 +151,9 @@ class TorchCommWindow(Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Takes one signal of rank `peer_rank`; until there is one it waits. See `put`.
+        """Takes one signal of rank `peer_rank`, waiting until one arrives. See `put`.
 
-        What the peer had put before the signal is there then.
+        All that the peer put before the signal has then arrived.
         """
         self._check("wait_signal", hints, timeout)
         return TorchWork(self._window.wait_signal(peer_rank, async_op, timeout))
@@ -158,13 +161,14 @@ class TorchCommWindow(Handle):
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         """Returns the tensor that `rank` has registered: its memory itself, not a copy.
 
-        What either side writes shows on the other at once; `signal` and `wait_signal` order it.
-        It may be used for as long as it lives, also when the window, the communicator and the peer
-        are gone, and then is what is left of the memory. On a GPU: until it is deregistered.
+        Writes of either side are visible to the other at once; `signal` and `wait_signal` order
+        them. In shared memory the tensor stays valid as long as it lives, even after the window,
+        the communicator and the peer have ended; it then keeps the memory alive. On a GPU it is
+        valid until the peer's tensor is deregistered.
 
         Raises:
-            ValueError: there is no such rank.
-            RuntimeError: nothing is registered.
+            ValueError: the rank does not exist.
+            RuntimeError: no tensor is registered.
         """
         return self._window.map_remote_tensor(rank)
 
@@ -174,26 +178,26 @@ class TorchCommWindow(Handle):
         return TorchCommWindowAttr(TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED)
 
     def get_size(self) -> int:
-        """Returns the bytes that this rank has registered; 0 where nothing is."""
+        """Returns the number of bytes that this rank has registered, or 0 if none."""
         dtype, shape = self._window.dtype, self._window.shape
         if dtype is None or shape is None:
             return 0
         return torch.Size(shape).numel() * dtype.itemsize
 
     def get_tensor(self) -> torch.Tensor | None:
-        """Returns this rank's registered tensor; None without one, and if it is not owned."""
+        """Returns this rank's registered tensor; None if none is registered or it is not owned."""
         return self._window.tensor
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of this rank's registered tensor. Raises RuntimeError if there is none."""
+        """The dtype of this rank's registered tensor. Raises RuntimeError if none is registered."""
         if self._window.dtype is None:
             raise RuntimeError("dtype: no tensor is registered with this window")
         return self._window.dtype
 
     @property
     def shape(self) -> list[int]:
-        """The shape of this rank's registered tensor. Raises RuntimeError if there is none."""
+        """The shape of this rank's registered tensor. Raises RuntimeError if none is registered."""
         if self._window.shape is None:
             raise RuntimeError("shape: no tensor is registered with this window")
         return self._window.shape

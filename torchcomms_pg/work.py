@@ -1,4 +1,4 @@
-"""One issued operation, as its caller sees it."""
+"""One issued operation, from its caller's view."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class WorkStatus(enum.Enum):
 class TorchWork(Handle):
     """The handle that an operation returns.
 
-    Every method tells of the operation's state at the time of the call. A failure shows in
-    `wait`, `status`, `exception`, `get_future` and `result` alike. Dropping a work object does not
+    Every method reports the operation's state at the time of the call. `wait`, `status`,
+    `exception`, `get_future` and `result` all report a failure. Dropping a work object does not
     stop its operation. Thread-safe.
     """
 
     __slots__ = ("_outputs", "_work")
 
     def __init__(self, work: Work | None, outputs: Sequence[torch.Tensor] = ()) -> None:
-        self._work = work  # None: a synchronous operation, which finished without an error
+        self._work = work  # None: a synchronous operation that finished without an error
         self._outputs = outputs
 
     def __repr__(self) -> str:
@@ -49,12 +49,12 @@ class TorchWork(Handle):
         """Returns when the operation has finished.
 
         Args:
-            timeout: when it has not finished by then, the communicator fails, since an operation
-                under way cannot be taken back. None: the operation's own timeout holds.
+            timeout: if the operation has not finished by then, the communicator fails, since an
+                operation in flight cannot be undone. None: the operation's own timeout holds.
 
         Raises:
             CommError: the operation failed.
-            RuntimeError: it is part of a batch that has not been launched.
+            RuntimeError: the operation is part of a batch that has not been launched.
         """
         if timeout is not None:
             check_timeout("wait", timeout)
@@ -66,7 +66,7 @@ class TorchWork(Handle):
             self._work.wait(timeout)
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """Same as `wait`, but on any device the calling thread waits, not only its stream."""
+        """Same as `wait`, but even on an accelerator the thread waits, not only its stream."""
         if timeout is not None:
             check_timeout("wait_blocking", timeout)
         if self._work is not None:
@@ -79,7 +79,7 @@ class TorchWork(Handle):
         return WorkStatus[_C.work_state(self._work)]
 
     def exception(self) -> BaseException | None:
-        """Returns the error of the operation; None while it runs and when it succeeded."""
+        """Returns the operation's error, or None while it runs and if it succeeded."""
         return None if self._work is None else _C.work_error(self._work)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -105,8 +105,8 @@ class TorchWork(Handle):
         """Returns the operation's time from its start to its end in milliseconds.
 
         Raises:
-            RuntimeError: timing was off, or the operation has not finished. Timing is turned on by
-                the communicator's hint ``torchcomm::shm::timing``, and by an end hook.
+            RuntimeError: timing was off, or the operation has not finished. The communicator's hint
+                ``torchcomm::shm::timing`` and end hooks turn timing on.
         """
         if self._work is None:
             raise RuntimeError(
