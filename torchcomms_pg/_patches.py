@@ -59,7 +59,7 @@ def unwrapped(backend: Any) -> Any:
 
 
 def backends_of(group: Any) -> list[Any]:
-    """Returns those backends of `group` (None: the default group) that are torchcomms_pg's."""
+    """Returns those backends of `group`, by default the default group, that are torchcomms_pg's."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return []
     group = group or c10d._get_default_group()

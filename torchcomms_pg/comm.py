@@ -243,9 +243,9 @@ class TorchComm(Operations, Handle):
         Args:
             ranks: the ranks of the new communicator, in their new order. This rank is one of them,
                 or the list is empty, and this rank joins none.
-            name: of the new communicator, also in NCCL. None: made from this one's.
-            hints: as for `new_comm`. None: this communicator's.
-            timeout: for splitting, and of the new communicator. None: this communicator's.
+            name: of the new communicator, also in NCCL. By default made from this one's.
+            hints: as for `new_comm`. By default this communicator's.
+            timeout: for splitting, and of the new communicator. By default this communicator's.
 
         Returns:
             None on ranks that passed an empty list. The new communicator inherits the options and
@@ -298,7 +298,7 @@ class TorchComm(Operations, Handle):
         All ranks call it.
 
         Args:
-            tensor: registered with the window at once. None: register one later, by
+            tensor: registered with the window at once. Without it, register one later by
                 `TorchCommWindow.tensor_register`.
         """
         window = TorchCommWindow(self._native("new_window").new_window(), self.get_name())

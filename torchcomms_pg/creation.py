@@ -54,10 +54,10 @@ def new_comm(
         timeout: limit of an operation's time, and of this call's wait for the other ranks.
         is_high_priority_stream: on an accelerator, whether asynchronous operations run in a stream
             of high priority; the same as the hint ``torchcomm::nccl::high_priority_stream``.
-        store: the store for the rendezvous. None: the store at MASTER_ADDR and MASTER_PORT, as
+        store: the store for the rendezvous. By default the store at MASTER_ADDR and MASTER_PORT, as
             torchrun and other launchers set them.
         hints: see docs/api.md.
-        rank: of this process or thread. None: taken from the launcher's environment.
+        rank: of this process or thread. By default taken from the launcher's environment.
         size: number of ranks; pass it with `rank`.
         options: defaults for the arguments above. Their own defaults: see `CommOptions`.
 
@@ -163,8 +163,8 @@ def get_comm(
     Its hooks also see the process group's operations. The group owns it: it cannot be finalized.
 
     Args:
-        group: None: the default group.
-        device: the device whose tensors it takes. None: CPU.
+        group: by default the default group.
+        device: the device whose tensors it takes. By default the CPU.
 
     Raises:
         ValueError: this rank is not in the group, or the group has another backend for the device.

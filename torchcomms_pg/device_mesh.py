@@ -27,7 +27,7 @@ def init_device_mesh(
         mesh_dim_comms: for each dimension the communicator that this rank is in, all split from one
             communicator.
         mesh_dim_names: names of the dimensions.
-        _global_comm: the communicator of all ranks of the mesh. None: the only communicator of
+        _global_comm: the communicator of all ranks of the mesh. By default the only communicator of
             `mesh_dim_comms`, or with several the communicator behind the default process group.
 
     Raises:

@@ -39,7 +39,7 @@ def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
     of the other ranks is two seconds old, and older in groups of more than 64 ranks.
 
     Args:
-        group: None: the default group.
+        group: by default the default group.
 
     Returns:
         By rank. Empty if not enough is known yet, which takes 16 steps or more.

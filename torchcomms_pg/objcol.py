@@ -78,8 +78,8 @@ def all_gather_object(
         object_list: keeps its length.
         obj: what `torch.save` can save.
         timeout: of each of the operations that this call issues.
-        weights_only: whether to refuse objects of classes other than those of tensors, numbers,
-            strings and containers, with pickle.UnpicklingError; unpickling them executes code.
+        weights_only: whether to refuse, with pickle.UnpicklingError, objects other than tensors,
+            numbers, strings and containers; unpickling them executes code.
     """
     _check_alone("all_gather_object", comm)
     _check_length("all_gather_object", "object_list", object_list, comm.get_size())
@@ -139,7 +139,7 @@ def broadcast_object_list(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Replaces the entries of `object_list`, equally many on all ranks, by those of `root`.
+    """Replaces the entries of `object_list`, equally many on all ranks, by the entries of `root`.
 
     Args:
         object_list: on `root` objects that `torch.save` can save.
@@ -221,7 +221,7 @@ def recv_object_list(
     timeout: timedelta | None = None,
     weights_only: bool = True,
 ) -> None:
-    """Replaces the entries of `object_list`, as many as were sent, by those of rank `src`.
+    """Replaces the entries of `object_list`, as many as were sent, by rank `src`'s entries.
 
     Args:
         object_list: its length says how many objects are received.

@@ -45,10 +45,10 @@ class CommOptions:
     Attributes:
         abort_process_on_timeout_or_error: whether a timeout or a failure ends the process, after
             the abort hooks; otherwise it raises CommError.
-            None: TORCHCOMM_ABORT_ON_ERROR, which is true if it is not set.
+            By default TORCHCOMM_ABORT_ON_ERROR, which is true if it is not set.
         timeout: limit of an operation's time, from its issue.
-            None: TORCHCOMM_TIMEOUT_SECONDS, which is 600 if it is not set.
-        store: for the rendezvous. None: the store that the launcher's environment names.
+            By default TORCHCOMM_TIMEOUT_SECONDS, which is 600 if it is not set.
+        store: for the rendezvous. By default the store that the launcher's environment names.
         hints: see docs/api.md.
     """
 

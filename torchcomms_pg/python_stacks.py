@@ -39,7 +39,7 @@ def watch_over_monitor() -> None:
 
 
 def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
-    """Returns the places of all threads, a line for each, and those of the stacks in `issued`.
+    """Returns the places of all threads, a line for each, and the places of the stacks in `issued`.
 
     A stack's place is the innermost lines of the user's own files, and before them the library
     function that they called. Leaves out threads of libraries, but never the main thread.

@@ -39,8 +39,8 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     Calling it again changes the timeout.
 
     Args:
-        group: None: every group of this process.
-        timeout: how long an operation may take; None: TORCHCOMMS_PG_WATCH_TIMEOUT, else 60 s.
+        group: by default every group of this process.
+        timeout: how long an operation may take; by default TORCHCOMMS_PG_WATCH_TIMEOUT, else 60 s.
 
     Raises:
         RuntimeError: torch is older than 2.14, or `group` is of a class without backends.

@@ -123,7 +123,7 @@ class TorchCommWindow(Handle):
             offset: index of the first element written, in the registered tensor.
             async_op: whether to return at once.
             hints: see docs/api.md.
-            timeout: from issue to end. None: the communicator's.
+            timeout: from issue to end. By default the communicator's.
 
         Raises:
             TypeError: the dtype differs from the registered one.

@@ -35,7 +35,7 @@ class TorchWork(Handle):
     __slots__ = ("_outputs", "_work")
 
     def __init__(self, work: Work | None, outputs: Sequence[torch.Tensor] = ()) -> None:
-        self._work = work  # None: a synchronous operation that finished without an error
+        self._work = work  # None if a synchronous operation finished without an error
         self._outputs = outputs
 
     def __repr__(self) -> str:
@@ -50,7 +50,8 @@ class TorchWork(Handle):
 
         Args:
             timeout: if the operation has not finished by then, the communicator fails, since an
-                operation in flight cannot be undone. None: the operation's own timeout holds.
+                    operation in flight cannot be undone. By default the operation's own timeout
+                holds.
 
         Raises:
             CommError: the operation failed.

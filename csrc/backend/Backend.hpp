@@ -1,4 +1,4 @@
-// The c10d backend "torchcomms": translates c10d's calls into those of a Communicator.
+// The c10d backend "torchcomms": translates c10d's calls into calls of a Communicator.
 #pragma once
 
 #include <algorithm>
@@ -179,7 +179,7 @@ class Backend final : public latest::Backend {
 
   // Returns the communicator for tensors of the device. An accelerator's is made by the first call.
   // `peer` is the other rank of a message. If the other ranks of the group do not arrive soon, the
-  // two ranks make a communicator of their own and keep it for their messages.
+  // two ranks make a communicator for themselves and keep it for their messages.
   CommPtr communicator(const char* what, at::Device device, std::optional<int> peer = std::nullopt);
 
  private:
@@ -213,9 +213,9 @@ class Backend final : public latest::Backend {
   // Does the same for a message to or from `peer`, alone or in a batch.
   CommPtr routeMessage(const char* what, const at::Tensor& tensor, int peer);
   bool inBatch();
-  // Adds a communicator to those that route() and communicator() find.
+  // Adds a communicator to the ones that route() and communicator() find.
   void keep(CommPtr comm);
-  // Returns all existing communicators, including those of pairs. Empty in a forked child.
+  // Returns all existing communicators, including the ones of pairs. Empty in a forked child.
   std::vector<CommPtr> communicators() const;
   // Returns the device's communicator of this rank and `peer`, else of all ranks, or null. Call
   // with communicatorsMutex_ held.

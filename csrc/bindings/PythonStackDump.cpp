@@ -117,7 +117,7 @@ std::vector<std::string> readInCopy() {
   return innermost(text);
 }
 
-// Returns the places on which two successive readings agree: those of threads that do not run.
+// Returns the places on which two successive readings agree: places of threads that do not run.
 std::string readWithoutGil() {
   if (_Py_DumpTracebackThreads == nullptr || Py_IsInitialized() == 0) {
     return "";

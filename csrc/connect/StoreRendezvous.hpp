@@ -86,7 +86,7 @@ class StoreRendezvous {
   void checkRefused();
 
   // Raises if a rank has died or cannot join, or if this rank must stop. Each rank checks the
-  // processes of its own host that it knows, and notifies the ranks of other hosts.
+  // processes of its host that it knows, and notifies the ranks of other hosts.
   void look();
 
  private:

@@ -122,7 +122,7 @@ WorkerStream::~WorkerStream() {
   std::unique_lock lock(state_->mutex);
   state_->closing = true;
   state_->work.notify_all();
-  // A task may have held the last reference to this stream, so that this thread is one of its own.
+  // A task may have held the last reference to this stream, so that this thread belongs to it.
   size_t own = 0;
   for (const auto& thread : state_->threads) {
     own += thread.get_id() == std::this_thread::get_id();

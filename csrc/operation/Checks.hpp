@@ -29,8 +29,8 @@ void checkDense(const Argument& argument, const at::Tensor& tensor, const at::De
 // their conjugates or negatives.
 void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
-// Checks that no two elements of the output `tensor` share memory, as those of an expanded tensor
-// do.
+// Checks that no two elements of the output `tensor` share memory, as elements of an expanded
+// tensor do.
 void checkWritable(const Argument& argument, const at::Tensor& tensor);
 void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors);
 

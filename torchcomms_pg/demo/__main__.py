@@ -86,7 +86,7 @@ def positive(text: str) -> int:
 
 
 def run(job: Job, training: data.Split, test: data.Split) -> Result:
-    """Runs one training in processes of its own; none of them is left when this returns."""
+    """Runs one training in separate processes, all of which have ended when this returns."""
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-demo-") as folder:
         tensors = (training.images, training.digits, test.images, test.digits)
         torch.save(tensors, data_file(folder))

@@ -45,8 +45,8 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields this rank's share of one epoch in a random order that all ranks agree on.
 
-    Every rank gets the same number of full batches; what is left over sits out the epoch,
-    another part each time.
+    Every rank gets the same number of full batches. The remaining images are left out of the epoch,
+    different ones in each.
     """
     generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
     order = torch.randperm(len(split), generator=generator)

@@ -45,12 +45,12 @@ class Result:
 
 
 def run_rank(rank: int, job: Job, folder: str) -> None:
-    """Joins the others through a store in `folder`, trains, and leaves rank 0's result there.
+    """Joins the other ranks through a store in `folder`, trains, and saves rank 0's result in it.
 
-    The images lie in the folder too.
+    The images are in the folder too.
     """
-    # Different on every rank: DDP gives all of them rank 0's parameters, and no two of them
-    # drop the same neurons.
+    # Different on every rank, so that no two ranks drop the same neurons. DDP gives all of them
+    # rank 0's parameters.
     torch.manual_seed(job.seed + rank)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.ranks))
     store = dist.FileStore(os.path.join(folder, "store"), job.ranks)
@@ -70,7 +70,7 @@ def data_file(folder: str) -> Path:
 
 
 def result_file(folder: str) -> Path:
-    """Names the file in which rank 0 leaves the fields of its `Result`."""
+    """Names the file in which rank 0 saves the fields of its `Result`."""
     return Path(folder) / "result.pt"
 
 
@@ -86,7 +86,7 @@ def train(rank: int, job: Job, training: data.Split, test: data.Split) -> Result
     )
     speeds: list[float] = []
     images_per_step = job.batch * job.ranks
-    # disable=None: no bar where the output is not a terminal.
+    # disable=None: no progress bar if the output is not a terminal.
     with tqdm(
         total=steps * job.epochs * images_per_step,
         desc=f"{job.backend:<10}",

@@ -1,6 +1,6 @@
 """Every environment variable that torchcomms_pg reads; ``python -m torchcomms_pg.env`` lists them.
 
-Nothing else in the package reads the environment, or changes it. A variable is read when it is
+No other module of the package reads or changes the environment. A variable is read when it is
 needed, so that changing it takes effect for communicators created afterwards.
 """
 
@@ -18,7 +18,7 @@ class Variable:
 
     Attributes:
         name: of the variable.
-        default: what holds where it is not set, in words.
+        default: the value if the variable is not set, in words.
         meaning: one line.
         since: the first version of torchcomms_pg that reads it.
     """
@@ -218,7 +218,7 @@ VARIABLES = (
     Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
 )
 
-# Rank and number of ranks by launcher, the first that is set wins.
+# Variables of rank and number of ranks, by launcher. The first that are set win.
 LAUNCHERS = (
     ("TORCHCOMM_RANK", "TORCHCOMM_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -235,10 +235,10 @@ _FALSE = {"0", "false", "no", "off", "n", "f"}
 
 
 def read(name: str) -> str | None:
-    """Returns the value of the variable `name` of `VARIABLES`; None where it is unset or empty.
+    """Returns the value of the variable `name` of `VARIABLES`, or None if it is unset or empty.
 
     Raises:
-        KeyError: there is none of that name.
+        KeyError: `VARIABLES` has no such name.
     """
     if name not in _KNOWN:
         raise KeyError(f"{name} is not among torchcomms_pg.env.VARIABLES")
@@ -246,10 +246,10 @@ def read(name: str) -> str | None:
 
 
 def read_int(name: str) -> int | None:
-    """Same as `read`, where the variable `name` is a whole number of 0 or more.
+    """Does the same as `read` for a variable `name` that is a whole number of 0 or more.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is something else.
     """
     value = read(name)
     if value is None:
@@ -260,10 +260,10 @@ def read_int(name: str) -> int | None:
 
 
 def default_timeout() -> timedelta:
-    """Returns the value of TORCHCOMM_TIMEOUT_SECONDS, 600 s where it is not set.
+    """Returns the value of TORCHCOMM_TIMEOUT_SECONDS, or 600 s if it is not set.
 
     Raises:
-        ValueError: it is not a positive number.
+        ValueError: the value is not a positive number.
     """
     return _seconds("TORCHCOMM_TIMEOUT_SECONDS", 600, timedelta(milliseconds=1))
 
@@ -295,7 +295,7 @@ def read_bool(*names: str, default: bool) -> bool:
     """Returns the value of the first of the variables `names` that is set, else `default`.
 
     Raises:
-        ValueError: it is neither true nor false.
+        ValueError: the value is neither true nor false.
     """
     for name in names:
         value = read(name)
@@ -309,35 +309,35 @@ def read_bool(*names: str, default: bool) -> bool:
 
 
 def abort_on_error() -> bool:
-    """Returns the value of TORCHCOMM_ABORT_ON_ERROR, True where it is not set.
+    """Returns the value of TORCHCOMM_ABORT_ON_ERROR, or True if it is not set.
 
     Raises:
-        ValueError: it is neither true nor false.
+        ValueError: the value is neither true nor false.
     """
     return read_bool("TORCHCOMM_ABORT_ON_ERROR", default=True)
 
 
 def group_aborts_on_error() -> bool | None:
-    """Returns TORCHCOMM_ABORT_ON_ERROR's value for process groups, None where it is not set.
+    """Returns TORCHCOMM_ABORT_ON_ERROR's value for process groups, or None if it is not set.
 
     Raises:
-        ValueError: it is neither true nor false.
+        ValueError: the value is neither true nor false.
     """
     return None if read("TORCHCOMM_ABORT_ON_ERROR") is None else abort_on_error()
 
 
 def accelerator_ends_process(desync_debug: bool) -> bool:
-    """Returns what TORCH_NCCL_ASYNC_ERROR_HANDLING decides; not set: True, as in torch's nccl.
+    """Returns the decision of TORCH_NCCL_ASYNC_ERROR_HANDLING, by default True as in torch's nccl.
 
-    Applies to process groups, and to an accelerator's tensors alone: torchrun sets it, and a
-    failure on CPU tensors can be raised where the caller waits. So can one with
-    TORCH_NCCL_BLOCKING_WAIT, which takes precedence.
+    Applies to process groups and an accelerator's tensors only: torchrun sets the variable, and a
+    failure on CPU tensors can be raised in the waiting caller. With TORCH_NCCL_BLOCKING_WAIT, which
+    takes precedence, so can a failure on an accelerator.
 
     Args:
-        desync_debug: whether 0 counts as 3, since the report of such a group is about its end.
+        desync_debug: whether 0 counts as 3, since such a group is to report at its end.
 
     Raises:
-        ValueError: it is none of torch's values.
+        ValueError: the value is none of torch's.
     """
     value = read_int("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if value is not None and value > 3:
@@ -348,12 +348,12 @@ def accelerator_ends_process(desync_debug: bool) -> bool:
 
 
 def desync_debug() -> bool:
-    """Returns the value of TORCH_NCCL_DESYNC_DEBUG, which torch's level DETAIL implies."""
+    """Returns whether TORCH_NCCL_DESYNC_DEBUG is set; torch's level DETAIL also implies it."""
     return read_bool("TORCH_NCCL_DESYNC_DEBUG", default=False)
 
 
 def blocking_wait() -> bool:
-    """Returns whether waiting for an operation on an accelerator stops the host, and raises."""
+    """Returns whether waiting for an operation on an accelerator blocks the host, and raises."""
     return read_bool("TORCH_NCCL_BLOCKING_WAIT", default=False)
 
 
@@ -363,12 +363,12 @@ def nan_check() -> bool:
 
 
 def enable_timing() -> bool:
-    """Returns whether works of process groups know how long they took."""
+    """Returns whether works of process groups measure their durations."""
     return read_bool("TORCH_NCCL_ENABLE_TIMING", default=False)
 
 
 def as_gloo() -> bool:
-    """Returns whether groups of the name gloo run over torchcomms.
+    """Returns whether groups named gloo run over torchcomms.
 
     Raises:
         ValueError: TORCHCOMMS_PG_AS_GLOO is neither true nor false.
@@ -377,15 +377,15 @@ def as_gloo() -> bool:
 
 
 def set_as_gloo() -> None:
-    """Makes programs that this process becomes, or starts, run groups of gloo over torchcomms."""
+    """Makes programs that this process starts or becomes run groups named gloo over torchcomms."""
     os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
 
 
 def set_dump_at_exit(prefix: str) -> None:
-    """Makes programs that this process starts record all operations, and dump them at their end.
+    """Makes programs that this process starts record all operations, and dump them at exit.
 
     Args:
-        prefix: the first part of the dumps' paths; the rank follows.
+        prefix: the first part of the dumps' paths, followed by the rank.
     """
     os.environ["TORCHCOMMS_PG_DUMP_AT_EXIT"] = "1"
     os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = prefix
@@ -403,7 +403,7 @@ def watch() -> bool:
 
 
 def set_watch() -> None:
-    """Makes programs that this process becomes, or starts, watch their groups."""
+    """Makes programs that this process starts or becomes watch their groups."""
     os.environ["TORCHCOMMS_PG_WATCH"] = "1"
 
 
@@ -417,7 +417,7 @@ def watch_timeout() -> timedelta:
 
 
 def late_warning() -> bool:
-    """Returns whether a rank that the others always wait for is warned of.
+    """Returns whether to warn of a rank that the others always wait for.
 
     Raises:
         ValueError: TORCHCOMMS_PG_LATE_WARNING is neither true nor false.
@@ -426,14 +426,14 @@ def late_warning() -> bool:
 
 
 def metrics_file() -> str:
-    """Returns the path of this process's file of metrics, with its places; "": none."""
+    """Returns the path of this process's metrics file, with its placeholders, or "" if unset."""
     return read("TORCHCOMMS_PG_METRICS_FILE") or ""
 
 
 def status_folders() -> list[str]:
-    """Returns the folders where sockets for the status may be, the best first; none: it is off.
+    """Returns the folders that may hold sockets for the status, the best first; empty if it is off.
 
-    A job may have been started outside of a session, and be asked from inside of one.
+    A job may be started outside a session, and queried from inside one.
     """
     given = read("TORCHCOMMS_PG_STATUS")
     if given is not None:
@@ -444,19 +444,19 @@ def status_folders() -> list[str]:
 
 
 def ras_address() -> str:
-    """Returns the address where processes answer NCCL's client of RAS; "": there is none."""
+    """Returns the address where processes answer NCCL's client of RAS, or "" if unset."""
     return read("TORCHCOMMS_PG_RAS_ADDR") or ""
 
 
 def run_id() -> str:
-    """Returns the name that a launcher gave the run; "": none."""
+    """Returns the launcher's name for the run, or "" if it gave none."""
     return read("TORCHELASTIC_RUN_ID") or ""
 
 
 def exclude_nvls() -> None:
-    """Keeps NCCL from NVLS, whose sums may differ from run to run, unless NCCL_ALGO is set.
+    """Excludes NVLS, whose sums may differ from run to run, from NCCL, unless NCCL_ALGO is set.
 
-    Lasts for the rest of the process, and the processes that it starts.
+    Lasts for the rest of the process, and for the processes that it starts.
     """
     if read("NCCL_ALGO") is None:
         os.environ["NCCL_ALGO"] = "^NVLS"
@@ -481,7 +481,7 @@ def ranks_per_root() -> int:
 
 
 def heartbeat_timeout() -> timedelta:
-    """Returns the time after which a stuck monitor, or a held GIL, is reported; zero: never.
+    """Returns the time after which a stuck monitor, or a held GIL, is reported; zero for never.
 
     Raises:
         ValueError: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is not a number of 0 or more.
@@ -495,7 +495,7 @@ def stuck_monitor_ends_process() -> bool:
 
 
 def recorder_size() -> int:
-    """Returns how many operations the recorder of a process remembers; 0: it is off.
+    """Returns the number of operations that a process's recorder keeps; 0 if it is off.
 
     Raises:
         ValueError: the variable is not a whole number.
@@ -505,12 +505,12 @@ def recorder_size() -> int:
 
 
 def recorder_cpp_stacks() -> bool:
-    """Returns whether recorders keep C++ stacks beside those of Python."""
+    """Returns whether recorders keep C++ stacks beside Python's."""
     return read_bool("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", default=False)
 
 
 def dump_prefix() -> str:
-    """Returns the first part of a dump's path; the rank follows."""
+    """Returns the first part of a dump's path, followed by the rank."""
     names = (
         "TORCHCOMM_FR_DUMP_TEMP_FILE",
         "TORCH_FR_DUMP_TEMP_FILE",
@@ -529,7 +529,7 @@ def dump_on_failure() -> bool:
 
 
 def dump_at_exit() -> bool:
-    """Returns whether a process dumps its recorder when it ends.
+    """Returns whether a process dumps its recorder at exit.
 
     Raises:
         ValueError: TORCHCOMMS_PG_DUMP_AT_EXIT is neither true nor false.
@@ -551,12 +551,12 @@ def dump_stacks() -> bool:
 
 
 def dump_only_active() -> bool:
-    """Returns whether a dump after a failure leaves completed operations out."""
+    """Returns whether a dump after a failure leaves out completed operations."""
     return read_bool("TORCH_INCLUDE_ONLY_ACTIVE", default=False)
 
 
 def dump_pipe() -> str:
-    """Returns the first part of the path of the pipe that asks for dumps; "": no pipe."""
+    """Returns the first part of the path of the pipe that requests dumps, or "" for no pipe."""
     names = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     return next((value for name in names if (value := read(name))), "")
 
@@ -569,7 +569,7 @@ def _first_int(*names: str) -> int | None:
 def torchrun_store() -> tuple[str, int, int] | None:
     """Returns host and port of the store that torchrun keeps, and the number of its restarts.
 
-    None where no torchrun has started this process, or it leaves the store to rank 0.
+    None if torchrun did not start this process, or leaves the store to rank 0.
     """
     host, port = read("MASTER_ADDR"), read_int("MASTER_PORT")
     if host is None or port is None:
@@ -580,7 +580,7 @@ def torchrun_store() -> tuple[str, int, int] | None:
 
 
 def launcher_ranks() -> tuple[int, int] | None:
-    """Returns rank and number of ranks as a launcher states them; None where none does.
+    """Returns rank and number of ranks from a launcher's variables, or None if none are set.
 
     Raises:
         ValueError: one of a launcher's two variables is missing, or they contradict each other.

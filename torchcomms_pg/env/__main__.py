@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Prints them."""
+    """Prints the variables."""
     parser = argparse.ArgumentParser(
         prog="python -m torchcomms_pg.env",
         description="Lists every environment variable that torchcomms_pg reads: its value or "

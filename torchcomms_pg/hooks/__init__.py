@@ -1,13 +1,14 @@
 """Functions that are called with every operation of a communicator.
 
-The function of ``comm.register_pre_hook`` is called with `PreHookArgs` before each operation, that
-of ``register_post_hook`` with `PostHookArgs` when it is over for its caller: a synchronous one when
-it returns, an asynchronous one when it has completed or failed. That of ``register_end_hook`` gets
-`EndHookArgs`, which has the duration, and that of ``register_abort_hook``, when the communicator
-has failed, no arguments. docs/api.md says what a hook may do, and in which thread it runs.
+A function passed to ``comm.register_pre_hook`` gets `PreHookArgs` before each operation. One passed
+to ``register_post_hook`` gets `PostHookArgs` when the operation is over for its caller: when a
+synchronous operation returns, or an asynchronous one has completed or failed. One passed to
+``register_end_hook`` gets `EndHookArgs`, which has the duration. One passed to
+``register_abort_hook`` is called without arguments when the communicator has failed. docs/api.md
+says what a hook may do, and in which thread it runs.
 
-`FlightRecorderHook` records operations, `NanCheckHook` refuses those that would send NaN.
-`process_recorder` gives the ring in which all process groups of this process are recorded.
+`FlightRecorderHook` records operations; `NanCheckHook` refuses operations that would send NaN.
+`process_recorder` returns the ring in which all process groups of this process are recorded.
 """
 
 from torchcomms_pg._C import EndHookArgs, OpName, PostHookArgs, PreHookArgs, RemovableHandle

@@ -1,4 +1,4 @@
-"""The latest operations of the ranks, for when one of them hangs."""
+"""The latest operations of the ranks, for the diagnosis of a hang."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class FlightRecorder:
-    """A ring of the latest operations, which `FlightRecorderHook` and `process_recorder` make.
+    """A ring of the latest operations, made by `FlightRecorderHook` and `process_recorder`.
 
-    An operation is recorded when it is issued, and its entry follows it: ``scheduled``,
+    An operation is recorded when it is issued. Its entry then shows its state: ``scheduled``,
     ``started``, ``completed``. The dumps have c10d's schema: JSON, and the pickle that
-    ``torchfrtrace`` reads. Every method may be called while operations are under way, from any
+    ``torchfrtrace`` reads. Every method may be called while operations are in flight, from any
     thread.
     """
 
@@ -30,24 +30,24 @@ class FlightRecorder:
         return self.size()
 
     def is_enabled(self) -> bool:
-        """Returns whether it records anything: whether its ring has a place."""
+        """Returns whether it records anything: whether its ring has room for an entry."""
         return self._recorder.enabled
 
     def size(self) -> int:
-        """Returns the number of entries, at most as many as the ring has places."""
+        """Returns the number of entries, at most the ring's capacity."""
         return self._recorder.size
 
     def reset(self) -> None:
-        """Forgets all entries. The groups that are recorded stay."""
+        """Drops all entries, and keeps the recorded groups."""
         self._recorder.reset()
 
     def dump_json(self, include_completed: bool = True, include_collectives: bool = True) -> str:
         """Returns the record as a JSON document, without stacks.
 
         Args:
-            include_completed: whether it has the operations that have completed.
-            include_collectives: whether it has operations at all; without them it tells of the
-                groups, and of the numbers of their latest operations.
+            include_completed: whether to include the operations that have completed.
+            include_collectives: whether to include operations at all; without them it has the
+                groups, and the numbers of their latest operations.
         """
         return self._recorder.json(include_completed, include_collectives)
 
@@ -60,14 +60,14 @@ class FlightRecorder:
     ) -> str:
         """Writes the record as a pickle, and returns the path of the file.
 
-        The path is `rank` behind the value of TORCHCOMM_FR_DUMP_TEMP_FILE; where that is not set,
-        behind that of torch's variables, and without any ``~/.cache/torch/comm_lib_trace_rank_``.
+        The path is the value of TORCHCOMM_FR_DUMP_TEMP_FILE, or if it is not set the value of
+        torch's variables, or else ``~/.cache/torch/comm_lib_trace_rank_``, followed by `rank`.
 
         Args:
-            rank: None: this process's global one in the first group that was recorded; 0 where
-                none was.
-            include_completed, include_collectives: as of `dump_json`.
-            include_stack_traces: whether it has the lines of Python that the operations come from.
+            rank: None takes this process's global rank in the first recorded group, or 0 without
+                one.
+            include_completed, include_collectives: as for `dump_json`.
+            include_stack_traces: whether to include the Python stacks that issued the operations.
 
         Raises:
             RuntimeError: the file cannot be written.
@@ -80,13 +80,12 @@ class FlightRecorder:
 class FlightRecorderHook(FlightRecorder):
     """A ring of the latest operations of the communicators it is registered with.
 
-    Process groups are recorded without this, in the ring of the process: `process_recorder`; see
+    Process groups are recorded without this, in the process's ring: `process_recorder`; see
     docs/recorder.md.
 
     Args:
-        max_entries: how many operations it remembers; 0: it records nothing.
-        isolated: whether operations go into its own ring alone, and not also into that of the
-            process.
+        max_entries: the number of operations it keeps; with 0 it records nothing.
+        isolated: whether operations go into this ring only, and not also into the process's ring.
 
     Raises:
         ValueError: `max_entries` is negative.
@@ -112,8 +111,8 @@ class FlightRecorderHook(FlightRecorder):
     def register_with_comm(self, comm: TorchComm) -> None:
         """Records the operations of `comm` from the next one on. Has an effect once.
 
-        So it does with the communicators that are split from it afterwards. Unless this is
-        isolated, operations also go into the ring of the process, which the debug server shows and
+        This includes the communicators that are split from it afterwards. Unless this hook is
+        isolated, operations also go into the process's ring, which the debug server shows, and
         which is written to a file when a communicator fails.
         """
         native = comm._native("register_with_comm")
@@ -122,14 +121,14 @@ class FlightRecorderHook(FlightRecorder):
             configure()
             recorders.append(_C.process_recorder())
         for recorder in recorders:
-            # That of a process group is in the ring of the process before and after this.
+            # A process group's communicator stays in the process's ring before and after this.
             if recorder is not None and native.record(recorder):
                 self._comms.append((native, recorder))
         comm._recorded_by.add(self)
         self._parents.add(comm)
 
     def unregister(self) -> None:
-        """Stops recording, on all communicators; the entries stay. Idempotent."""
+        """Stops recording, on all communicators; keeps the entries. Idempotent."""
         for parent in self._parents:
             parent._recorded_by.discard(self)
         self._parents.clear()
@@ -141,20 +140,20 @@ class FlightRecorderHook(FlightRecorder):
 def process_recorder() -> FlightRecorder | None:
     """Returns the ring of this process, in which all its process groups are recorded.
 
-    None before the first process group, or registered `FlightRecorderHook`, and where
-    TORCH_FR_BUFFER_SIZE is 0. It is what a failure, the pipe and the debug server have written.
+    None before the first process group or registered `FlightRecorderHook`, and if
+    TORCH_FR_BUFFER_SIZE is 0. A failure, the pipe and the debug server dump this ring.
     """
     recorder = _C.process_recorder()
     return None if recorder is None else FlightRecorder(recorder)
 
 
 def configure() -> None:
-    """Makes the recorder of this process as the environment says, before its first use.
+    """Makes this process's recorder according to the environment, on the first call.
 
-    Later calls change where and how it is dumped.
+    Later calls change when, where and how it is dumped.
 
     Raises:
-        ValueError: a variable has a value that it cannot have.
+        ValueError: a variable has an invalid value.
     """
     _C.configure_recorder(
         max_entries=env.recorder_size(),
@@ -168,11 +167,11 @@ def configure() -> None:
     )
     if env.dump_at_exit() and os.getpid() not in _dumped_at_exit:
         _dumped_at_exit.add(os.getpid())
-        # Children of multiprocessing run no atexit, but these.
+        # multiprocessing's children run these finalizers, but no atexit functions.
         Finalize(None, _dump_at_exit, exitpriority=0)
 
 
-_dumped_at_exit: set[int] = set()  # processes; a fork has those that it comes from
+_dumped_at_exit: set[int] = set()  # process ids; a fork inherits its parent's
 
 
 def _dump_at_exit() -> None:

@@ -1,4 +1,4 @@
-"""Finds the rank that sends NaN before the others have it too."""
+"""Finds the rank that sends NaN before the NaN reaches other ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class NanCheckHook:
     """Refuses operations that would send NaN.
 
-    Looks at what this rank sends and at nothing else: the tensors of a broadcast or scatter on
-    its root, what a receive will overwrite never. Floating point and complex tensors are looked
-    at; the others cannot hold a NaN. What goes into a graph is not looked at.
+    Checks only the data that this rank sends: the tensors of a broadcast or scatter on the root
+    only, and never a receive's. Checks floating point and complex tensors; others cannot hold a
+    NaN. Operations captured into a graph are not checked.
 
     A rank that is refused does not take part in the operation: its peers wait for it until their
     timeout, or until this rank's process ends.

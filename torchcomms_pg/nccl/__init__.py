@@ -1,7 +1,7 @@
-"""NCCL's library, libnccl, as this process has it; ``python -m torchcomms_pg.nccl`` shows it.
+"""The libnccl of this process; ``python -m torchcomms_pg.nccl`` shows it.
 
-It is loaded when a group first communicates tensors of a GPU, or when it is asked for here, and
-stays loaded.
+It is loaded when a group first communicates tensors of a GPU, or when a function of this module
+needs it, and stays loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchcomms_pg import _C, env
 
-# Value of a number in torch's NCCLConfig that nobody has set: NCCL_CONFIG_UNDEF_INT.
+# Value of an unset number in torch's NCCLConfig: NCCL_CONFIG_UNDEF_INT.
 _UNSET = -(2**31)
 
 
@@ -23,11 +23,12 @@ def load(path: str | None = None) -> _C.NcclLibrary:
     """Loads libnccl, unless that was done before, and returns it.
 
     Args:
-        path: of libnccl.so.2. None: what TORCHCOMM_NCCL_LIBRARY says, else the copy that torch has
-            loaded, else that of the installed package, else what the system's loader finds.
+        path: of libnccl.so.2. None takes the first of: TORCHCOMM_NCCL_LIBRARY, the copy that torch
+            has loaded, the installed package's, the one that the system's loader finds.
 
     Raises:
-        RuntimeError: there is none, or it is too old; names what was tried and what to install.
+        RuntimeError: no library was found, or it is too old; names what was tried and what to
+            install.
     """
     return _C.load_nccl(path or env.read("TORCHCOMM_NCCL_LIBRARY") or "", package_folder())
 
@@ -42,7 +43,7 @@ def version() -> tuple[int, int, int]:
 
 
 def version_text(code: int) -> str:
-    """Returns e.g. ``"2.30.7"`` of NCCL's number `code`, e.g. 23007."""
+    """Returns NCCL's version number `code`, e.g. 23007, as a text, e.g. ``"2.30.7"``."""
     return ".".join(map(str, _parts(code)))
 
 
@@ -51,7 +52,7 @@ def _parts(code: int) -> tuple[int, int, int]:
 
 
 def stay_deterministic() -> None:
-    """Excludes NVLS if torch is to use deterministic algorithms. Call before creating a group."""
+    """Excludes NVLS if torch uses deterministic algorithms. Call before creating a group."""
     if torch.are_deterministic_algorithms_enabled():
         env.exclude_nvls()
 
@@ -63,11 +64,11 @@ def is_options(options: object) -> bool:
 
 
 def options_like(theirs: Any) -> _C.Backend.Options:
-    """Returns options for this backend with what those of torch's own ``nccl`` say of a group.
+    """Returns options for this backend, made from options of torch's own ``nccl``.
 
     Args:
-        theirs: a ``ProcessGroupNCCL.Options``. Its priority and its configuration of NCCL are
-            taken over, but for ``blocking``: communicators are set up in a thread of their own.
+        theirs: a ``ProcessGroupNCCL.Options``. Its priority and its NCCL configuration are copied,
+            except ``blocking``: communicators are set up in a separate thread.
 
     Raises:
         ValueError: NCCL would refuse a value of the configuration.
@@ -83,7 +84,7 @@ def options_like(theirs: Any) -> _C.Backend.Options:
 
 @functools.cache
 def package_folder() -> str:
-    """Returns the folder of the installed NCCL package, empty where there is none."""
+    """Returns the folder of the installed NCCL package, or an empty text without one."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.nccl``: tells which libnccl is used."""
+"""``python -m torchcomms_pg.nccl``: shows which libnccl is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchcomms_pg import _C, nccl
 
 
 def main() -> None:
-    """Prints path, version and what the library lacks."""
+    """Prints the library's path, its version and the functions that it lacks."""
     argparse.ArgumentParser(
         prog="python -m torchcomms_pg.nccl",
         description="Tells which libnccl is used for GPUs, how it was found, its version, and "
