@@ -140,7 +140,7 @@ def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
     pg = ddp.process_group
     if not _stands_for_gloo(pg):
         return original(ddp, *args, **kwargs)
-    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # if a program registered it
+    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # a program's own group lacks it
     pg._set_default_backend(OURS)
     try:
         return original(ddp, *args, **kwargs)

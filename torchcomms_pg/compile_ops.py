@@ -4,7 +4,8 @@ A traced operation becomes a custom operator, which calls the real operation whe
 The tensors that an operation writes are results of its operator, copied to the caller's tensors
 when the operation has ended; so no compiler pass can move or reuse memory that is still being
 written. For the same reason an asynchronous operation reads copies. Every operator also writes the
-communicator's token, which keeps operators in program order and keeps those without a result.
+communicator's token. So operators keep their order, and operators without a result stay in the
+graph.
 
 As in eager mode, operations are on data: gradients do not flow through them. For gradients use
 functional collectives over `get_process_group`.

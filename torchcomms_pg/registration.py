@@ -150,6 +150,7 @@ def _name_default_backend() -> None:
     """Gives groups of mixed strings such as ``cpu:gloo,cuda:torchcomms`` a default backend.
 
     Up to torch 2.13 a group of a mixed string takes its default backend from the first entry of
+    ``Backend._plugins`` whose name is among the string's backends. The plugins' names are in upper
     case and the string's names in lower case, so that none matches and the group's default stays
     undefined. An additional entry in lower case, in front of the others, matches.
     """

@@ -107,7 +107,7 @@ class Backend final : public latest::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  // Groups and life (Backend.cpp).
+  // Groups (Split.cpp) and lifecycle (Backend.cpp).
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<int>& ranks,

@@ -26,8 +26,8 @@ struct GroupOptions : latest::Backend::Options {
   bool blockingWait = false;  // on an accelerator, see Executor::setBlockingWait
   bool nanCheck = false;      // see Backend::enableNanCheck
   // Sets whether a failure ends the process, see FailureState::setEndsProcess. By default (nullopt)
-  // not on CPU tensors, whose callers wait in the call and get an exception; on an accelerator as
-  // `acceleratorEnds` says.
+  // a failure on CPU tensors does not, since its callers wait in the call and get an exception; on
+  // an accelerator `acceleratorEnds` decides.
   std::optional<bool> endsProcess;
   bool acceleratorEnds = true;
   bool ends(const at::Device& device) const {

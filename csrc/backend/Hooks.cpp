@@ -32,7 +32,7 @@ void Backend::installNanCheck(Communicator& comm) {
     if (known.first.lock() != hooks) {
       return false;
     }
-    hooks->remove(known.second);  // the former communicator may have had another rank
+    hooks->remove(known.second);  // the former communicator may number this rank otherwise
     return true;
   });
   const auto id =

@@ -1,10 +1,10 @@
-// Tasks that threads of the extension have not finished, for which the interpreter's exit waits.
+// Tasks of the extension's threads, which the interpreter's exit waits for.
 //
 // Dropping a tensor that Python references takes the GIL. A thread that requests the GIL during the
 // interpreter's exit is terminated by Python; if it is in a destructor then, that ends the process
 // (std::terminate). So the interpreter must not exit while a thread of the extension may hold a
-// tensor or call a hook. After the interpreter, libtorch's static objects are destroyed, which a
-// dump of the recorder uses.
+// tensor or call a hook. Nor may it exit during a dump of the recorder, which uses static objects
+// of libtorch: they are destroyed next.
 #pragma once
 
 #include <pthread.h>

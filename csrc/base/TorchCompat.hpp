@@ -246,7 +246,7 @@ inline void registerHooks(
 #endif
 }
 
-// Returns the operation whose variants share this name in torch 2.14.
+// Returns the name that torch 2.14 gives to all variants of the operation.
 inline latest::HookOpName familyOf(latest::HookOpName name) {
   using Name = latest::HookOpName;
   switch (name) {
@@ -289,7 +289,7 @@ inline uint64_t completionKey(const c10d::Work& work) {
 // True if torch's analyser of flight recorders knows the names "split" and "new_window".
 inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);
 
-// Name for a source that is not known yet, as torch's analyser of flight recorders expects it.
+// Text for the unknown source of a receive, as torch's analyser of flight recorders expects it.
 inline constexpr const char* kUnknownSource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
 // Returns whether work queued in the stream is captured into a graph instead of run.

@@ -39,7 +39,7 @@ class Function {
     (*function_)(std::forward<Args>(args)...);
   }
 
-  // Calls it and reports an exception as unraisable, for hooks without a caller to raise it in.
+  // Calls it and reports an exception as unraisable. For hooks that no caller waits for.
   template <class... Args>
   void callUnraisable(const char* what, Args&&... args) const {
     py::gil_scoped_acquire gil;

@@ -50,7 +50,7 @@ Dropped& dropped() {
   static PerProcess<Dropped> list;
   return list.get();
 }
-// Whether the list has entries: lets threads skip it if empty, since looking at it takes a system
+// Whether the list has entries. Threads skip an empty list, since looking at it takes a system
 // call.
 std::atomic<bool> anyDropped{false};
 
@@ -129,7 +129,7 @@ class PythonStacks final : public StackSource {
     static thread_local Calls spare;
     py::gil_scoped_acquire gil;
     letGoOfDropped();
-    auto calls = std::exchange(spare, {});  // adding frames may run the garbage collector
+    auto calls = std::exchange(spare, {});  // the garbage collector may run below and reenter
     addFrames(calls, PyThreadState_Get());
     auto stack = latest;
     if (stack != nullptr && stack->calls == calls) {

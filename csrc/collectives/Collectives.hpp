@@ -26,8 +26,8 @@ class Collectives final {
   WorkPtr allReduce(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
   // Reduces in place as allReduce, on `root` only; on other ranks `tensor` is unchanged.
   WorkPtr reduce(const at::Tensor& tensor, int root, const c10d::ReduceOp& op);
-  // Sets output = op over ranks of part `rank` of input. An input has size * output.numel()
-  // elements.
+  // Reduces the ranks' inputs, which have size * output.numel() elements, and sets output to part
+  // `rank` of the result.
   WorkPtr reduceScatterSingle(
       const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
   // Does the same with the parts as a list, whose tensors may differ in size.

@@ -105,8 +105,8 @@ std::vector<int> rootsOf(int size, int count) {
   return roots;
 }
 
-// Returns rank 0's answer to the ranks' messages, each of which is a version and, from the roots,
-// an id.
+// Returns rank 0's answer. A text of `said` is a rank's version, followed by an id if the rank is a
+// root.
 std::string gatherIds(const std::vector<std::string>& said, const std::vector<int>& roots) {
   std::vector<std::string> versions;
   std::vector<std::string> ids;
@@ -133,8 +133,8 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
   return all;
 }
 
-// Returns the lower rank's answer to the messages of the two ranks of a pair, which hold their
-// versions: a unique id.
+// Returns the lower rank's answer for a pair: a new unique id, or a refusal if the versions in
+// `said` differ.
 std::string pairIds(const NcclApi& api, const RendezvousInfo& info, std::vector<std::string> said) {
   for (auto& text : said) {
     text = text.substr(0, text.find_first_of({kId, kRefusal}));

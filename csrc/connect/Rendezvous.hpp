@@ -25,8 +25,8 @@ class Communicator;
 // ranks.
 // `known`: the ranks' processes, by rank, as far as another group knows them. May be empty, or have
 // peers without a pid.
-// `numbers`: if these ranks are a part of `group`, their numbers in `group`, by rank, which texts
-// use; otherwise empty. Everything else uses the ranks themselves.
+// `numbers`: if these ranks are a part of `group`, their numbers in `group`, by rank, for use in
+// texts; otherwise empty. Everything else uses the ranks themselves.
 // `peer`: the other rank of a message, or -1 if all ranks are needed. If two ranks name each other
 // and not all ranks arrive soon, the two connect alone.
 struct RendezvousInfo {

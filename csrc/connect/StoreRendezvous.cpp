@@ -19,8 +19,8 @@ namespace {
 constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
-// Longest interval at which it polls the library during the join, for each rank of the host: the
-// ranks share the host's cores.
+// Longest interval at which a rank polls the library during the join, for each rank of the host:
+// the ranks share the host's cores.
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 
 // Intervals at which a rank polls the store. It polls because a store prints a warning for each
@@ -355,7 +355,7 @@ void StoreRendezvous::look() {
     }
   }
   const int dead = deadPeer();
-  checkRefused();  // first: a rank that was told why there will be no group may have ended since
+  checkRefused();  // first: a rank that has read the refusal may have ended since
   if (dead >= 0) {
     raiseDied(dead);
   }
@@ -395,7 +395,7 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
     }
     decide(text);
     if (info_.rank == 0) {
-      set(kAnswer, text);  // for ranks that have not read the former answer
+      set(kAnswer, text);  // replaces an answer that some ranks have not read yet
     }
     set("refused", text);
   } catch (const std::exception&) {

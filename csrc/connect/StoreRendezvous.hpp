@@ -124,7 +124,7 @@ class StoreRendezvous {
   // store is gone.
   [[noreturn]] void raiseStoreGone(const c10::Error& error);
 
-  // Returns a rank of this host whose process has ended; -1: each that is known is alive.
+  // Returns a rank of this host whose process has ended, or -1 if all known ones are alive.
   int deadPeer() const;
 
   [[noreturn]] void raiseDied(int peer);

@@ -100,8 +100,8 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
         device().type(), timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
   }
   event->record(stream);
-  // Streams that already wait for the event wait for this record, even if it is recorded again
-  // first.
+  // Streams that wait for the event wait for this record, even if the event is recorded again
+  // before they reach it.
   return {event.release(), [events = events_, timed](c10::Event* done) {
             const std::lock_guard lock(events->mutex);
             events->free[timed].emplace_back(done);

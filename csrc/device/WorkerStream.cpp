@@ -25,7 +25,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   const std::string name;
   const pid_t pid = getpid();
   std::mutex mutex;
-  std::condition_variable work;   // some thread can lead, or the stream closes
+  std::condition_variable work;   // a task needs a leader, or the stream closes
   std::condition_variable ended;  // a thread, or the last task, ended
   std::deque<Task> tasks;
   std::vector<std::thread> threads;

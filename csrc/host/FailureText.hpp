@@ -13,9 +13,8 @@ namespace torchcomms_pg::host {
 // character.
 std::string cut(const std::string& text, size_t room);
 
-// Turns a failure into a text, "1 2
-// reason". Leaves out a list of ranks that would take more than half of the room, since the reason
-// matters more.
+// Turns a failure into a text, "1 2 \nreason". Leaves out a list of ranks that would take more than
+// half of the room, since the reason matters more.
 std::string encode(const NcclError& failure, size_t room = SIZE_MAX);
 // Turns such a text into a failure. Returns nullopt if `text` has another format.
 std::optional<NcclError> decode(const std::string& text);

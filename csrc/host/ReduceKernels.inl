@@ -1,6 +1,6 @@
 // The arithmetic itself. Each instruction set includes it once, inside an anonymous namespace and
-// together with SmallFloat.inl, so that no two variants share a symbol. `widen` and `narrow` may
-// have faster overloads there.
+// together with SmallFloat.inl, so that no two variants share a symbol. The namespace may have
+// faster overloads of `widen` and `narrow`.
 
 // Arithmetic that wraps around instead of overflowing.
 template <class T, bool integer = std::is_integral_v<T>>

@@ -24,7 +24,7 @@ struct LibrarySearch {
   std::string soname = kNcclSoname;
 };
 
-// Its text names what was tried, or the library and its fault, and what to do.
+// Error whose text names what was tried, or the library and its fault, and what to do.
 class LibraryError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -201,25 +201,26 @@ struct NcclApi {
       int flags,
       std::chrono::steady_clock::time_point deadline) = nullptr;
 
-  // Polls the ranks of other hosts for a rank that waits for nothing. Finds a failure, which
-  // commGetAsyncError then reports, or a request of a rank that wants to connect.
+  // Looks for messages from ranks of other hosts while this rank waits for nothing: a failure,
+  // which commGetAsyncError then reports, or a request to connect.
   struct Probe {
-    // Returns whether it found something for which the ranks that this rank's ring() reaches must
-    // look as well. `thorough` looks at everything, also if nothing seems to be new. May block;
-    // call it from one thread; may outlive the communicator.
+    // Returns true if the ranks that share ring()'s counter must look as well. `thorough` looks for
+    // everything, also if nothing seems to be new. May block; call it from one thread; may outlive
+    // the communicator.
     std::function<bool(bool thorough)> look;
-    // Turn of this rank: the ranks that ring() reaches take turns in polling, one second each.
+    // Turn of this rank: the ranks that share ring()'s counter take turns in looking, one second
+    // each.
     int turn = 0;
     int turns = 1;
   };
-  // Returns the poll. Null if the library needs none.
+  // Returns the probe of `comm`. Null if the library needs none.
   Probe (*probe)(ncclComm_t comm) = nullptr;
 
   // Returns the library of a communicator that commSplit made. Null if it is always this one.
   const NcclApi& (*libraryOf)(ncclComm_t child) = nullptr;
 
-  // Adds `times` to a counter that the ranks of this host share, to wake the others, and returns
-  // the sum. Callable from any thread at any time, also after a failure.
+  // Adds `times` to a counter that the ranks of this host share and poll, and returns the sum.
+  // Callable from any thread at any time, also after a failure.
   uint64_t (*ring)(ncclComm_t comm, uint64_t times) = nullptr;
 
   // Sets `view` to the memory of `peer` in a window. Callable from any thread.

@@ -53,7 +53,7 @@ enum class OpKind : uint8_t {
 };
 inline constexpr size_t kOpKinds = static_cast<size_t>(OpKind::initialization) + 1;
 
-// Name for records of which torch's analyser of flight recorders only checks that all ranks
+// Name of a record for which torch's analyser of flight recorders checks only that all ranks
 // arrived, and no sizes. Every version of the analyser accepts the names of ProcessGroupNCCL.
 inline constexpr char kUnchecked[] = "coalesced";
 
@@ -135,7 +135,7 @@ struct Operation {
   const char* reduceOp = nullptr;
   bool async = false;
   bool batched = false;     // a batch of one operation
-  bool ordered = true;      // a stream orders it; false for some messages only
+  bool ordered = true;      // true if ordered by a stream; false only for some messages
   bool captured = false;    // recorded into a graph, whose replays run it
   Milliseconds timeout{0};  // counted from `issued`; includes `extra`
   Milliseconds extra{0};    // part of the timeout that was added for a while

@@ -27,8 +27,8 @@ struct PreparedOp {
   // reductions.
   std::function<void()> epilogue;
   std::optional<Message> message;                    // transfer of a send or receive
-  std::vector<PreparedOp> parts;                     // messages of a batch of messages alone
-  std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that streams order
+  std::vector<PreparedOp> parts;                     // messages of a batch that has messages only
+  std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that a stream orders
   std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;
 

@@ -31,7 +31,7 @@ using Ring = c10d::FlightRecorder<NoEvent>;
 // xccl. NCCL's API also defines the recorded operations.
 constexpr const char* kPrefix = "nccl:";
 
-// Time limit of a dump for the events of accelerators: the driver may hang.
+// Time for which a dump waits for events of accelerators: the driver may hang.
 constexpr std::chrono::milliseconds kDriverPatience{500};
 
 // Keys beside c10d's, which readers of its schema ignore.
@@ -145,7 +145,7 @@ struct FlightRecorder::State {
     entry.p2p_seq_id_ = slot.record->seq;
     if (slot.peer < 0) {
       entry.pg_name_ = group.name;
-      entry.collective_seq_id_ = 0;  // the number of no collective
+      entry.collective_seq_id_ = 0;  // no collective has this number
       name += "recv " + std::to_string(group.rank) + "<-" + kUnknownSource;
       return;
     }
@@ -194,7 +194,7 @@ struct FlightRecorder::State {
       entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
       entry.collective_seq_id_ = slot.message;
       entry.p2p_seq_id_ = record.seq;
-      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // no sizes are checked
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // its sizes are not checked
     } else {
       entry.pg_name_ = slot.group->name;
       entry.collective_seq_id_ = record.seq;

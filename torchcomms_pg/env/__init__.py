@@ -348,7 +348,7 @@ def accelerator_ends_process(desync_debug: bool) -> bool:
 
 
 def desync_debug() -> bool:
-    """Returns whether TORCH_NCCL_DESYNC_DEBUG is set; torch's level DETAIL also implies it."""
+    """Returns the value of TORCH_NCCL_DESYNC_DEBUG, which torch's level DETAIL also implies."""
     return read_bool("TORCH_NCCL_DESYNC_DEBUG", default=False)
 
 
