@@ -22,7 +22,7 @@ HABITS = {
     "`if no ... exists`": r"\bthere (?:is|are|was|were) none\b",
     "`recently`, or the present tense": r"\bof late\b",
     "the noun once more, or a possessive": r"\b(?:that|those) of\b",
-    "`if`": r"(?<!to )(?<!from )\bwhere (?:there|it|they|this|that|none|nothing)\b",
+    "`if`": r"(?<!to )(?<!from )(?<!by )\bwhere (?:there|it|they|this|that|none|nothing)\b",
     "`own`, `separate` or `dedicated`": r"\bof (?:its|their) own\b",
 }
 PHRASE = re.compile("|".join(f"({phrase})" for phrase in HABITS.values()), re.IGNORECASE)

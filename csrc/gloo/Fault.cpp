@@ -200,7 +200,7 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
     if (known()) {
       return std::nullopt;
     }
-    // Without the store, the reason arrives only over connections, possibly those of another rank
+    // Without the store, the reason arrives only over connections, possibly of another rank
     // of this host.
     const bool waits = !lost.store || !lost.silent.empty();
     if (Clock::now() - begun >= (waits ? kAnswerPatience : kReasonPatience)) {

@@ -282,7 +282,7 @@ class Report {
     for (const int rank : guilty) {
       text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
     }
-    // Groups the other ranks by where they wait.
+    // Groups the other ranks by the place at which they wait.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
       const bool asked = answers_.count(rank) + silent_.count(rank) > 0;

@@ -102,8 +102,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void* registerBuffer();
   void deregisterBuffer(void* handle);
 
-  // Publish the id of a shrink's communicator, as its leader; take it, as any other survivor, which
-  // blocks. None: `deadline` passed first.
+  // Publish the id of a shrink's communicator, as its leader, or take it, as any other survivor.
+  // Taking it blocks, and returns nullopt if `deadline` passes first.
   void offerShrink(uint64_t excluded, const ncclUniqueId& id);
   std::optional<ncclUniqueId> takeShrinkOffer(
       int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline);

@@ -16,7 +16,7 @@ struct MappedWindow;
 // Content, a signal, or content followed by a signal.
 struct Put {
   int peer = 0;
-  std::shared_ptr<const MappedWindow> window;  // null: no content
+  std::shared_ptr<const MappedWindow> window;  // null without content
   size_t offset = 0;                           // in bytes
   const void* data = nullptr;
   size_t bytes = 0;

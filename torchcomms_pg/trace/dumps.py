@@ -225,7 +225,7 @@ def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dum
         raise DumpError(next(iter(left_out.values())))
     found = Dumps(dumps, left_out)
     if not stale and (old := find_stale(found)):
-        # Matches the groups again, without those of the old dumps.
+        # Matches the groups again, without the old dumps' groups.
         left_out.update(old)
         found = Dumps(_read({rank: paths[rank] for rank in found if rank not in old}, {}), left_out)
     return found

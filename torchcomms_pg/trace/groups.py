@@ -106,7 +106,7 @@ def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool
             groups = of_rank.get(rank, [])
             if most > 1 and rank in dumps and dumps[rank].whole and len(groups) < most:
                 return False  # some of them may be groups of other ranks, which no dump lists
-            # A ring buffer that has lost entries has lost those of the first lives.
+            # A ring buffer that has lost entries has lost the first lives' entries.
             for life, group in enumerate(groups, most - len(groups)):
                 group.life = life
     return True

@@ -36,7 +36,7 @@ struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
-// The part that writer and reader share. Each message starts at a line of its own, so that a header
+// The part that writer and reader share. Each message starts on a new cache line, so that a header
 // never wraps around.
 class ChannelEnd {
  public:
@@ -142,7 +142,7 @@ class ChannelWriter : public ChannelEnd {
 
 class ChannelReader : public ChannelEnd {
  public:
-  // Copies the next message's header; false: there is none yet.
+  // Copies the next message's header. Returns false if no message has arrived.
   bool peek(MessageHeader& header) {
     if (available() == 0) return false;
     std::memcpy(&header, at(), sizeof header);

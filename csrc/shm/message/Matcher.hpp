@@ -27,7 +27,7 @@ class Matcher {
   // Holds a message for which take() gave nothing.
   void hold(const std::shared_ptr<Incoming>& message) { held_.push_back(message); }
 
-  // Forgets a posted receive; false: it is not posted, for example because it has its message.
+  // Forgets a posted receive. Returns false if it is not posted, e.g. as it has its message.
   bool cancel(const Transfer& receive);
 
   // Notes that a posted receive has been started.

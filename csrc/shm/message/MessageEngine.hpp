@@ -28,7 +28,7 @@ class MessageEngine {
   // Permits access to the buffer. Throws nothing, either.
   void start(const std::shared_ptr<Transfer>& transfer);
 
-  // Takes back a receive; false: it has its message.
+  // Takes back a receive. Returns false if it has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
   // Moves what can be moved, up to a limit per message; returns whether anything moved.

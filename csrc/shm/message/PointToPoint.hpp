@@ -41,7 +41,7 @@ class PointToPoint {
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Takes back a receive that was passed to runIndependently(), whose `done` is then never called.
-  // False: the receive has its message, or has failed.
+  // Returns false if the receive has its message, or has failed.
   bool cancel(const std::shared_ptr<Transfer>& receive);
 
   // Returns the ranks that the oldest unfinished transfer waits for.
