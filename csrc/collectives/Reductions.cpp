@@ -60,10 +60,12 @@ void setReduceScatter(
     return;
   }
   call.launch = [&comm, target, input, count, reduction](ncclComm_t handle, cudaStream_t stream) {
-    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
-      return comm.api().reduceScatter(
-          input.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
-    });
+    const Reduction::Handle op(reduction, comm.api(), handle);
+    if (op.made() != ncclSuccess) {
+      return op.made();
+    }
+    return comm.api().reduceScatter(
+        input.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
   };
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
@@ -104,10 +106,12 @@ WorkPtr Collectives::allReduce(
   }
   call.launch = [&comm = comm_, target, source, count, reduction](
                     ncclComm_t handle, cudaStream_t stream) {
-    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
-      return comm.api().allReduce(
-          source.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
-    });
+    const Reduction::Handle op(reduction, comm.api(), handle);
+    if (op.made() != ncclSuccess) {
+      return op.made();
+    }
+    return comm.api().allReduce(
+        source.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
   };
   if (target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
@@ -145,10 +149,12 @@ WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::Redu
   }
   call.launch = [&comm = comm_, target, count, root, reduction](
                     ncclComm_t handle, cudaStream_t stream) {
-    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
-      return comm.api().reduce(
-          target.data(), target.data(), count, reduction.wire().type, op, root, handle, stream);
-    });
+    const Reduction::Handle op(reduction, comm.api(), handle);
+    if (op.made() != ncclSuccess) {
+      return op.made();
+    }
+    return comm.api().reduce(
+        target.data(), target.data(), count, reduction.wire().type, op, root, handle, stream);
   };
   if (isRoot && target.needsCopy()) {
     call.epilogue = [target] { target.copyBack(); };
@@ -209,24 +215,26 @@ WorkPtr Collectives::reduceScatter(
   OutputBuffer target(output, /*readFirst=*/false);
   call.launch = [&comm = comm_, target, sources, reduction](
                     ncclComm_t handle, cudaStream_t stream) {
-    return reduction.with(comm.api(), handle, [&](ncclRedOp_t op) {
-      return grouped(comm.api(), [&] {
-        for (int root = 0; root < comm.size(); ++root) {
-          const auto result = comm.api().reduce(
-              sources[root].data_ptr(),
-              target.data(),
-              sources[root].numel() * reduction.wire().factor,
-              reduction.wire().type,
-              op,
-              root,
-              handle,
-              stream);
-          if (result != ncclSuccess) {
-            return result;
-          }
+    const Reduction::Handle op(reduction, comm.api(), handle);
+    if (op.made() != ncclSuccess) {
+      return op.made();
+    }
+    return grouped(comm.api(), [&] {
+      for (int root = 0; root < comm.size(); ++root) {
+        const auto result = comm.api().reduce(
+            sources[root].data_ptr(),
+            target.data(),
+            sources[root].numel() * reduction.wire().factor,
+            reduction.wire().type,
+            op,
+            root,
+            handle,
+            stream);
+        if (result != ncclSuccess) {
+          return result;
         }
-        return ncclSuccess;
-      });
+      }
+      return ncclSuccess;
     });
   };
   if (target.needsCopy()) {

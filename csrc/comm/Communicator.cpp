@@ -224,12 +224,15 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     work->setPass(lateness_.follow());
   }
   const OpenCall open(*this, &op);
-  const auto run = [&] { executor_->run(call, work); };
-  if (!call.parts.empty()) {
+  if (C10_LIKELY(!at::hasCallbacks())) {
+    executor_->run(call, work);
+  } else if (!call.parts.empty()) {
     recordMessages(*this, call.parts, op.seq);
-    run();
+    executor_->run(call, work);
   } else {
-    withParamComms(*this, op, profileName(op), call.inputs, call.outputs, work != nullptr, run);
+    withParamComms(*this, op, profileName(op), call.inputs, call.outputs, work != nullptr, [&] {
+      executor_->run(call, work);
+    });
   }
   return work;
 }

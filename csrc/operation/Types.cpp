@@ -179,25 +179,23 @@ Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
   wire_ = wireType(dtype);
 }
 
-ncclResult_t Reduction::with(
-    const NcclApi& api,
-    ncclComm_t comm,
-    const std::function<ncclResult_t(ncclRedOp_t)>& launch) const {
-  if (op_ != ReduceOp::PREMUL_SUM) {
-    return launch(*ncclOp(op_, dtype_));
+Reduction::Handle::Handle(const Reduction& reduction, const NcclApi& api, ncclComm_t comm)
+    : api_(api), comm_(comm), custom_(reduction.op_ == ReduceOp::PREMUL_SUM) {
+  if (!custom_) {
+    op_ = *ncclOp(reduction.op_, reduction.dtype_);
+    return;
   }
-  ncclRedOp_t handle;
   // A factor in host memory is read now. A factor on the accelerator is read when the operation
   // runs; the operation keeps it alive.
-  const auto residence = factor_.is_cpu() ? ncclScalarHostImmediate : ncclScalarDevice;
-  const auto created =
-      api.redOpCreatePreMulSum(&handle, factor_.data_ptr(), wire_.type, residence, comm);
-  if (created != ncclSuccess) {
-    return created;
+  const auto& factor = reduction.factor_;
+  const auto residence = factor.is_cpu() ? ncclScalarHostImmediate : ncclScalarDevice;
+  made_ = api.redOpCreatePreMulSum(&op_, factor.data_ptr(), reduction.wire_.type, residence, comm);
+}
+
+Reduction::Handle::~Handle() {
+  if (custom_ && made_ == ncclSuccess) {
+    api_.redOpDestroy(op_, comm_);
   }
-  const auto launched = launch(handle);
-  const auto destroyed = api.redOpDestroy(handle, comm);
-  return launched != ncclSuccess ? launched : destroyed;
 }
 
 void Reduction::combine(const at::Tensor& out, const at::Tensor& inputs) const {

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <nccl.h>
 
-#include <functional>
 #include <optional>
 
 #include "base/TorchCompat.hpp"
@@ -37,11 +36,25 @@ class Reduction {
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
 
-  // Calls `launch` with the library's handle for the reduce operation.
-  ncclResult_t with(
-      const NcclApi& api,
-      ncclComm_t comm,
-      const std::function<ncclResult_t(ncclRedOp_t)>& launch) const;
+  // The library's handle for the reduce operation, to launch with in this scope.
+  class Handle {
+   public:
+    Handle(const Reduction& reduction, const NcclApi& api, ncclComm_t comm);
+    ~Handle();
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
+
+    // Returns ncclSuccess, or the error of making the handle, which is then not to be used.
+    ncclResult_t made() const { return made_; }
+    operator ncclRedOp_t() const { return op_; }
+
+   private:
+    const NcclApi& api_;
+    const ncclComm_t comm_;
+    ncclRedOp_t op_ = ncclSum;
+    ncclResult_t made_ = ncclSuccess;
+    bool custom_;
+  };
 
   // Sets out = inputs[0] op inputs[1] op ..., in this order. The first dimension of `inputs` counts
   // the inputs; the others are the dimensions of `out`.

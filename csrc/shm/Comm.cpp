@@ -119,29 +119,26 @@ void Comm::fail(const NcclError& failure) {
   segment_->fail(failure);
 }
 
-void Comm::inTurn(uint64_t ticket, FunctionRef<void()> body) {
-  struct Turn {
-    Comm& comm;
-    const uint64_t ticket;
-    ~Turn() {
-      comm.exchanging_.store(false, std::memory_order_relaxed);
-      comm.ticketLock_.pass(ticket);
-    }
-  };
+Comm::Turn::Turn(Comm& comm, uint64_t ticket) : comm_(comm), ticket_(ticket) {
   try {
-    ticketLock_.await(ticket, *segment_);
+    comm.ticketLock_.await(ticket, *comm.segment_);
   } catch (const NcclError& failure) {
-    fail(failure);  // the ticket does not pass, and those behind it would wait for ever
+    comm.fail(failure);  // the ticket does not pass, and those behind it would wait for ever
     throw;
   }
-  const Turn turn{*this, ticket};
-  const Active active(*this);
-  exchanging_.store(true, std::memory_order_relaxed);
-  body();
+  comm.active_.fetch_add(1);
+  comm.exchanging_.store(true, std::memory_order_relaxed);
+}
+
+Comm::Turn::~Turn() {
+  comm_.active_.fetch_sub(1);
+  comm_.exchanging_.store(false, std::memory_order_relaxed);
+  comm_.ticketLock_.pass(ticket_);
 }
 
 void Comm::run(const Collective& collective) {
-  inTurn(ticketLock_.take(), [&] { execute(exchange_, collective, rank_, size()); });
+  const Turn turn(*this, ticketLock_.take());
+  execute(exchange_, collective, rank_, size());
 }
 
 bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {

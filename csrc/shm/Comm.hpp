@@ -58,14 +58,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Declares the communicator failed on every rank; the first failure wins.
   void fail(const NcclError& failure);
 
-  // Calls `body` when `ticket` of ticketLock() may pass; blocks. Throws NcclError.
-  void inTurn(uint64_t ticket, FunctionRef<void()> body);
-
   // Executes one collective in the calling thread; blocks. Throws NcclError.
   void run(const Collective& collective);
 
   // Executes the first half of the collective that has `ticket`, if that can be done at once;
-  // returns whether it was. inTurn() follows with complete().
+  // returns whether it was. complete() follows in the ticket's Turn.
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
   // Returns whether a collective is between its halves.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
@@ -89,6 +86,18 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
    private:
     Comm& comm_;
+  };
+
+  // The turn of a ticket of ticketLock(), which ends with the scope.
+  class Turn {
+   public:
+    // Blocks until the tickets before have passed. Throws NcclError.
+    Turn(Comm& comm, uint64_t ticket);
+    ~Turn();
+
+   private:
+    Comm& comm_;
+    const uint64_t ticket_;
   };
 
   void finalize();  // blocks until this rank's plans have ended

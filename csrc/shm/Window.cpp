@@ -224,15 +224,14 @@ ncclResult_t windowRegister(
       invalidArgument(
           kRegister, "buff is not part of memory that memAlloc returned, which peers can map");
     }
-    comm->inTurn(comm->ticketLock().take(), [&] {
-      try {
-        *made = comm->windows().add(buffer, bytes, memory);
-      } catch (const NcclError& failure) {
-        // The peers wait for this rank, which may, for example, have no file descriptor left.
-        comm->fail(failure);
-        throw;
-      }
-    });
+    const Comm::Turn turn(*comm, comm->ticketLock().take());
+    try {
+      *made = comm->windows().add(buffer, bytes, memory);
+    } catch (const NcclError& failure) {
+      // The peers wait for this rank, which may, for example, have no file descriptor left.
+      comm->fail(failure);
+      throw;
+    }
     return ncclSuccess;
   });
 }

@@ -99,7 +99,8 @@ std::optional<Place> rendezvousForSplit(Comm& parent, Choice choice) {
 
 ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* made) {
   std::optional<Place> place;
-  parent.inTurn(parent.ticketLock().take(), [&] {
+  {
+    const Comm::Turn turn(parent, parent.ticketLock().take());
     try {
       place = rendezvousForSplit(parent, choice);
     } catch (const NcclError& failure) {
@@ -107,7 +108,7 @@ ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* ma
       parent.fail(failure);
       throw;
     }
-  });
+  }
   if (!place) return ncclSuccess;
   return joinAndComplete(place->id, place->ranks, place->rank, blocking, made);
 }

@@ -64,12 +64,14 @@ ncclResult_t Plan::execute() noexcept {
     }
     for (const SignalWait& wait : waits_) comm_->windows().run(wait);
     if (!collectives_.empty()) {
-      comm_->inTurn(ticket_, [this] {
-        if (begun_) return comm_->complete(collectives_.front());
+      const Comm::Turn turn(*comm_, ticket_);
+      if (begun_) {
+        comm_->complete(collectives_.front());
+      } else {
         for (const Collective& collective : collectives_) {
           shm::execute(comm_->exchange(), collective, comm_->rank(), comm_->size());
         }
-      });
+      }
     }
     return ncclSuccess;
   } catch (const NcclError& failure) {
