@@ -67,13 +67,13 @@ def all_answer(answer):
     return all(rank["state"] == "answers" for rank in answer["ranks"])
 
 
-def answered(ask, *arguments):
-    """What is told once all ranks answer: one may be stopped for a while."""
+def answered(ask, *arguments, holds=all_answer):
+    """What is told once that holds of it: a rank may be stopped for a while."""
     told = []
 
     def once():
         told[:] = ask(*arguments)
-        return isinstance(told[1], dict) and all_answer(told[1])
+        return isinstance(told[1], dict) and holds(told[1])
 
     assert wait_for(once, SOON), told
     return told
@@ -144,9 +144,8 @@ def test_who_is_waited_for_is_named_where_its_python_is_until_it_has_come(folder
         for rank in range(3):
             ranks.wait_report(rank)
         # The end of a watched operation is seen a moment later.
-        assert wait_for(lambda: ask()[0] == 0, SOON)
-        _, answer = ask()
-        assert answer["healthy"] and waiting(answer) is None, answer
+        code, answer = answered(ask, holds=lambda answer: answer["healthy"])
+        assert code == 0 and waiting(answer) is None, answer
         for rank in range(3):
             ranks.tell(rank, "end")
         check(ranks.wait())
@@ -264,8 +263,9 @@ def test_a_rank_that_compiles_is_said_to(folder, ask):
     with started(2, folder) as ranks:
         ranks.start(compiles, ranks.store_args(), 2)
         ranks.wait_report(1)
-        assert wait_for(lambda: waiting(ask()[1]), SOON)
-        _, answer = ask()
+        _, answer = answered(
+            ask, holds=lambda told: told["ranks"][1].get("compiling_s") and waiting(told)
+        )
         assert waiting(answer)["prolonged"] and waiting(answer)["waits_for"] == [1]
         assert "rank 1 has been compiling" in waiting(answer)["verdict"]
         assert answer["ranks"][1]["compiling_s"] > 0
@@ -811,7 +811,8 @@ def test_a_program_under_torchrun_is_asked_by_the_command_line(folder, tmp_path)
             r"job of the store (\S+:\d+) \(run \S+\): 2 ranks on 1 host", run[0].stdout
         )
         assert store, run[0].stdout
-        assert main([store[1], "--late", "100", "--wait", "15"]) == 0
+        asked = [store[1], "--late", "100", "--wait", "15"]
+        assert wait_for(lambda: main(asked) == 0, SOON)
     finally:
         end_tree(launcher.pid)
         launcher.wait()
