@@ -96,7 +96,8 @@ ncclResult_t Comm::asyncError() const {
   if (revoked()) return active_.load() != 0 ? ncclInProgress : ncclSuccess;
   if (segment_->failed()) return segment_->failure().result;
   if (allJoined()) return ncclSuccess;
-  // No thread waits, so no other would notice that a rank died.
+  // Checks the peers' processes: only a waiting thread notices that a rank has died, and while a
+  // caller polls, no thread may wait.
   const int64_t now = nowInMilliseconds();
   int64_t due = nextLifeCheck_.load(std::memory_order_relaxed);
   if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
@@ -148,7 +149,7 @@ bool Comm::begin(uint64_t ticket, const Collective& collective) noexcept {
     const Active active(*this);
     begun = shm::begin(exchange_, collective, rank_, size());
   } catch (const std::exception&) {
-    // The communicator has failed, as the thread that executes the collective finds.
+    // The communicator has failed; the thread that executes the collective raises the failure.
   }
   begun_.store(begun, std::memory_order_relaxed);
   return begun;
@@ -172,8 +173,8 @@ void Comm::awaitPlans() {
       planEnded_.wait_for(lock, std::chrono::milliseconds(50));
     }
   }
-  // After a failure a plan may sit in a stream that never comes to it; the plan will not touch a
-  // buffer any more, unless it is doing so now.
+  // After a failure a plan may stay in a stream that never reaches it. Such a plan does not touch
+  // buffers any more; only one that runs now may still do so.
   if (segment_->failed()) awaitQuiet();
 }
 
@@ -220,7 +221,7 @@ void Comm::destroy() {
     try {
       exchange_.checkLastSteps();
     } catch (const NcclError&) {
-      // Recorded: the peers see it, and this rank has no more operations.
+      // The segment records the failure for the peers; this rank has no operation left to raise it.
     }
   }
   pointToPoint_.shutdown("the communicator was destroyed");

@@ -29,7 +29,7 @@ namespace torchcomms_pg::shm {
 // can block say so.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  // Claims `rank` in the memory that `id` names. Does not wait for the others.
+  // Claims `rank` in the segment that `id` names. Does not wait for the other ranks.
   static std::shared_ptr<Comm> join(const ncclUniqueId& id, int ranks, int rank, bool blocking);
   ~Comm();
 
@@ -66,7 +66,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
   // Returns whether a collective is between its halves.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
-  // Executes the second half, in its turn; blocks. Throws NcclError.
+  // Executes the second half; call in inTurn(). Blocks. Throws NcclError.
   void complete(const Collective& collective);
 
   // Count plans from their issue to their end.
@@ -75,10 +75,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void awaitPlans();  // blocks
 
   // Returns the ranks that the oldest unfinished operation waits for; after a failure the ranks at
-  // fault, where known.
+  // fault, if known.
   std::vector<int> absentRanks();
 
-  // Brackets an access to the user's buffers.
+  // Marks an access to the user's buffers, for its lifetime.
   class Active {
    public:
     explicit Active(Comm& comm) : comm_(comm) { comm_.active_.fetch_add(1); }
@@ -107,19 +107,19 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool revoked() const { return revoked_.load(); }
   std::string whoAmI() const;  // "rank 1 (pid 4711)"
 
-  // Register buffers: give out handles and check them, nothing more.
+  // Give out and take back handles of registered buffers; registration has no other effect.
   void* registerBuffer();
   void deregisterBuffer(void* handle);
 
-  // Publish the id of a shrink's communicator, as its leader, or take it, as any other survivor.
-  // Taking it blocks, and returns nullopt if `deadline` passes first.
+  // Publish the id of the communicator that a shrink makes (on the leader), and take it (on every
+  // other survivor; blocks). The result is null if `deadline` passes first.
   void offerShrink(uint64_t excluded, const ncclUniqueId& id);
   std::optional<ncclUniqueId> takeShrinkOffer(
       int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline);
 
  private:
   Comm(std::shared_ptr<Segment> segment, int rank, bool blocking);
-  void leave(Phase phase);  // tells the peers that this rank is gone
+  void leave(Phase phase);  // marks this rank as gone, and wakes the peers
   void awaitQuiet();
 
   const std::shared_ptr<Segment> segment_;

@@ -1,4 +1,4 @@
-// Names of host/ that this folder uses as its own.
+// Names of host/ that this folder uses unqualified.
 #pragma once
 
 #include "host/Collective.hpp"

@@ -1,5 +1,4 @@
-// The operations that a rank does without the other side: puts and signals,
-// and the wait for a signal.
+// One-sided operations: puts, signals, and the wait for signals.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,7 @@ struct MappedWindow;
 // Content, a signal, or content followed by a signal.
 struct Put {
   int peer = 0;
-  std::shared_ptr<const MappedWindow> window;  // null without content
+  std::shared_ptr<const MappedWindow> window;  // null if there is no content
   size_t offset = 0;                           // in bytes
   const void* data = nullptr;
   size_t bytes = 0;
@@ -27,7 +26,7 @@ struct SignalWait {
   struct Signals {
     int peer;
     int signal;
-    uint64_t count;  // wanted; once expected, the total that the peer must have sent by then
+    uint64_t count;  // to wait for; after Windows::expect(), counted from the peer's first signal
   };
   std::vector<Signals> all;
 };

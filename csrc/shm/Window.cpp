@@ -14,7 +14,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Bytes that a put copies before it looks again whether the communicator has failed.
+// Bytes that a put copies between two checks for a failure of the communicator.
 constexpr size_t kPiece = 4 << 20;
 
 constexpr const char* kRegister = "commWindowRegister";
@@ -23,7 +23,7 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   try {
     return {mapMemory(address), address.bytes};
   } catch (const NcclError& failure) {
-    comm.waiter().checkPeers([peer](int rank) { return rank == peer; });  // may have died
+    comm.waiter().checkPeers([peer](int rank) { return rank == peer; });  // raises if it has died
     throw NcclError(
         failure.result,
         std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
@@ -31,7 +31,7 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   }
 }
 
-// The windows of all communicators of the process, whose handles are of one series.
+// The windows of all communicators of this process. Their handles are numbered together.
 struct Registry {
   std::mutex mutex;
   std::map<uintptr_t, std::weak_ptr<const MappedWindow>> windows;
@@ -73,7 +73,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
     window->views.push_back(mapPeer(comm_, rank, theirs));
   }
   exchange.close();
-  // Every rank has mapped the memory: it may be freed from here on.
+  // Waits until every rank has mapped the memory, which may then be freed.
   exchange.open();
   exchange.publish();
   for (int rank = 0; rank < comm_.size(); ++rank) {
@@ -89,7 +89,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
 
 void Windows::remove(ncclWindow_t handle) {
   std::shared_ptr<const MappedWindow>
-      window;  // declared first: unmapped after the lock is released
+      window;  // declared before the lock: unmapped after the lock is released
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -148,7 +148,7 @@ void Windows::run(const Put& put) {
     std::byte* const target = put.window->views[put.peer].memory.get() + put.offset;
     const auto* source = static_cast<const std::byte*>(put.data);
     if (put.peer == comm_.rank()) {
-      std::memmove(target, source, put.bytes);  // may be part of the window
+      std::memmove(target, source, put.bytes);  // memmove: the source may overlap the window
     } else {
       for (size_t done = 0; done < put.bytes; done += kPiece) {
         if (segment.failed()) throw segment.failure();
@@ -213,7 +213,7 @@ ncclResult_t windowRegister(
     checkNoGroup(kRegister);
     comm->checkUsable();
     checkBuffer(kRegister, "buff", buffer, bytes);
-    // All of NCCL's flags ask for what holds here anyway.
+    // Every flag of NCCL asks for a guarantee that this library always gives.
     constexpr int kStrictOrdering = 0x02;  // NCCL_WIN_STRICT_ORDERING, since NCCL 2.29
     constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
     if ((flags & ~kKnown) != 0) {

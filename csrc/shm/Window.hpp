@@ -1,4 +1,4 @@
-// Windows: memory of every rank to which its peers write without its taking part.
+// Windows: memory of each rank that its peers write without the rank's taking part.
 #pragma once
 
 #include <nccl.h>
@@ -23,26 +23,24 @@ struct MappedWindow {
   std::vector<WindowView> views;  // by rank
 };
 
-// The windows of one communicator, and the signals that this rank has waited
-// for. Called from any thread.
+// The windows of one communicator, and the signals that this rank has waited for. Thread-safe.
 class Windows {
  public:
   explicit Windows(Comm& comm) : comm_(comm) {}
 
-  // Makes a window. Collective, called in this rank's turn; blocks until every rank has mapped the
+  // Makes a window. Collective, called in Comm::inTurn(). Blocks until every rank has mapped the
   // memory of all others. `buffer` is part of `memory`. Throws NcclError.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
-  // Removes the window on this rank: what peers have mapped stays with them. Throws NcclError.
+  // Removes the window on this rank; the peers' mappings stay valid. Throws NcclError.
   void remove(ncclWindow_t handle);
   std::shared_ptr<const MappedWindow> find(ncclWindow_t handle, const char* operation) const;
 
-  // Takes the next signals of the peers for a wait: waits are satisfied in the order of these
-  // calls.
+  // Assigns the peers' next signals to `wait`: waits are satisfied in the order of these calls.
   void expect(SignalWait& wait);
 
   // Execute in the calling thread; throw NcclError.
   void run(const Put& put);
-  void run(const SignalWait& wait);  // which is expected; blocks
+  void run(const SignalWait& wait);  // after expect(); blocks
 
   // Returns a window of any communicator of this process.
   static std::shared_ptr<const MappedWindow> findAnywhere(

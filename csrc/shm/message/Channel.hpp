@@ -19,12 +19,12 @@ struct MessageHeader {
   uint64_t sequence;  // number of the message in its channel; checked
   int32_t tag;
   uint16_t type;
-  uint16_t slot;  // slot in which the reader confirms the message; 0: none
+  uint16_t slot;  // slot in which the reader confirms the message; 0 if it does not
 };
 static_assert(sizeof(MessageHeader) <= kLine / 2, "a small message is to fit into one line");
 
-// Number of slots of a channel, for messages whose senders wait until they have been received;
-// slots count from 1.
+// Number of slots of a channel, for messages whose senders wait until they are received. Slots are
+// numbered from 1.
 inline constexpr uint16_t kSlots = 512;
 
 // State at the channel's beginning; zero-initialised. Cursors count bytes and never wrap.
@@ -36,7 +36,7 @@ struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
-// The part that writer and reader share. Each message starts on a new cache line, so that a header
+// What writer and reader have in common. Each message starts at a line of its own, so that a header
 // never wraps around.
 class ChannelEnd {
  public:
@@ -64,15 +64,14 @@ class ChannelEnd {
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
   size_t piece_ = 0;
-  uint64_t cursor_ = 0;  // this side's own
-  uint64_t other_ = 0;   // the other side's, as last seen
+  uint64_t cursor_ = 0;  // of this side
+  uint64_t other_ = 0;   // of the other side, as last seen
 };
 
 class ChannelWriter : public ChannelEnd {
  public:
-  // Continues to write one message; call until it returns true, which it does
-  // once all is written. published() is called after each piece. `moved` is
-  // the record of the bytes written, initially zero.
+  // Continues to write one message; call until it returns true, once all is written. Calls
+  // published() after each piece. `moved` counts the bytes written, initially zero.
   template <class Published>
   bool write(
       const MessageHeader& header,
@@ -122,7 +121,8 @@ class ChannelWriter : public ChannelEnd {
   }
 
  private:
-  // Returns the free bytes; negative when the reader is inside a line that padding has given up.
+  // Returns the free bytes. Negative if padding after the last message covers a part of a line that
+  // the reader has not read yet.
   int64_t room() {
     const auto free = [&] { return static_cast<int64_t>(capacity_ - (cursor_ - other_)); };
     if (free() >= static_cast<int64_t>(kLine)) return free();
@@ -130,7 +130,8 @@ class ChannelWriter : public ChannelEnd {
     if (free() >= static_cast<int64_t>(kLine)) return free();
     if (control_->wantsRoom.load(std::memory_order_relaxed) == 0) {
       control_->wantsRoom.store(1, std::memory_order_relaxed);
-      // Pairs with the fence in the reader: the reader sees the wish, or this side sees the room.
+      // Pairs with the fence in ChannelReader::read(): the reader sees `wantsRoom`, or the writer
+      // sees the new tail.
       std::atomic_thread_fence(std::memory_order_seq_cst);
       other_ = control_->tail.load(std::memory_order_acquire);
     }
@@ -142,7 +143,7 @@ class ChannelWriter : public ChannelEnd {
 
 class ChannelReader : public ChannelEnd {
  public:
-  // Copies the next message's header. Returns false if no message has arrived.
+  // Copies the next message's header. Returns false if no message has been published.
   bool peek(MessageHeader& header) {
     if (available() == 0) return false;
     std::memcpy(&header, at(), sizeof header);
@@ -152,8 +153,8 @@ class ChannelReader : public ChannelEnd {
   // Enters the message whose header peek() has copied.
   void begin() { cursor_ += sizeof(MessageHeader); }
 
-  // Continues to read the message's content; returns true once all is read.
-  // freed() is called when the writer waits for room.
+  // Continues to read the message's content; returns true once all is read. Calls freed() if the
+  // writer waits for room.
   template <class Freed>
   bool read(std::byte* out, size_t bytes, size_t& moved, const Freed& freed) {
     for (int piece = 0; piece < kPiecesPerCall; ++piece) {

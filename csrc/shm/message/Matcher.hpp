@@ -9,25 +9,26 @@
 
 namespace torchcomms_pg::shm {
 
-// Receives that know no message yet, and messages that no receive has asked for. Messages of one
-// source and tag are matched in the order of their arrival with receives in the order in which they
-// were posted, no matter whether the receives name the source. Not thread-safe.
+// Receives without a message yet, and messages without a receive yet. Messages of one source and
+// tag are matched in the order of their arrival with receives in the order in which they were
+// posted, whether or not a receive names its source. Not thread-safe.
 class Matcher {
  public:
   void prepare(int ranks) { posted_.resize(ranks); }
   void clear();
 
-  // Returns the message for a new receive, which is then no longer held; or posts the receive and
-  // returns null.
+  // Removes and returns the held message that `receive` matches. If none does, posts the receive
+  // and returns null.
   std::shared_ptr<Incoming> post(const std::shared_ptr<Transfer>& receive);
 
-  // Returns the receive for a new message, which is then no longer posted; or null.
+  // Removes and returns the posted receive that a new message matches, or null.
   std::shared_ptr<Transfer> take(int source, int tag);
 
-  // Holds a message for which take() gave nothing.
+  // Holds a message for which take() returned null.
   void hold(const std::shared_ptr<Incoming>& message) { held_.push_back(message); }
 
-  // Forgets a posted receive. Returns false if it is not posted, e.g. as it has its message.
+  // Removes a posted receive. Returns false if it is not posted, for example because it has its
+  // message.
   bool cancel(const Transfer& receive);
 
   // Notes that a posted receive has been started.

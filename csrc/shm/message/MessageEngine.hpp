@@ -13,22 +13,22 @@
 
 namespace torchcomms_pg::shm {
 
-// Never blocks and never calls back. Not thread-safe.
+// Never blocks and calls no callbacks. Not thread-safe.
 //
 // A message whose receive has not been started stays in its channel, unless a started receive may
-// find its own message behind it: then it moves to the heap. So a message never keeps a message of
-// another tag from arriving.
+// wait for a message behind it. It is then copied to the heap, so that it never holds up a message
+// of another tag.
 class MessageEngine {
  public:
   MessageEngine(Segment& segment, int rank);
 
-  // Fixes the transfer's place in the order of its peer and tag. Throws nothing: see problem().
+  // Fixes the transfer's place in the order of its peer and tag. Does not throw, see problem().
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Permits access to the buffer. Throws nothing, either.
+  // Allows access to the transfer's buffer. Does not throw.
   void start(const std::shared_ptr<Transfer>& transfer);
 
-  // Takes back a receive. Returns false if it has its message.
+  // Withdraws a receive. Returns false if it has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
   // Moves what can be moved, up to a limit per message; returns whether anything moved.
@@ -40,7 +40,7 @@ class MessageEngine {
   // Returns the ended transfers, for the caller to clear.
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
 
-  // Returns what is wrong with the messages, with which the communicator is to fail, or null.
+  // Returns the error with which the communicator must fail, or null.
   std::shared_ptr<const NcclError> problem() const { return problem_; }
 
   // Returns the started transfer that was added first, or null.
@@ -53,7 +53,8 @@ class MessageEngine {
     std::shared_ptr<Transfer> current;  // being written
     uint16_t slot = 0;                  // slot of `current`, as in MessageHeader
     uint64_t messages = 0;
-    // Written messages that have not been received: by slot, from 1. Empty until the first.
+    // Confirmed sends that are written but not yet received, by slot from 1. Empty before the
+    // first.
     std::vector<std::shared_ptr<Transfer>> unreceived;
     size_t unreceivedCount = 0;
     bool active = false;  // listed in sendingTo_
