@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kSocket = ".socket";
 constexpr const char* kRanks = ".ranks";
 
-// Limit of connections that wait to be taken.
+// Limit of connections that wait to be accepted.
 constexpr int kBacklog = 16;
 
 [[noreturn]] void fail(const std::string& what, int error) {
@@ -65,8 +65,8 @@ Folder::Folder(std::string path) : path_(std::move(path)) {
   }
 }
 
-// Names the file by the opened folder: the path may be longer than the address of a socket, or lead
-// elsewhere by now.
+// Names a file relative to the open folder: path_ may be too long for a socket's address, or may
+// lead to another folder by now.
 std::string Folder::inside(const std::string& name) const {
   return "/proc/self/fd/" + std::to_string(opened_.get()) + "/" + name;
 }
@@ -112,7 +112,7 @@ Descriptor Folder::connect(const Entry& entry) const {
     fail("no socket can be made", errno);
   }
   const auto address = addressOf(inside(entry.name + kSocket));
-  // A full backlog (EAGAIN) says that somebody is to listen there, and does not.
+  // A full backlog (EAGAIN) means that a process listens, but does not accept.
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   if (::connect(made.get(), name, sizeof address) != 0 && errno != EAGAIN) {
     return Descriptor();
@@ -123,10 +123,11 @@ Descriptor Folder::connect(const Entry& entry) const {
 Descriptor Folder::listen() const {
   const auto entry = own();
   const auto path = inside(entry.name + kSocket);
-  // Has its name only once it listens: one that refuses connections is a dead process's.
+  // Gives the socket its name only when it listens, so that a socket that refuses connections is
+  // always a dead process's.
   const auto fresh = inside(entry.name + ".new");
   const auto address = addressOf(fresh);
-  // A process of before had the same pid, or this one has ended its last group just now.
+  // Removes files left by an earlier process with this pid, or by this process with its last group.
   unlink(fresh.c_str());
   unlink(inside(entry.name + kRanks).c_str());
   Descriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -159,7 +160,7 @@ void Folder::sweep() const {
   std::vector<Entry> dead;
   std::set<uint64_t> living;
   for (auto& entry : entries()) {
-    // Of another namespace's processes nothing is known by their number.
+    // A process of another pid namespace cannot be looked up, and counts as living.
     if (entry.pidSpace == host::pidSpace() && !host::processAlive(entry.pid, 0)) {
       dead.push_back(std::move(entry));
     } else {

@@ -1,4 +1,4 @@
-// The folder in which processes of one user leave their sockets, by which they tell their status.
+// The folder in which a user's processes put the sockets on which they report their status.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace torchcomms_pg::status {
 
-// A descriptor, closed with its holder.
+// Owns a file descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int number = -1) : number_(number) {}
@@ -26,44 +26,46 @@ class Descriptor {
   int number_;
 };
 
-// The part of a process in a group, by which others know whose process it is when it does not
-// answer.
+// A rank of a process in a group, by which other processes name the process if it does not answer.
 struct Membership {
   uint64_t group = 0;  // see MemberStatus::id
-  int64_t rank = 0;    // the job's number
+  int64_t rank = 0;    // global rank
 
   static void fields(auto& self, auto& visit) { visit(self.group, self.rank); }
   bool operator==(const Membership&) const = default;
 };
 
-// What is in the folder of one process: "PID-NAMESPACE.socket", and beside it ".ranks", with a line
-// "GROUP RANK" for each group. Files outlive a process that is killed.
+// The files of one process in the folder: "PID-NAMESPACE.socket", and "PID-NAMESPACE.ranks" with a
+// line "GROUP RANK" for each group. They outlive a process that is killed.
 struct Entry {
-  std::string name;  // without the end
+  std::string name;  // without the extension
   uint32_t pid = 0;
   uint32_t pidSpace = 0;
 };
 
-// Thread-safe. Every function raises std::runtime_error that says what is wrong with the folder.
+// Thread-safe. Every function raises std::runtime_error with what is wrong with the folder.
 class Folder {
  public:
-  // `path`: made where it is not there. Refuses one that is another user's, or open to others.
+  // Opens the folder `path`, and makes it if it does not exist. Refuses a folder that is another
+  // user's or open to others.
   explicit Folder(std::string path);
 
   const std::string& path() const { return path_; }
   std::vector<Entry> entries() const;
   std::vector<Membership> memberships(const Entry& entry) const;
 
-  // Makes the socket of this process, which listens, in the place of one that nobody listens at.
+  // Makes this process's listening socket. Replaces one of the same name on which no process
+  // listens.
   Descriptor listen() const;
   // Adds to the memberships of this process.
   void add(const Membership& membership) const;
-  // Removes what is of this process.
+  // Removes the files of this process.
   void remove() const noexcept;
-  // Removes what is left of dead processes whose groups no living one has.
+  // Removes the files of dead processes, except those with a group in which a process still lives.
   void sweep() const;
 
-  // Connects to the socket without waiting; none: nobody listens there.
+  // Connects to the socket without waiting. Returns an empty descriptor if no process listens on
+  // it.
   Descriptor connect(const Entry& entry) const;
 
   static Entry own();
@@ -75,7 +77,7 @@ class Folder {
   Descriptor opened_;
 };
 
-// Returns whether the process at the other end is of this user.
+// Returns whether the process at the other end belongs to this user.
 bool ofThisUser(int socket);
 
 }  // namespace torchcomms_pg::status

@@ -19,13 +19,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Interval of looks whether those that have not answered are stopped.
+// Interval at which silent processes are checked for being stopped.
 constexpr milliseconds kLook{50};
 
 // A process that is asked.
 struct Asked {
   Entry entry;
-  Descriptor socket;  // none: nobody listens, or it is over
+  Descriptor socket;  // empty if no process listens, or when the answer has ended
   std::string answer;
   bool listens = false;
 };
@@ -57,7 +57,7 @@ SilentProcess describeSilent(const Asked& asked, const Folder& folder) {
   return silent;
 }
 
-// Reads what there is. Returns whether the answer is over.
+// Reads the available bytes. Returns whether the answer has ended.
 bool readSome(Asked& asked) {
   char buffer[65536];
   for (;;) {

@@ -8,11 +8,11 @@
 
 namespace torchcomms_pg::status {
 
-// Names this host, and tells it from another of that name: it has its own boot and processes.
+// Returns the host's name with its boot and pid namespace, which distinguish hosts of equal name.
 std::string ownPlace();
 
-// Asks all processes of the folder, this one too, at the same time. Returns once all have answered
-// that are not stopped, or after `patience`. Raises what the folder raises.
+// Asks all processes of the folder, this one included, at the same time. Returns when all except
+// stopped ones have answered, or after `patience`. Raises the folder's errors.
 HostStatus gather(const Folder& folder, std::chrono::milliseconds patience);
 
 }  // namespace torchcomms_pg::status

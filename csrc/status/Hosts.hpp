@@ -1,4 +1,4 @@
-// The hosts of a job tell each other the status of their processes through the job's store.
+// Exchanges the status of processes between the hosts of a job, through the job's store.
 #pragma once
 
 #include <chrono>
@@ -12,14 +12,14 @@
 
 namespace torchcomms_pg::status {
 
-// This process's part in that, for one store. A thread looks there four times a second whether
-// another host asks, and answers for all processes of this one; of those only one does at a time,
-// and the next goes on where that is stopped or gone. Thread-safe.
+// This process's part in that exchange, for one store. On each host one process at a time looks
+// into the store four times a second, in a separate thread. If another host asks, it answers for
+// all processes of its host. When it is stopped or gone, another process takes over. Thread-safe.
 class Hosts {
  public:
-  using MakeBoard = std::function<std::unique_ptr<SharedBoard>()>;  // makes a connection
+  using MakeBoard = std::function<std::unique_ptr<SharedBoard>()>;  // opens a connection
 
-  // `store`: names it, the same on all hosts. Raises std::runtime_error if no thread can be
+  // `store`: the store's name, equal on all hosts. Raises std::runtime_error if no thread can be
   // started.
   Hosts(std::string store, MakeBoard makeBoard);
   ~Hosts();
@@ -28,13 +28,13 @@ class Hosts {
 
   const std::string& store() const;
 
-  // What the other hosts have told.
+  // The other hosts' answers.
   struct Told {
     std::vector<HostStatus> hosts;
     std::vector<UnreachedHost> unreached;
   };
-  // Asks all other hosts, whose answers take() returns, once all are there or `until`; or before,
-  // as soon as `enough`, which is called with each, returns true.
+  // ask() asks all other hosts. take() returns their answers, when all have arrived, at `until`, or
+  // as soon as `enough`, which is called with each answer, returns true.
   void ask(std::chrono::steady_clock::time_point until);
   Told take(
       std::chrono::steady_clock::time_point until,
@@ -42,7 +42,7 @@ class Hosts {
 
  private:
   struct State;
-  const std::shared_ptr<State> state_;  // shared with threads, which may be in the store for long
+  const std::shared_ptr<State> state_;  // shared with threads, which may block long in the store
 };
 
 }  // namespace torchcomms_pg::status

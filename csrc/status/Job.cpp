@@ -102,7 +102,8 @@ std::vector<UnreachedHost> Job::unreached() const {
   return missing_.empty() ? std::vector<UnreachedHost>() : unreached_;
 }
 
-// Finds the groups of the job: those of the asked process, and all that share a process.
+// Finds the groups of the job: the asked process's, and repeatedly all groups of a process that is
+// in one of them.
 void Job::findJob() {
   std::vector<const ProcessStatus*> others;
   for (const auto& host : hosts_) {
@@ -166,7 +167,7 @@ void Job::addSilent(const HostStatus& host, const SilentProcess& silent) {
   }
 }
 
-// Notes the ranks of which nobody tells.
+// Notes the ranks on which no process has reported.
 void Job::noteMissing() {
   std::set<int64_t> known;
   for (const auto& rank : ranks_) {
@@ -228,9 +229,9 @@ Silent Job::silentOf(uint64_t id, int64_t rank) const {
                          : "no process tells of it: it may be on a host that has not answered"};
 }
 
-// Finds out who holds up the group's oldest operation; none: none is old.
+// Diagnoses the group's oldest operation. Returns nullopt if no operation is old.
 std::optional<Job::Finding> Job::judge(const Group& group) const {
-  // Whatever is older was issued before the first rank was asked.
+  // An operation of at least this age was issued before the first rank was asked.
   const auto least = std::max(question_.lateMs, question_.tookMs);
   Finding finding;
   const auto rankOf = [](const OpInFlight& op) { return std::pair(op.waits, op.ageMs); };
@@ -272,7 +273,7 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
   request.compileLeftMs = std::numeric_limits<int64_t>::max();
   finding.verdict = torchcomms_pg::judge(request, answers, silent);
   if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
-    return std::nullopt;  // a message that nobody waits for
+    return std::nullopt;  // a message for which no rank waits
   }
   return finding;
 }

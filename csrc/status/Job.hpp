@@ -1,5 +1,5 @@
-// What the processes of a job have told, put together: who is in which group, and who waits for
-// whom, by the rule of blame.
+// Combines what the processes of a job have reported: which rank is in which group, and which rank
+// waits for which, by the rule of blame (monitor/Blame.hpp).
 #pragma once
 
 #include <cstdint>
@@ -15,45 +15,45 @@
 
 namespace torchcomms_pg::status {
 
-// A host whose processes have not told theirs.
+// A host whose processes have not reported.
 struct UnreachedHost {
   std::string host;
   std::string why;
 };
 
 struct JobQuestion {
-  uint32_t pid = 0;    // of the process that was asked: the job is that of its groups
+  uint32_t pid = 0;    // of the asked process, whose groups define the job
   std::string host;    // its host
-  int64_t lateMs = 0;  // an operation that is older is waited for
-  int64_t tookMs = 0;  // time in which the answers were given
+  int64_t lateMs = 0;  // an operation of at least this age counts as late
+  int64_t tookMs = 0;  // time from the first question to the last answer
 };
 
-// Returns the host's name, without what tells it from others of that name.
+// Returns the host's name, without what ownPlace() adds to it.
 std::string nameOfHost(const std::string& place);
 
-// Refers to what it was made of. Of an operation that was issued while the answers were collected
-// nothing is said: its ranks have told of different times.
+// Keeps references to its arguments. Ignores operations that were issued while the answers were
+// collected, since the ranks' reports are of different times.
 class Job {
  public:
-  // What is known of the rank of a group.
+  // What is known of one rank of a group.
   struct Member {
     const ProcessStatus* process = nullptr;
     const RankActivity* activity = nullptr;
     const MemberStatus* told = nullptr;
   };
 
-  // What was found out about a group's oldest operation.
+  // The diagnosis of a group's oldest operation.
   struct Finding {
-    int rank = 0;  // the one that waits longest
+    int rank = 0;  // the rank that has waited longest
     const OpInFlight* op = nullptr;
     Verdict verdict;
   };
 
   struct Group {
     uint64_t id = 0;
-    const MemberStatus* any = nullptr;  // one member's, for what all have in common
-    std::map<int, Member> members;      // those that have answered, by rank in the group
-    std::optional<Finding> waits;       // none: nobody waits for long
+    const MemberStatus* any = nullptr;  // some member's status, for what all have in common
+    std::map<int, Member> members;      // members that have answered, by rank in the group
+    std::optional<Finding> waits;       // nullopt if no rank has waited long
   };
 
   // A process that does not answer, and its host.
@@ -71,22 +71,23 @@ class Job {
   const std::string& run() const { return run_; }
   const std::string& version() const { return version_; }  // of torchcomms_pg
   bool healthy() const { return healthy_; }
-  // Returns the groups, the largest first, but for those that are unused.
+  // Returns the groups without the unused ones, largest first.
   std::vector<const Group*> groups() const;
-  // Returns whether it is the part of a group on a device on which no rank has issued anything. A
-  // group of Gloo, as an example, has one for CUDA also where there is none.
+  // Returns whether the group is the part for a device on which no rank has issued anything. For
+  // example, a group in the place of Gloo has a part for CUDA also on a host without CUDA.
   bool isUnused(uint64_t id) const { return unused_.contains(id); }
-  // Returns the ranks that answer; one that is in no group has no `told`.
+  // Returns the ranks that answer, with `told` null.
   const std::vector<Member>& ranks() const { return ranks_; }
   const std::vector<Quiet>& quiet() const { return quiet_; }
-  // Returns the ranks of which nobody tells.
+  // Returns the global ranks on which no process has reported.
   const std::set<int64_t>& missing() const { return missing_; }
-  // Returns the hosts that have not answered, where that is why ranks are missing: the store also
-  // names hosts that have left the job.
+  // Returns the hosts that have not answered, if ranks are missing. Otherwise returns none, since
+  // the store also names hosts that have left the job.
   std::vector<UnreachedHost> unreached() const;
 
-  // Return what is known of a rank of the group that is none of its members: the process that does
-  // not answer, the rank that does, but has no such group, or null; and that in words.
+  // Return what is known of a rank of the group that is not among its `members`. quietOf(): the
+  // process, if it does not answer. elsewhere(): the rank, if it answers but has no such group.
+  // Both are null otherwise. silentOf(): the same in words.
   const Quiet* quietOf(uint64_t id, int64_t rank) const;
   const Member* elsewhere(int64_t rank) const;
   Silent silentOf(uint64_t id, int64_t rank) const;

@@ -72,7 +72,8 @@ class Report {
   }
 
   static void writeGroup(Json& json, const Job::Group& group) {
-    json.field("id", std::to_string(group.id));  // beyond the whole numbers of JSON
+    // may exceed the integers that JSON readers represent exactly
+    json.field("id", std::to_string(group.id));
     json.field("name", printable(group.any->name));
     json.field("description", printable(group.any->description));
     json.field("backend", printable(group.any->backend));
@@ -83,7 +84,7 @@ class Report {
       least = std::min(least, member.told->collectives);
       most = std::max(most, member.told->collectives);
     }
-    // The numbers of ranks that have told of different times differ also where all is well.
+    // Ranks report at different times, so that their numbers also differ in a healthy job.
     json.objectField("completed_collectives", [&] {
       json.field("least", least);
       json.field("most", most);

@@ -1,4 +1,4 @@
-// The status of a job, as JSON, and when all have told theirs.
+// The status of a job as JSON, and the check whether all its ranks have reported.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace torchcomms_pg::status {
 
-// Which ranks of a job have been heard of, while hosts answer one after another.
+// Records which ranks of a job have reported, while hosts answer one after another.
 class Roll {
  public:
   explicit Roll(const JobQuestion& asked) : asked_(asked) {}
 
-  // Takes down who is on a host. Of the asked process's host first.
+  // Records the ranks of a host. Call it first with the asked process's host.
   void add(const HostStatus& host);
-  // Returns whether all ranks of the job's groups have told, or are known not to.
+  // Returns whether every rank of the job's groups has reported, or its process is known not to
+  // answer.
   bool complete() const { return job_.size() > 0 && wanted_.empty(); }
 
  private:
-  using Rank = std::pair<uint64_t, int64_t>;  // a group's id, and the job's number
+  using Rank = std::pair<uint64_t, int64_t>;  // a group's id, and a global rank
 
   bool take(const ProcessStatus& process, bool asked);
   void hear(const Rank& rank) {
@@ -33,7 +34,7 @@ class Roll {
 
   const JobQuestion asked_;
   std::set<uint64_t> job_;                // ids of its groups
-  std::list<ProcessStatus> unconnected_;  // those that share no group with these
+  std::list<ProcessStatus> unconnected_;  // processes that share none of these groups
   std::set<Rank> heard_;
   std::set<Rank> wanted_;
 };

@@ -12,7 +12,7 @@
 
 namespace torchcomms_pg::status {
 
-// A text that is built from the outside in: each opened object or list is closed by its call's end.
+// Builds JSON from the outside in: each call that opens an object or list also closes it.
 class Json {
  public:
   // Writes an object: `body` calls field().
@@ -77,7 +77,7 @@ class Json {
   void write(std::nullptr_t) { text_ += "null"; }
   void write(const char* value) { write(std::string(value)); }
   void write(double value) {
-    char digits[64];  // std::to_chars knows no locale, in which a comma may stand for the point
+    char digits[64];  // std::to_chars ignores the locale, which may have a decimal comma
     // Seconds, to the microsecond.
     const auto number = std::isfinite(value) && std::abs(value) < 1e9 ? value : 0;
     const auto rounded = std::round(number * 1e6) / 1e6;
@@ -96,7 +96,7 @@ class Json {
       for (const auto& each : values) element(each);
     });
   }
-  // Bytes that are no UTF-8 pass: the reader has to replace them.
+  // Passes on bytes that are not UTF-8, which the reader has to replace.
   void write(const std::string& value) {
     text_ += '"';
     for (const char letter : value) {

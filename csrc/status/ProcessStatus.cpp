@@ -28,7 +28,7 @@ std::vector<Run> runsOf(const std::vector<int64_t>& ranks) {
   return runs;
 }
 
-// Returns false for runs of too many ranks.
+// Returns false if the runs have too many ranks.
 bool spread(const std::vector<Run>& runs, std::vector<int64_t>& ranks) {
   for (const auto& run : runs) {
     if (run.count > kMostRanks || ranks.size() + run.count > kMostRanks) {

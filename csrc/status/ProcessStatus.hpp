@@ -1,5 +1,5 @@
-// What a process tells of itself when it is asked for its status: what the rule of blame needs
-// (monitor/RankStatus), and what people want to see. Knows nothing of torch.
+// What a process reports as its status: what the rule of blame needs (monitor/RankStatus.hpp), and
+// what people want to see. Independent of torch.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace torchcomms_pg::status {
 // An operation that has not ended.
 struct OpInFlight {
   std::string text;
-  uint64_t seq = 0;         // place among the group's collectives; 0: not a collective
+  uint64_t seq = 0;         // place among the group's collectives; 0 if it is no collective
   std::string signature;    // see RankStatus
   int64_t ageMs = 0;        // time since its issue
-  int64_t timeoutMs = 0;    // that of the operation
+  int64_t timeoutMs = 0;    // the operation's
   bool waits = false;       // a thread, a queue or the holder of a future may wait for its end
-  bool endsUnseen = false;  // once all ranks have come it may have ended, which nobody is told
+  bool endsUnseen = false;  // may have ended unnoticed once all ranks have arrived
   std::string calledAt;     // the line of Python that issued it, if known
   Wait wait;
 
@@ -48,8 +48,8 @@ struct Run {
   static void fields(auto& self, auto& visit) { visit(self.first, self.step, self.count); }
 };
 
-// Kinds of collectives that are counted apart: those that NCCL counts, others by NCCL's names, and
-// the rest, such as batches.
+// Kinds of collectives that are counted separately: the kinds that NCCL counts, others under NCCL's
+// names, and the rest, such as batches.
 inline constexpr const char* kLaunchKinds[] = {
     "Broadcast",
     "Reduce",
@@ -62,25 +62,25 @@ inline constexpr const char* kLaunchKinds[] = {
     "Barrier",
     "Other"};
 
-// The part of a rank in a group.
+// A rank's part in a group.
 struct MemberStatus {
-  uint64_t id = 0;   // tells the group from every other of every job
-  uint64_t key = 0;  // see GroupCounts; 0: several groups of the rank cannot be told apart
+  uint64_t id = 0;   // unique among the groups of all jobs
+  uint64_t key = 0;  // see GroupCounts; 0 if several groups of the rank cannot be distinguished
   std::string name;
   std::string description;
   std::string backend;
   int rank = 0;                // in the group
-  std::vector<int64_t> ranks;  // the job's numbers, by rank; travels as `runs`
+  std::vector<int64_t> ranks;  // global ranks, by rank in the group; sent as `runs`
   std::vector<Run> runs;
   bool queues = false;             // operations are queued on a device
-  uint64_t collectives = 0;        // number of those that have ended
-  std::vector<uint64_t> launched;  // numbers of those that were issued, by kLaunchKinds
-  std::string lastCompleted;       // the last operation that has; empty: none
-  std::string failure;             // reason why the group has failed here
+  uint64_t collectives = 0;        // number of collectives that have ended
+  std::vector<uint64_t> launched;  // numbers of issued collectives, by kLaunchKinds
+  std::string lastCompleted;       // the last operation that has ended; may be empty
+  std::string failure;             // reason why the group has failed on this rank
   int64_t relaxedMs = 0;           // see RankStatus
-  uint64_t inFlight = 0;  // number of operations, of which `ops` has the oldest and the awaited
+  uint64_t inFlight = 0;  // number of operations; `ops` has the oldest and the awaited ones
   std::vector<OpInFlight> ops;
-  Lateness lateness;  // of the group's ranks, as this one has judged last; none: it has not
+  Lateness lateness;  // of the group's ranks, as this rank judged last; empty before
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -105,7 +105,7 @@ struct MemberStatus {
 
 // A rank of the job: a process, or a thread of one whose ranks are threads.
 struct RankActivity {
-  int64_t rank = 0;  // the job's number
+  int64_t rank = 0;  // global rank
   std::vector<MemberStatus> groups;
   std::vector<GroupCounts> counts;  // see RankStatus
 
@@ -116,10 +116,10 @@ struct ProcessStatus {
   uint32_t pid = 0;
   std::string host;
   std::string version;          // of torchcomms_pg
-  std::string store;            // where the job's store is, such as "127.0.0.1:29500"
-  std::string run;              // id of the run that a launcher gave it; empty: none
-  std::string threads;          // places of Python's threads, one line for each
-  int64_t pythonSilentMs = -1;  // time for which Python has not answered; -1: it has
+  std::string store;            // address of the job's store, such as "127.0.0.1:29500"
+  std::string run;              // id of the run from the launcher; may be empty
+  std::string threads;          // where Python's threads are, a line for each
+  int64_t pythonSilentMs = -1;  // time for which Python has not answered; -1 if it has
   int64_t compilingMs = -1;     // see RankStatus
   int64_t compiledMs = -1;
   std::vector<RankActivity> ranks;
@@ -139,7 +139,7 @@ struct ProcessStatus {
   }
 };
 
-// A process of which a socket is there, and which does not answer.
+// A process that has a socket, but does not answer.
 struct SilentProcess {
   uint32_t pid = 0;
   std::string text;   // what is known of it
@@ -160,8 +160,8 @@ struct HostStatus {
   static void fields(auto& self, auto& visit) { visit(self.host, self.processes, self.silent); }
 };
 
-// Encode, and decode: none if `text` is damaged, or another version's. Long lists of ranks travel
-// once, as runs.
+// Encode and decode. Decoding returns nullopt if `text` is damaged, or is another version's. Long
+// lists of ranks are sent once, as runs.
 std::string encode(ProcessStatus status);
 std::optional<ProcessStatus> decodeProcess(const std::string& text);
 std::string encode(HostStatus status);

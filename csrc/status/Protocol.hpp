@@ -18,7 +18,7 @@ inline constexpr char kOfProcess[] = "process\n";
 // The question for the status of the whole job.
 struct OfJob {
   int64_t lateMs = 0;  // see JobQuestion
-  int64_t waitMs = 0;  // time for which answers are waited for
+  int64_t waitMs = 0;  // limit of the wait for answers
 };
 
 inline std::optional<OfJob> parseOfJob(const std::string& line) {
@@ -40,7 +40,7 @@ inline std::string refused(const std::string& why) {
   return "no " + why + "\n";
 }
 
-// Returns the body of an answer; none: it is not all there, or a refusal.
+// Returns the body of an answer, or nullopt if it is incomplete or a refusal.
 inline std::optional<std::string> bodyOf(const std::string& answer) {
   unsigned long long bytes = 0;
   const auto line = answer.find('\n');

@@ -14,7 +14,7 @@ namespace torchcomms_pg::status {
 
 namespace {
 
-// Limit of connections that wait to be taken.
+// Limit of connections that wait to be accepted.
 constexpr int kRasBacklog = 16;
 
 constexpr char kWanted[] = "wanted 127.0.0.1:PORT, localhost:PORT or [::1]:PORT";

@@ -1,4 +1,4 @@
-// The address on which this host's processes answer NCCL's client of RAS.
+// The address on which this host's processes answer NCCL's RAS client.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 namespace torchcomms_pg::status {
 
 // Listens on "127.0.0.1:PORT", "localhost:PORT" or "[::1]:PORT". All processes of this user may
-// listen there, as NCCL's do: the kernel gives each connection to one of them, so that others go on
-// where one ends. Raises std::runtime_error that says what is wrong with the address: whoever
-// reaches it may ask, so that it has to be this host's own.
+// listen on it, as NCCL's do: the kernel gives each connection to one of them, so that the others
+// go on answering when one ends. Raises std::runtime_error with what is wrong with the address,
+// which must be local, since anyone who can reach it may ask.
 Descriptor listenForRas(const std::string& address);
 
 }  // namespace torchcomms_pg::status

@@ -59,7 +59,7 @@ std::vector<RasEvent> RasPeers::notice(const std::vector<RasPeer>& peers) {
     } else if (peer.state != "answers" && (isNew || before == "answers")) {
       events.push_back({RasEvents::trace, "PEER_UNRESPONSIVE", peer});
     } else if (peer.state == "answers") {
-      // The number of a dead process may be another's by now.
+      // The pid of a dead process may have been reused.
       const bool fresh = isNew || before == "dead";
       events.push_back(
           {fresh ? RasEvents::lifecycle : RasEvents::trace,

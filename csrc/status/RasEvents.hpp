@@ -1,4 +1,4 @@
-// What happens to the processes of a job, for those who watch it by NCCL's RAS.
+// Events of a job's processes, for clients that monitor the job with NCCL's RAS.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace torchcomms_pg::status {
 
-// A process at one look at the job.
+// A process of the job, at one look.
 struct RasPeer {
   std::string host;
   uint32_t pid = 0;
-  std::string state;  // "answers", or see SilentProcess
-  std::string text;   // what is known of one that does not answer
+  std::string state;  // "answers", or SilentProcess::state
+  std::string text;   // what is known of a process that does not answer
 };
 std::vector<RasPeer> peersOf(const Job& job);
 
 struct RasEvent {
   RasEvents group = RasEvents::lifecycle;
-  const char* name = "";  // NCCL's
+  const char* name = "";  // NCCL's name for it
   RasPeer peer;
 };
 
-// Writes an event, which ends in a new line.
+// Returns the event as one line, with its newline.
 std::string textOf(const RasEvent& event, bool json);
 
 // The processes of the job as last seen.
 class RasPeers {
  public:
-  // Returns what has happened since the look before; of the first one nothing. A process that is
-  // not seen any more has ended in order, or its host has not answered: nothing is said of it.
+  // Returns the events since the last call; none at the first call. A process that is no longer
+  // among `peers` has ended normally, or its host has not answered: it causes no event.
   std::vector<RasEvent> notice(const std::vector<RasPeer>& peers);
 
  private:

@@ -29,8 +29,8 @@ constexpr int kFailed = 6;
 // Limit of the ranks and processes of a list in a report that is not verbose.
 constexpr size_t kMostListed = 10;
 
-// State of the ranks of a communicator, the last of which is told where they differ, and what is
-// wrong with it. The names are NCCL's.
+// State of a communicator's ranks, as bits of which the highest is shown if ranks differ; then what
+// is wrong with the communicator. The names are NCCL's.
 enum State : unsigned { kNoComm = 1, kRunning = 2, kAbort = 4 };
 enum Wrong : unsigned { kMismatch = 1, kError = 2, kIncomplete = 4 };
 
@@ -57,12 +57,12 @@ unsigned stateOf(const MemberStatus& member) {
   return member.failure.empty() ? kRunning : kAbort;
 }
 
-// A rank of a communicator of which nothing was told.
+// A rank that has not reported on a communicator.
 struct MissingRank {
   int rank = 0;
   std::string host = kUnknownHost;
   int64_t pid = kUnknown;
-  bool unresponsive = true;  // false: its process has answered, and is not in the group
+  bool unresponsive = true;  // false if its process answers, but is not in the group
   bool dead = false;
   std::string why;
 };
@@ -98,7 +98,7 @@ struct Communicator {
     mostPerNode = most->second;
   }
 
-  // What sets the rows of the table apart.
+  // The values that communicators in one row of the table share.
   auto row() const { return std::tuple(size, nodes, std::bit_width(states), wrong); }
   std::string id() const {
     const auto& any = *group->any;
@@ -144,8 +144,8 @@ struct Communicator {
   }
 };
 
-// Returns the communicators, the largest first, and of those that look the same the ones with most
-// ranks missing.
+// Returns the communicators in the order of the table, largest first, and in each row those with
+// most ranks missing first.
 std::vector<Communicator> communicatorsOf(const Job& job) {
   std::vector<Communicator> all;
   for (const auto* const group : job.groups()) {
@@ -212,7 +212,7 @@ class Text {
     for (const auto& quiet : job_.quiet()) {
       nodes[nameOfHost(quiet.host->host)].insert(quiet.process->pid);
     }
-    std::map<size_t, size_t, std::greater<>> nodesWith;  // so many processes
+    std::map<size_t, size_t, std::greater<>> nodesWith;  // by number of processes
     size_t processes = 0;
     for (const auto& [host, pids] : nodes) {
       ++nodesWith[pids.size()];
@@ -244,7 +244,7 @@ class Text {
     }
   }
 
-  // Calls `body` with each communicator and its name in the report: row of the table, and place.
+  // Calls `body` with each communicator and its name in the report, "#ROW-PLACE (ID)".
   template <class Body>
   void forEach(Body&& body) {
     size_t row = 0;
@@ -300,7 +300,7 @@ class Text {
     }
   }
 
-  // Writes a line for each that `describe` tells of, up to a limit.
+  // Writes the line that `describe` returns for each element, up to a limit.
   template <class All, class Describe>
   void writeList(const All& all, Describe&& describe) {
     size_t listed = 0;
@@ -339,7 +339,7 @@ class Text {
            (pid < 0 ? "" : " -- process " + std::to_string(pid) + " on node " + host);
   }
 
-  // Begins the part about what is wrong with a communicator.
+  // Begins the section about a communicator's problem.
   void head(const Communicator& of, const std::string& name, const char* what) {
     const auto& any = *of.group->any;
     text_ += name + " " + what + "\n  Group '" + printable(any.name) + "' (" +

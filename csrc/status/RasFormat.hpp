@@ -1,5 +1,5 @@
-// The status of a job in the formats of NCCL's RAS (NCCL 2.30, src/ras/client_support.cc): what of
-// them programs read. See docs/ras.md for what stands for what.
+// The status of a job in the formats of NCCL's RAS (NCCL 2.30, src/ras/client_support.cc), as far
+// as programs read them. docs/ras.md describes what each part shows.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace torchcomms_pg::status {
 
-// Writes the report for people. `verbose`: with all ranks of a long list, and all of a verdict.
+// Writes the report for people. `verbose`: without shortening lists of ranks or verdicts.
 std::string rasText(const Job& job, bool verbose);
 
-// Writes one line of JSON with NCCL's fields, and some beside them.
+// Writes one line of JSON, with NCCL's fields and some additional ones.
 std::string rasJson(const Job& job);
 
-// Returns the time of this host, as RAS writes it.
+// Returns this host's time, in RAS's format.
 std::string rasTime();
 
 }  // namespace torchcomms_pg::status

@@ -40,23 +40,23 @@ constexpr size_t kMostClients = 32;
 constexpr milliseconds kAsking{2000};
 constexpr milliseconds kReading{5000};
 
-// The same for clients of RAS, which any user of this host may be: people that type, too. The
-// processes of the job are looked at for those who watch.
+// The same for RAS clients, which may be any user of this host and may be people typing; and the
+// interval at which the job's processes are looked at while a client monitors them.
 constexpr size_t kMostRasClients = 16;
 constexpr milliseconds kRasAsking{30'000};
 constexpr milliseconds kRasLook{2000};
 
-// Limit of jobs that are put together at a time; others wait for their turn.
+// Limit of threads that ask for a job's status at a time; further clients wait.
 constexpr size_t kMostJobs = 1;
 
-// Time that Python gets to tell its stacks: the whole job's answer is to take less than a second.
+// Limit of the wait for Python's stacks: the whole job's answer is to take less than a second.
 constexpr milliseconds kPatience{400};
 
-constexpr int kLookMs = 10;     // interval of looks whether Python has told
-constexpr int kTidyMs = 500;    // interval of looks whether a client takes too long
-constexpr int kScarceMs = 200;  // time before a connection is taken again, without a descriptor
+constexpr int kLookMs = 10;     // interval of looks whether Python has answered
+constexpr int kTidyMs = 500;    // interval of looks whether a client is too slow
+constexpr int kScarceMs = 200;  // pause in accepting when descriptors run out
 
-// What a forked child closes: the parent's sockets must not seem to be served by it.
+// Descriptors that a forked child closes: it must not seem to serve the parent's sockets.
 std::atomic<int> ofParent[3] = {-1, -1, -1};
 
 struct AtFork {
@@ -75,8 +75,8 @@ struct Slot {
   std::mutex mutex;
   std::weak_ptr<StatusServer> server;
   const StatusServer* latest = nullptr;  // owner of the files
-  bool told = false;                     // that there is no server
-  bool toldOfRas = false;                // the same of RAS
+  bool told = false;                     // it was reported that there is no server
+  bool toldOfRas = false;                // the same for RAS
 };
 Slot& slot() {
   static PerProcess<Slot> ofProcess;
@@ -98,7 +98,7 @@ std::string rasAddress() {
   return named.ras;
 }
 
-// Says once that clients of RAS get no answer.
+// Reports once that RAS clients get no answer.
 void tellNoRas(Slot& known, const std::string& why) {
   if (!std::exchange(known.toldOfRas, true)) {
     printLine(
@@ -117,15 +117,15 @@ struct StatusServer::State {
     uint64_t number = 0;
     Descriptor socket;
     Phase phase = Phase::asks;
-    Clock::time_point until;  // end of its time, or of Python's
+    Clock::time_point until;  // limit of the client's time, or of Python's
     std::string heard;        // question
-    std::string text;         // answer, of which so much is sent
+    std::string text;         // answer, of which `sent` bytes are sent
     size_t sent = 0;
     std::optional<Description> description;
     std::shared_ptr<PythonStackDump> dump;
-    bool ownStacks = false;            // the dump is about its description's
+    bool ownStacks = false;            // the dump includes the stacks of `description`
     std::function<std::string()> job;  // makes the answer
-    std::optional<RasDialogue> ras;    // of a client of RAS
+    std::optional<RasDialogue> ras;    // set for a RAS client
 
     bool watches() const { return ras && ras->events() != RasEvents::none; }
     bool hasUnsent() const { return sent < text.size(); }
@@ -137,21 +137,21 @@ struct StatusServer::State {
   const Duties duties;
   const Folder folder;
   Descriptor listening;
-  Descriptor ras;  // listens for clients of RAS; none: there is no address for them
+  Descriptor ras;  // listens for RAS clients; empty without an address
   Descriptor wake;
   std::atomic<bool> stop{false};
 
   std::mutex mutex;
-  std::map<uint64_t, std::string> done;        // jobs by client
-  std::optional<std::vector<RasPeer>> looked;  // a look at the job's processes has ended
+  std::map<uint64_t, std::string> done;        // answers about the job, by client
+  std::optional<std::vector<RasPeer>> looked;  // result of a look at the job's processes
 
-  // State of the thread.
+  // State of the server's thread.
   Clients clients;
   uint64_t number = 0;
   size_t jobs = 0;
-  std::shared_ptr<PythonStackDump> dump;  // the last question to Python
+  std::shared_ptr<PythonStackDump> dump;  // the last request to Python
   Clock::time_point scarceUntil{};
-  std::optional<RasPeers> peers;  // as somebody watches
+  std::optional<RasPeers> peers;  // set while a client monitors
   Clock::time_point nextLook{};
 
   void notify() const {
@@ -178,7 +178,8 @@ struct StatusServer::State {
             (client.phase == Client::Phase::asks && client.hasUnsent())) {
           events |= POLLOUT;
         }
-        const bool works = client.phase == Client::Phase::awaitsJob;  // whether anybody reads it
+        // goes on even if the client has left
+        const bool works = client.phase == Client::Phase::awaitsJob;
         polled.push_back({works ? -1 : client.socket.get(), events, 0});
       }
       poll(polled.data(), polled.size(), patience());
@@ -187,7 +188,7 @@ struct StatusServer::State {
       try {
         watch(self);
       } catch (const std::exception&) {
-        // Out of memory: who watches misses an event.
+        // Out of memory: monitoring clients miss an event.
       }
       size_t place = 3;
       for (auto client = clients.begin(); client != clients.end(); ++place) {
@@ -210,7 +211,8 @@ struct StatusServer::State {
     while (!clients.empty()) {
       drop(clients.begin());
     }
-    listening = Descriptor();  // the file is gone; whoever has connected is told
+    // ends connections that were not accepted; the file is removed already
+    listening = Descriptor();
     ras = Descriptor();
   }
 
@@ -247,18 +249,18 @@ struct StatusServer::State {
   }
 
   void drop(Clients::iterator client) {
-    // What it has sent and nobody reads would have the network drop the answer that it has not
-    // read.
+    // Reads what the client has sent: closing a connection with unread input would discard the
+    // answer that the client has not read yet.
     char rest[RasDialogue::kLongestLine];
     for (int i = 0; i < 16 && recv(client->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;
          ++i) {
     }
-    // A child that was forked meanwhile has the connection, too.
+    // Ends the connection also if a child that was forked meanwhile holds it.
     shutdown(client->socket.get(), SHUT_RDWR);
     clients.erase(client);
   }
 
-  // Goes on with a client. Returns false once it is done, or has had its time.
+  // Advances a client. Returns false when it is done or its time is over.
   bool step(const std::shared_ptr<State>& self, Client& client, short events) {
     using Phase = Client::Phase;
     const auto now = Clock::now();
@@ -278,7 +280,7 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsTurn:
-        // Clients of RAS may be anybody's: they come after the user's own.
+        // RAS clients may be other users: this user's clients go first.
         if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
           beginJob(self, client, now);
         }
@@ -329,7 +331,7 @@ struct StatusServer::State {
     notify();
   }
 
-  // Does what hear() does, with a client of RAS, of which each line has an answer.
+  // Same as hear(), for a RAS client, which gets an answer to each line.
   bool converse(Client& client, short events, Clock::time_point now) {
     if ((events & POLLIN) != 0) {
       char buffer[RasDialogue::kLongestLine];
@@ -351,13 +353,13 @@ struct StatusServer::State {
     } else if (client.watches() && !client.hasUnsent()) {
       client.until = Clock::time_point::max();
       if (!peers) {
-        notify();  // the first look is to come soon
+        notify();  // starts the first look soon
       }
     }
     return now < client.until;
   }
 
-  // Adds to what a client is to read.
+  // Appends to what is sent to a client.
   static void say(Client& client, const std::string& text, Clock::time_point now) {
     client.text.erase(0, std::exchange(client.sent, 0));
     if (client.text.empty() && !text.empty() && client.watches()) {
@@ -366,7 +368,7 @@ struct StatusServer::State {
     client.text += text;
   }
 
-  // Tells who watches what happens to the processes of the job.
+  // Sends events of the job's processes to monitoring clients, and starts looks at them.
   void watch(const std::shared_ptr<State>& self) {
     const auto now = Clock::now();
     std::optional<std::vector<RasPeer>> seen;
@@ -401,7 +403,7 @@ struct StatusServer::State {
           try {
             found = self->duties.peers();
           } catch (const std::exception&) {
-            // The folder cannot be read: the next look may.
+            // The folder cannot be read. The next look tries again.
           }
           {
             std::lock_guard lock(self->mutex);
@@ -411,14 +413,14 @@ struct StatusServer::State {
         });
         ++jobs;
       } catch (const std::exception&) {
-        // No thread is to be had: the next look may have one.
+        // No thread can be started. The next look tries again.
       }
     }
   }
 
   void describe(Client& client, Clock::time_point now) {
     client.description = duties.describe();
-    // A thread that waits for the GIL is one too many already where it is held for long.
+    // Shares a dump that Python has not answered: one thread that waits for the GIL is enough.
     client.ownStacks = !dump || dump->answered();
     if (client.ownStacks) {
       dump = std::make_shared<PythonStackDump>(client.description->stacks);
@@ -480,7 +482,7 @@ struct StatusServer::State {
     client.until = now + kReading;
   }
 
-  // Sends what the connection takes. Returns false once it has ended.
+  // Sends what the connection accepts. Returns false if it has ended.
   static bool tell(Client& client) {
     const auto bytes = send(
         client.socket.get(),
@@ -568,7 +570,7 @@ StatusServer::StatusServer(Duties duties)
 
 StatusServer::~StatusServer() {
   if (pid_ != host::processId()) {
-    return;  // the parent's
+    return;  // this copy is of the parent's server
   }
   auto& known = slot();
   {
@@ -589,7 +591,8 @@ void StatusServer::add(const Membership& membership) noexcept {
   try {
     state_->folder.add(membership);
   } catch (const std::exception&) {
-    // No descriptor is free: nobody knows whose process this is, if it does not answer.
+    // No descriptor is free: other processes do not learn whose process this is if it does not
+    // answer.
   }
 }
 

@@ -1,5 +1,5 @@
-// Answers, on a socket in a folder of the user's, what this process and its job do; and, on an
-// address that is named, NCCL's client of RAS.
+// Serves the status of this process and its job on a socket in the user's folder, and to NCCL's RAS
+// client on an address that the user names.
 #pragma once
 
 #include <functional>
@@ -14,37 +14,37 @@
 
 namespace torchcomms_pg::status {
 
-// What a process says of itself, before Python has been asked.
+// The status of this process, before Python has been asked.
 struct Description {
   ProcessStatus status;
-  std::vector<std::shared_ptr<const void>> stacks;  // of operations, for Python to tell
-  // Sets the lines that Python has told of the stacks, in their order.
+  std::vector<std::shared_ptr<const void>> stacks;  // of operations, which Python turns into lines
+  // Sets the lines that Python returned for `stacks`, in their order.
   std::function<void(ProcessStatus&, const std::vector<std::string>&)> setLines;
 };
 
-// The server of this process: a thread that takes neither the GIL nor the store, and so answers
-// whatever holds up the others. Bounded in clients, bytes and time. Thread-safe.
+// The server of this process: a thread that uses neither the GIL nor the store, so that it answers
+// whatever blocks the other threads. Bounded in clients, bytes and time. Thread-safe.
 class StatusServer {
  public:
   struct Duties {
     std::function<Description()> describe;  // returns soon
-    // May take their time; each runs in a thread of its own.
+    // May block; each runs in a separate thread.
     std::function<std::string(const OfJob&)> ofJob;
     std::function<std::string(const RasQuestion&)> ofRas = nullptr;
     std::function<std::vector<RasPeer>()> peers = nullptr;
   };
 
-  // Names the folder; "": no status is given. Of a server that runs nothing changes.
+  // Sets the folder; if it is empty, no status is served. Does not affect a running server.
   static void setFolder(const std::string& path);
   static std::string folder();
-  // Names the address for clients of RAS, see listenForRas(); "": there is none.
+  // Sets the address for RAS clients, see listenForRas(); if it is empty, they are not served.
   static void setRasAddress(const std::string& address);
 
-  // Returns the server of this process, which runs as long as somebody holds it. Null: there is to
-  // be none, or there cannot be one, which is said once on stderr.
+  // Returns the server of this process, which runs while a caller holds it. Null if it is turned
+  // off or cannot start; the latter is reported once on stderr.
   static std::shared_ptr<StatusServer> of(const Duties& duties);
 
-  // Removes the files of this process, which ends.
+  // Removes the files of this process, at its exit.
   static void removeAtExit() noexcept;
 
   explicit StatusServer(Duties duties);  // for of()
@@ -52,7 +52,7 @@ class StatusServer {
   StatusServer(const StatusServer&) = delete;
   StatusServer& operator=(const StatusServer&) = delete;
 
-  // Notes that this process has a rank in a group, for whom it does not answer.
+  // Records a rank of this process in a group, for the time when this process does not answer.
   void add(const Membership& membership) noexcept;
 
  private:

@@ -36,7 +36,7 @@ struct ChannelControl {
   alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
-// What writer and reader have in common. Each message starts at a line of its own, so that a header
+// The part that writer and reader share. Each message starts on a new cache line, so that a header
 // never wraps around.
 class ChannelEnd {
  public:
