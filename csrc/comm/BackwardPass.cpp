@@ -11,7 +11,7 @@ namespace {
 
 // The last pass of a thread.
 struct Last {
-  int task = -1;  // autograd's number of it
+  int task = -1;  // autograd's number of the pass
   std::shared_ptr<BackwardPass> pass;
 };
 Last& lastOfThread() {
@@ -30,7 +30,8 @@ std::shared_ptr<BackwardPass> BackwardPass::join(const std::shared_ptr<ArrivalLo
   if (!last.pass || last.task != task) {
     last = {task, std::make_shared<BackwardPass>()};
     last.pass->log_ = log;
-    // Before DDP's own, which waits: that is queued with the last collective of a pass.
+    // Runs before DDP's callback, which waits: DDP queues its own with the last collective of a
+    // pass.
     torch::autograd::Engine::get_default_engine().queue_callback(
         [known = std::weak_ptr(last.pass)] {
           if (const auto pass = known.lock()) {

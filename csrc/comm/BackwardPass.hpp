@@ -1,4 +1,4 @@
-// What a thread has issued in a backward pass, and waits for once that has ended.
+// The collectives that a thread has issued in a backward pass, and waits for after the pass.
 #pragma once
 
 #include <atomic>
@@ -9,28 +9,28 @@
 namespace torchcomms_pg {
 
 // The collectives that one thread issues asynchronously in one backward pass. DDP waits for their
-// futures when the pass has ended, and nobody sees it: so the thread is taken to wait from then
-// until the last of them ends, if that is before its next collective. Thread-safe.
+// futures after the pass, unseen by this library. The thread is therefore assumed to wait from the
+// end of the pass until the last of them ends, if that is before its next collective. Thread-safe.
 class BackwardPass {
  public:
-  // Notes that the calling thread has issued one of the group of `log`. Returns its pass, to be
-  // told of the end; null: it is in none.
+  // Records that the calling thread has issued a collective of the group of `log`. Returns its
+  // pass, whose end() is to be called at the collective's end, or null outside of a pass.
   static std::shared_ptr<BackwardPass> join(const std::shared_ptr<ArrivalLog>& log);
-  // Counts what the calling thread has waited after its last pass, as it goes on.
+  // Adds up the calling thread's wait after its last pass. Call when the thread goes on.
   static void settle();
-  // Forgets the last pass of the calling thread: its waits are seen.
+  // Forgets the calling thread's last pass, if its waits are seen directly.
   static void forget();
 
-  // Notes that one has ended.
+  // Records that a collective of the pass has ended.
   void end();
 
  private:
   using Clock = ArrivalLog::Clock;
 
   std::atomic<int> inFlight_{0};
-  std::atomic<Clock::rep> passed_{0};  // end of the pass; 0: it goes on
+  std::atomic<Clock::rep> passed_{0};  // end of the pass, or 0 before
   std::atomic<Clock::rep> ended_{0};   // end of the latest collective
-  std::weak_ptr<ArrivalLog> log_;      // used by its thread alone
+  std::weak_ptr<ArrivalLog> log_;      // used only by the pass's thread
 };
 
 }  // namespace torchcomms_pg

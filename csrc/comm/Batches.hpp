@@ -16,29 +16,28 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// The batches of operations, at most one for each thread. c10d's start and end of coalescing, which
-// an exception may leave open, are start() and end(); a scope, which always ends, is enter() and
-// leave() or cancel(). Scopes nest, inside each other and inside c10d's; so does c10d's in a scope.
-// The outermost launches all. A batch that its thread has left open when it ended is dropped, and a
-// warning tells so. Thread-safe.
+// The batches of operations, at most one for each thread. start() and end() are c10d's coalescing,
+// which an exception may leave open. enter() and leave() or cancel() bracket a scope, which always
+// ends. Either may nest in a scope, and scopes in c10d's coalescing; the outermost one launches
+// all. If a thread ends with an open batch, the batch is dropped with a warning. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
 
-  // Makes add() take the calling thread's operations from now on. `parts`, `inputs`: the kind and
-  // the tensors that a profile shows, where they are known.
+  // Makes add() collect the calling thread's operations from now on. `parts`, `inputs`: the kind
+  // and the tensors that a profile shows, if known.
   void start(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
-  // Launches the collected operations, those that streams order inside one group of the library.
-  // Null: there are none, or the scope around them will launch them.
+  // Launches the collected operations; those that streams order run in one group of the library.
+  // Returns null if no operation was collected, or if an enclosing scope will launch them.
   WorkPtr end();
 
-  // Does the same as start(). Returns the number of operations in the batch that it joins; none:
-  // there was no batch.
+  // Does the same as start(). Returns the number of operations in the batch that it joins, or
+  // nullopt if no batch was open.
   std::optional<size_t> enter();
-  // Does the same as end(), in a scope that enter() has begun with the result `joined`. Returns the
-  // Work of the batch that it has joined.
+  // Does the same as end(), for a scope that enter() has begun with the result `joined`. Returns
+  // the Work of the enclosing batch if it has joined one.
   WorkPtr leave(std::optional<size_t> joined);
-  // Ends such a scope without its operations.
+  // Ends such a scope, and drops its operations.
   void cancel(std::optional<size_t> joined);
 
   // Drops the calling thread's batch, without launching it.
@@ -46,14 +45,14 @@ class Batches {
   // Drops the batches of threads that have ended.
   void dropEnded();
 
-  // Returns whether any thread has a batch open. An operation outside of batches pays for nothing
-  // else.
+  // Returns whether any thread has a batch open. Without batches, an operation costs no more than
+  // this check.
   bool any() const { return open_.load(std::memory_order_relaxed) > 0; }
-  // Returns whether the calling thread has one open.
+  // Returns whether the calling thread has a batch open.
   bool open() { return any() && find() != nullptr; }
 
-  // Adds the operation to the calling thread's batch and returns the batch's Work. Null: none is
-  // open.
+  // Adds the operation to the calling thread's batch and returns the batch's Work. Returns null if
+  // no batch is open.
   WorkPtr add(PreparedOp& call);
 
  private:
@@ -61,7 +60,7 @@ class Batches {
     std::vector<PreparedOp> calls;
     WorkPtr work;
     bool scoped = false;  // opened by enter()
-    pid_t thread = 0;     // the kernel's number of the thread
+    pid_t thread = 0;     // the thread's id in the kernel
   };
 
   Batch* find();

@@ -26,7 +26,7 @@ struct BlockingCall::State {
   bool left = false;
   ncclResult_t result = ncclInternalError;
   std::string text;
-  // Written by the library while the call goes on.
+  // Written by the library during the call.
   ncclComm_t made = nullptr;
 };
 

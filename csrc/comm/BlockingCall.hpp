@@ -1,4 +1,4 @@
-// A call of libnccl that may block for long, in a thread of its own.
+// A call of libnccl that may block for long, in a separate thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -21,22 +21,23 @@ class BlockingCall {
  public:
   using Body = std::function<ncclResult_t(ncclComm_t* made)>;
 
-  // Starts `body`, which may outlive this and everything else of the caller, on `device`. Raises
-  // std::runtime_error where no thread can be started.
+  // Starts `body` on `device`. It may outlive this object and everything else of the caller. Raises
+  // std::runtime_error if no thread can be started.
   BlockingCall(const NcclApi& api, c10::Device device, Body body);
   ~BlockingCall() { leave(); }
   BlockingCall(const BlockingCall&) = delete;
   BlockingCall& operator=(const BlockingCall&) = delete;
 
-  // Waits for the end of the call. False: `deadline` passed first.
+  // Waits for the end of the call. Returns false if `deadline` passes first.
   bool waitUntil(Clock::time_point deadline) const;
   bool done() const;
 
   // Return the result and the error of a call that is done.
   ncclResult_t result() const;
-  std::string text() const;  // the library's text or the exception's; empty: no error
+  std::string text() const;  // the library's or the exception's; empty without an error
 
-  // Takes the communicator that a successful call has made. Null: it has been taken or left.
+  // Takes the communicator that a successful call has made. Returns null if it has been taken or
+  // left.
   ncclComm_t take();
 
   // Aborts the communicator that the call has made or will make, unless it is taken. Does not wait.

@@ -17,12 +17,12 @@ namespace torchcomms_pg {
 struct Failure {
   c10d::ErrorType type = c10d::ErrorType::COMM_ERROR;
   std::string message;
-  std::string op;            // e.g. "all_reduce"; empty when no operation was involved
+  std::string op;            // e.g. "all_reduce"; empty if no operation was involved
   uint64_t seq = 0;          // the operation's sequence number
   std::string group;         // the group's name
-  std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, where known
-  std::string verdict{};     // the diagnosis of the ranks; empty: none was made
-  bool endsProcess = false;  // ends at the next call, after a failure elsewhere
+  std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, if known
+  std::string verdict{};     // the diagnosis of the ranks, if one was made
+  bool endsProcess = false;  // the next call ends the process, after a failure elsewhere
 
   std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }
 };

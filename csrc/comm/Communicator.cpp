@@ -120,7 +120,7 @@ bool Communicator::initialized(const Operation& op) {
   if (C10_LIKELY(library_.ready())) {
     return true;
   }
-  usable();  // throws what the monitor finds, for example the deadline
+  usable();  // throws what the monitor has found, such as a missed deadline
   const auto result = library_.join();
   if (result != ncclSuccess && result != ncclInProgress) {
     std::rethrow_exception(failureState_.error(op, result));
@@ -141,7 +141,7 @@ void Communicator::awaitInitialization(const Operation& op) {
 }
 
 void Communicator::awaitRanks(Milliseconds timeout) {
-  // Counts as an operation in flight, so that the monitor sees it.
+  // Adds an operation in flight, so that the monitor watches its deadline.
   auto op = initialization();
   op.issued = Clock::now();
   op.timeout = timeout;
@@ -167,7 +167,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
 }
 
 WorkPtr Communicator::newWork(const PreparedOp& call) {
-  // The result of a send is what was sent, as over torch's nccl.
+  // The result of a send is the sent tensors, as with torch's nccl.
   const auto& results = call.op.kind == OpKind::send ? call.inputs : call.outputs;
   auto work = c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, results);
   work->setTimed(timed());
@@ -206,7 +206,7 @@ WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
 
 WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   auto& op = call.op;
-  executor_->prepare(op);  // before the operation counts
+  executor_->prepare(op);  // before the operation is numbered
   issued_.number(call);
   op.issued = Clock::now();
   if (op.collective) {

@@ -33,19 +33,19 @@ namespace torchcomms_pg {
 
 class DiagnosisClient;
 
-// The ranks' end of a communicator. Operations are in Collectives.hpp, Window.hpp and Memory.hpp.
-// Each prepares one operation and passes it to issue(). An operation with `async` false on CPU
-// tensors runs in the calling thread; otherwise a Work tells of its end. A caller that gets no Work
-// gets null. On an accelerator every operation is queued and the call returns at once: with `async`
-// false in the caller's current stream, else in the communicator's.
+// A communicator, as one rank holds it. Operations are in Collectives.hpp, Window.hpp and
+// Memory.hpp. Each prepares one operation and passes it to issue(). An operation with `async` false
+// on CPU tensors runs in the calling thread; otherwise a Work reports its end. A caller that gets
+// no Work gets null. On an accelerator every operation is queued and the call returns at once: with
+// `async` false in the caller's current stream, else in the communicator's.
 //
 // State is kept by the parts, each with the lock that guards it. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public Monitor::Watched,
                            public GroupActivity {
  public:
-  // The place of the tensors. `highPriority`: that of an accelerator's streams. `pair`: the two of
-  // the group's ranks that have connected, for messages between them; empty: all have.
+  // The device of the tensors. `highPriority`: the priority of an accelerator's streams. `pair`:
+  // the two ranks of the group that have connected, for messages between them; empty if all have.
   struct Place {
     c10::Device device{c10::DeviceType::CPU};
     bool highPriority = false;
@@ -55,10 +55,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Options of one operation.
   struct Options {
     bool async = true;
-    std::optional<Milliseconds> timeout;  // none: the communicator's
+    std::optional<Milliseconds> timeout;  // the communicator's by default
   };
 
-  // Takes over `made`, which is made with `config`. To be made by Monitor::watch().
+  // Takes over `made`, which was made with `config`. Construct by Monitor::watch().
   Communicator(
       const NcclApi& api,
       CommHandle::Made made,
@@ -79,9 +79,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   bool endsUnseen() const override { return false; }
   Milliseconds relaxed() const override;
   const at::Device& device() const { return place_.device; }
-  // Returns whether the tensors of a list are moved one by one, from and to where they lie, and not
-  // through a copy of all. Memory of an accelerator is scarce; in host memory an operation for each
-  // rank costs more than a copy. It is the same on all ranks, whatever their tensors.
+  // Returns whether the tensors of a list are moved one by one and in place, rather than through
+  // one copy of all. Memory of an accelerator is scarce; in host memory an operation for each rank
+  // costs more than a copy. The result is the same on all ranks, whatever their tensors.
   bool listsOneByOne() const { return executor_->queues(); }
   const std::vector<int>& pair() const { return place_.pair; }
   // Returns the rank's number in the library's communicator.
@@ -90,10 +90,11 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   }
   // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
   int libraryVersion() const;
-  // Sets the description, which torch assigns after creating the backend. Call before the first
-  // operation.
+  // Sets the description, which torch assigns after it has created the backend. Call before the
+  // first operation.
   void setDescription(std::string description);
-  // Returns whether it was made in this process, rather than in the parent that was forked.
+  // Returns whether this communicator was made in this process, rather than in the parent before a
+  // fork.
   bool ofThisProcess() const;
 
   // Timeouts.
@@ -104,28 +105,28 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Joining.
   //
-  // Returns whether every rank has joined. Raises what keeps them from it, or has happened since,
-  // as the error of `op`, which needs them.
+  // Returns whether every rank has joined. If joining has failed, or the communicator has failed
+  // since, raises that as the error of `op`, which needs the ranks.
   bool initialized(const Operation& op = initialization());
-  // Returns when all ranks have joined; raises the same.
+  // Waits until all ranks have joined; raises the same errors.
   void awaitInitialization(const Operation& op = initialization());
-  // Does the same as an operation with this timeout; raises CommError when the ranks do not come.
+  // Does the same as an operation with this timeout. Raises CommError if not all ranks join.
   void awaitRanks(Milliseconds timeout);
-  // Returns the library's own communicator, once all ranks have joined; it stays this object's.
+  // Returns the library's communicator, once all ranks have joined. This object owns it.
   ncclComm_t handle();
 
   // Issue, in the order of an operation's life.
   PreparedOp prepare(OpKind kind, const Options& options) const;
   // Launches the operation, or adds it to the batch of the calling thread.
   WorkPtr issue(PreparedOp call);
-  // Launches the operation. `work`: that of a batch, which the caller already has.
+  // Launches the operation. `work`: a batch's Work, which the caller already has.
   WorkPtr launch(PreparedOp call, WorkPtr work = nullptr);
   // Does the same as launch(), without hooks.
   WorkPtr start(PreparedOp& call, WorkPtr work);
-  // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, on an
-  // accelerator, too.
+  // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even on an
+  // accelerator.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
-  // Tells hooks of the end of an operation.
+  // Calls the hooks for the end of an operation.
   void tellEnd(
       const Operation& op,
       const WorkPtr& work,
@@ -133,52 +134,53 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       Clock::time_point started,
       Clock::time_point finished);
   WorkPtr newWork(const PreparedOp& call);
-  // Makes the Work of an operation that has finished already.
+  // Makes the Work of an operation that has already finished.
   WorkPtr finishedWork(
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
-  // Returns the library's communicator, null until the ranks have joined. Raises where no operation
+  // Returns the library's communicator, or null until the ranks have joined. Raises if no operation
   // can be issued any more.
   ncclComm_t usable() const;
-  // Returns when nothing is in flight, see Executor::drain.
+  // Waits until nothing is in flight, see Executor::drain.
   void drain();
 
   // Number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
   const IssueCounts& issued() const override { return issued_; }
 
-  // Gives every operation, also a synchronous one, a Work that knows its duration from now on.
+  // From now on, gives every operation a Work that knows its duration, even a synchronous
+  // operation.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
   bool timed() const { return timing_.load(std::memory_order_relaxed); }
 
-  // Makes a communicator of the listed ranks (of this one), in that order; null where the list is
-  // empty. Collective over all ranks, with a wrong list, too, which then raises ValueError here and
-  // on the ranks that would have been together with this one. No `config`: this one's. `named`:
-  // NCCL is told the group's name.
+  // Makes a communicator of the listed ranks of this one, in that order; returns null if the list
+  // is empty. Collective over all ranks, also for a rank with a wrong list: ValueError is then
+  // raised on this rank and on the ranks that would have been in its new group. `config`: this
+  // communicator's by default. `named`: NCCL is given the group's name.
   std::shared_ptr<Communicator> split(
       const std::vector<int>& ranks,
       Group group,
       Milliseconds timeout,
       const std::optional<NcclConfig>& config = std::nullopt,
       bool named = false);
-  // Number of splits so far, the same on every rank: those that a hook has cancelled do not count.
+  // Number of splits so far, without those that a hook has cancelled. The same on every rank.
   uint64_t splits() const { return splits_; }
-  // Makes a communicator without the excluded ranks, which do not call this and may be dead, with
-  // this one's configuration. With `abort`, operations in flight fail first.
+  // Makes a communicator without the excluded ranks, with this one's configuration. The excluded
+  // ranks do not call this, and may be dead. With `abort`, operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
-  // Takes over the users' hooks and recorders of `former`, whose place it takes. Call before the
-  // first operation.
+  // Takes over the users' hooks and recorders of `former`, which this communicator replaces. Call
+  // before the first operation.
   void inheritFrom(const Communicator& former);
-  // Closes a communicator that has a successor: what is in flight fails rather than being waited
-  // for, and hooks are not told, since they go on.
+  // Closes a communicator that has a successor: operations in flight fail, and hooks are not
+  // called, since the successor has them.
   void retire(const char* why);
 
-  // Ends what is in flight, then gives the library's communicator back. Idempotent; later
+  // Waits for operations in flight, then frees the library's communicator. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
-  // match and no error has said so yet.
+  // match and no error has reported that.
   // In the handler of a signal, in the middle of a call in the communicator, it fails that call,
-  // and frees the resources when that has been left.
+  // and the resources are freed when that call has been left.
   void close();
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
@@ -197,8 +199,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
-  // Users' hooks on every operation. Dropped when the communicator is closed. Shared, so that a
-  // hook can be removed after the communicator is gone.
+  // Users' hooks on every operation, cleared when the communicator is closed. Shared, so that a
+  // hook can be removed after the communicator's end.
   const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
   GroupHooks& groupHooks() { return groupHooks_; }
   RecorderSet& recorders() { return recorders_; }

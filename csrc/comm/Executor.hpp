@@ -14,53 +14,53 @@ namespace torchcomms_pg {
 class AcceleratorDevice;
 class Communicator;
 
-// Runs operations; all that differs between host memory and the streams of an accelerator, which
-// have an executor each. Thread-safe.
+// Runs operations. There is one executor for host memory and one for the streams of an accelerator,
+// which hold all that differs between the two. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Prepares the operation before it counts: notes whether it goes into a graph. Raises
-  // std::runtime_error where a thread that it needs cannot be started.
+  // Prepares the operation before it is numbered, and notes whether a graph captures it. Raises
+  // std::runtime_error if a thread that it needs cannot be started.
   virtual void prepare(Operation& op) = 0;
 
-  // Runs the operation, or queues it. `work`: null where the caller gets none.
+  // Runs the operation, or queues it. `work` is null if the caller gets no Work.
   virtual void run(PreparedOp& call, const WorkPtr& work) = 0;
 
-  // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, also where the
+  // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even if the
   // current stream could. Does not raise the operation's own error.
   virtual void await(Work& work, Milliseconds timeout, bool onHost) = 0;
 
-  // Makes the current stream wait for the end of `work`; where there are no streams, the calling
-  // thread.
+  // Makes the current stream wait for the end of `work`, or the calling thread if the device has no
+  // streams.
   virtual void awaitInStream(Work& work) = 0;
 
-  // Returns when nothing is in flight: operations end with their peers, or at their deadlines.
-  // Interrupted, it aborts, and raises what the handler of the signal has raised. Waits for
-  // messages that no stream orders no longer than `messages`.
+  // Waits until nothing is in flight: operations end with their peers, or at their deadlines. If a
+  // signal interrupts it, aborts and raises what the handler raised. Waits for messages that no
+  // stream orders no longer than `messages`.
   virtual void drain(Milliseconds messages) = 0;
 
-  // Lets the worker finish asynchronous operations that were left to a waiting thread: a caller may
-  // look for their end without waiting.
+  // Lets the worker finish asynchronous operations that were left to a waiting thread, for a caller
+  // that polls for their end.
   virtual void wake() {}
 
-  // Returns whether operations wait in a queue of the device, so that no thread is in the library
-  // while they run, or sees it fail.
+  // Returns whether operations are queued on the device. No thread is then in the library while
+  // they run, or sees it fail.
   virtual bool queues() const = 0;
 
-  // Returns the devices of a future's outputs, as ivalue::Future takes them: none for host memory.
+  // Returns the devices of a future's outputs, as ivalue::Future takes them; empty for host memory.
   virtual std::vector<c10::Device> outputDevices() const = 0;
 
-  // Makes Work::wait stop the calling thread, also where the current stream could wait.
+  // Makes Work::wait block the calling thread, even if the current stream could wait.
   virtual void setBlockingWait(bool /*blocking*/) {}
   virtual bool blockingWait() const { return false; }
 
-  // Returns the accelerator's device. Null: operations run in host memory.
+  // Returns the accelerator's device, or null if operations run in host memory.
   virtual AcceleratorDevice* accelerator() const { return nullptr; }
 };
 
-// Makes the executor for tensors on `device`. Raises where this process cannot use it.
-// `highPriority`: that of its streams.
+// Makes the executor for tensors on `device`. Raises if this process cannot use it. `highPriority`:
+// the priority of its streams.
 std::unique_ptr<Executor> makeExecutor(Communicator& comm, c10::Device device, bool highPriority);
 
 }  // namespace torchcomms_pg

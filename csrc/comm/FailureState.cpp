@@ -20,23 +20,25 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Time that hooks may delay the error they were told of, for example to write a dump.
+// Limit of the time for which hooks delay the error, for example to write a dump.
 constexpr std::chrono::seconds kHookPatience{30};
 
-// Time that a process that ends waits for the dumps of the other ranks: a launcher ends them when
-// the first has ended.
+// Limit of the time for which an ending process waits for the other ranks' dumps: a launcher ends
+// the other processes when the first has ended.
 constexpr Milliseconds kDumpPatience{1500};
 
-// Times that a process that ends, and a thread that is about to raise, wait for what is written.
+// Limits of the wait for pending output, by an ending process, and by a thread that is about to
+// raise.
 constexpr Milliseconds kLastWords{1000};
 constexpr Milliseconds kPrinting{100};
 
 // True while this thread calls abort hooks. They may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
-// Prints what readers of logs know from torch's nccl, beside the verdict.
+// Prints the line that torch's nccl would print, which readers of logs look for, beside the
+// verdict.
 void printForLogReaders(const Communicator& comm, const std::string& what) {
-  if (comm.group().backend != "gloo") {  // nobody expects NCCL's words there
+  if (comm.group().backend != "gloo") {  // Gloo prints no such line
     printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
   }
 }
@@ -69,7 +71,7 @@ c10d::ErrorType FailureState::type() const {
 }
 
 std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
-  // Names and paths of other processes are in the texts.
+  // The texts contain names and paths from other processes.
   failure.message = printable(failure.message);
   failure.verdict = printable(failure.verdict);
   const bool ends = cause != Cause::requested && endsProcess();
@@ -77,18 +79,19 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   failure.endsProcess = ends && !end;
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
-  std::lock_guard lock(mutex_);  // who sees the failure sees its hooks in awaitHooks()
+  // awaitHooks() waits for the hooks of any failure that get() returns
+  std::lock_guard lock(mutex_);
   if (end && !get()) {
     ending_.store(true, std::memory_order_release);
   }
   if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
-    return none;  // the first one, which stands
+    return none;  // the first failure is kept
   }
   if (cause != Cause::requested) {
     process_totals::noteFailure(comm_.inFlight().totals());
   }
   const auto unfinished = OutstandingTask::begin();
-  if (!unfinished) {  // the interpreter ends, which hooks and dumps need
+  if (!unfinished) {  // hooks and dumps need the interpreter, which is ending
     if (end) {
       endProcess(ours->message);
     }
@@ -98,8 +101,8 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   auto first = comm_.groupHooks().failed();
   const bool dump = cause != Cause::requested && comm_.recorders().any();
   if (first || !table->abort.empty() || end || dump) {
-    // Hooks may take the GIL and time, also where they go; the thread that found the failure must
-    // not.
+    // Hooks may need the GIL and take time, and so may their destructors. The thread that found the
+    // failure must wait for neither.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
     Monitor::get().runApart([unfinished,
@@ -127,7 +130,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       if (end) {
         endProcess(text);
       }
-      inAbortHook = false;  // the thread may have more to do
+      inAbortHook = false;  // the thread may run other bodies
       done->set_value();
     });
   }
@@ -146,7 +149,7 @@ void FailureState::awaitHooks() const {
   if (done.valid()) {
     done.wait_for(kHookPatience);
   }
-  awaitPrinted(kPrinting);  // the verdict comes before what the program prints of the error
+  awaitPrinted(kPrinting);  // prints the verdict before the program can print the error
 }
 
 void FailureState::failLibrary(const Failure& failure) {
@@ -175,7 +178,7 @@ Failure FailureState::describe(
 }
 
 Failure FailureState::endOf(const Operation& op, Failure failure) const {
-  if (failure.op.empty()) {  // an abort: names the operation that it hit
+  if (failure.op.empty()) {  // an abort: adds the operation that it hit
     failure.op = name(op.kind);
     failure.seq = op.seq;
   } else if (failure.op != name(op.kind) || failure.seq != op.seq) {
@@ -222,7 +225,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   }
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
-  if (first->message == message) {  // else another one stands, which has been told of
+  if (first->message == message) {  // otherwise an earlier failure is kept, and was printed
     printForLogReaders(
         comm_,
         "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
@@ -241,7 +244,7 @@ std::exception_ptr FailureState::asyncError(const Operation& op) {
 
 void FailureState::meet(const Failure& failure) const {
   if ((failure.endsProcess || ending_.load(std::memory_order_acquire)) && !inAbortHook) {
-    awaitHooks();  // their thread writes the records, or ends the process
+    awaitHooks();  // the hooks' thread writes the records, or ends the process
     endProcess(failure.message);
   }
 }
@@ -254,7 +257,7 @@ void FailureState::raise(const Failure& failure) const {
 
 Failure FailureState::elsewhere() const {
   auto report = comm_.library().report();
-  // Else libnccl's text is of something else, in any group (CommHandle::report).
+  // Without a failure, libnccl's last error may be from any other call (CommHandle::report).
   const bool failed = report.state != ncclSuccess && report.state != ncclInProgress;
   Failure failure;
   failure.type = c10d::ErrorType::REMOTE_ERROR;
@@ -267,7 +270,7 @@ Failure FailureState::elsewhere() const {
 }
 
 void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
-  // Programs look for Gloo's words.
+  // Programs search for Gloo's text.
   const bool gloo = comm_.group().backend == "gloo";
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
   const auto& library = comm_.library();
@@ -352,7 +355,7 @@ void FailureState::giveUp(const char* why) noexcept {
       failBy(why);
     }
   } catch (...) {
-    // Out of memory while describing it; the caller does not wait forever.
+    // Out of memory while describing the failure. The caller's waits are bounded.
   }
 }
 
@@ -360,7 +363,7 @@ void FailureState::shrink() {
   if (comm_.inFlight().empty()) {
     return;
   }
-  // NCCL ends the operations' kernels, and says nothing of it.
+  // NCCL ends the operations' kernels without reporting it.
   set({c10d::ErrorType::COMM_ERROR,
        "group '" + comm_.group().name + "' was shrunk on rank " +
            comm_.group().numberOf(comm_.rank()) + ", which ended its operations",

@@ -20,41 +20,43 @@ namespace torchcomms_pg {
 class Communicator;
 struct Verdict;
 
-// Interval in which a waiting thread asks whether the handler of a signal wants it.
+// Interval at which a waiting thread checks for pending signal handlers.
 constexpr Milliseconds kInterruptInterval{200};
 
-// The communicator's failure, which is set once and stands. Thread-safe.
+// The communicator's failure. The first one is kept. Thread-safe.
 class FailureState {
  public:
-  // Cause of a failure. met: an operation of this rank meets it; requested: a call here, such as
-  // abort(), wants it; elsewhere: it is on other ranks, while this one has no operation in flight.
+  // Cause of a failure. met: an operation of this rank found it. requested: a call on this rank,
+  // such as abort(), asked for it. elsewhere: it is on other ranks, while this one has no operation
+  // in flight.
   enum class Cause { met, requested, elsewhere };
 
-  // Reason given where the handler of a signal ends what a thread waits for.
+  // Reason of a failure by which the handler of a signal ends a wait.
   static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
   explicit FailureState(Communicator& comm) : comm_(comm) {}
 
-  std::shared_ptr<const Failure> get() const { return std::atomic_load(&failure_); }  // null: none
+  // null if none
+  std::shared_ptr<const Failure> get() const { return std::atomic_load(&failure_); }
   c10d::ErrorType type() const;
 
-  // Sets the failure, and tells hooks and recorders in a thread of its own. Returns the first
-  // failure, which may be another.
+  // Sets the failure, and runs hooks and recorders in a separate thread. Returns the communicator's
+  // first failure, which may be another.
   std::shared_ptr<const Failure> set(Failure failure, Cause cause = Cause::met);
 
-  // Returns when the hooks that set() tells have run, or after 30 s; and when what is known of the
-  // failure has been printed, or after 0.1 s.
+  // Waits until the hooks that set() has started have run, for at most 30 s; then until what is
+  // known of the failure has been printed, for at most 0.1 s.
   void awaitHooks() const;
 
-  // Raises the failure as a CommError, or ends the process where it does that.
+  // Raises the failure as a CommError, or ends the process, see setEndsProcess().
   [[noreturn]] void raise(const Failure& failure) const;
   // Returns whether a call has raised it, or an operation has ended with it.
   bool told() const { return told_.load(std::memory_order_relaxed); }
 
-  // Sets whether a failure, other than a requested one, ends the process when the hooks have run;
-  // after a failure elsewhere, with the next call. No call returns or raises in the meantime, and
-  // on an accelerator the library is left alone, since streams that it lets go run on with data
-  // that nobody has reduced.
+  // Sets whether a failure ends the process when the hooks have run, unless it was requested. After
+  // a failure elsewhere, the next call ends the process. No call returns or raises in the meantime.
+  // On an accelerator the library is not aborted, since its streams would then go on with data that
+  // was not reduced.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
@@ -66,51 +68,52 @@ class FailureState {
   // Returns the error of `op`, for which the library has returned `result`. Sets the failure,
   // unless the error is of this call only.
   std::exception_ptr error(const Operation& op, ncclResult_t result);
-  // Returns the error of `op` where the library has failed by now; null: it has not.
+  // Returns the error of `op`, or null if the library has not failed by now.
   std::exception_ptr asyncError(const Operation& op);
 
-  // Words the communicator's failure for `op`, which it has ended: another operation of this rank,
-  // maybe of another thread, may have met it.
+  // Returns the communicator's failure, worded for `op`, which it has ended. Another operation of
+  // this rank, possibly of another thread, may have found it.
   Failure endOf(const Operation& op, Failure failure) const;
 
-  // Builds the failure of other ranks, while this one has been in no operation.
+  // Builds a failure of other ranks that happened while this one was in no operation.
   Failure elsewhere() const;
 
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
-  // Does the same to `op`, which waits for ranks that have died; `pids`: their processes.
+  // Does the same to `op`, which waits for `ranks`, whose processes `pids` have died.
   void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);
 
-  // Fails every operation here and on the other ranks, now and later. Has an effect once.
+  // Fails every operation on all ranks, now and later. Has an effect once.
   void failBy(const std::string& why);
-  // Does the same as failBy(), and returns when the hooks have run, or after 30 s.
+  // Does the same as failBy(), then waits for the hooks, for at most 30 s.
   void abort(const std::string& why);
-  // Does the same as failBy(), where something is in flight.
+  // Does the same as failBy(), if an operation is in flight.
   void giveUp(const char* why) noexcept;
-  // Fails what is in flight when the communicator is shrunk; not the library, which does so itself.
+  // Fails the operations in flight when the communicator is shrunk. Does not fail the library,
+  // which ends them itself.
   void shrink();
 
   // Makes the library fail on all ranks.
   void failLibrary(const Failure& failure);
 
-  // Fails the communicator where the handler of a signal wants the calling thread, and returns what
-  // the handler has raised. Null: none wants it.
+  // If the calling thread has a pending signal handler, fails the communicator and returns what the
+  // handler raised. Returns null otherwise.
   std::exception_ptr interruption();
 
  private:
-  // Ends the process where `failure` does so with the next call, or with one in flight; where
-  // another thread is about to, does not return.
+  // Ends the process if `failure` does so with the next call or with an operation in flight. Does
+  // not return while another thread is about to end the process.
   void meet(const Failure& failure) const;
   std::string rankNames(const std::vector<int>& ranks) const;
-  // Returns what a failure means for graphs with operations of the group; empty: there are none, or
-  // the library's operations end in replays, too.
+  // Returns what a failure means for graphs with operations of the group. Empty if no graph has
+  // any, or if the library's operations end in replays, too.
   std::string ofGraphs() const;
 
   Communicator& comm_;
   std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load
   std::atomic<bool> endsProcess_{false};
-  std::atomic<bool> ending_{false};  // a thread ends the process when hooks have run
+  std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
   mutable std::atomic<bool> told_{false};
   mutable std::mutex mutex_;
   std::shared_future<void> hooksDone_;

@@ -136,7 +136,7 @@ Clock::duration Flight::elapsed() const {
     const std::chrono::duration<double, std::milli> between(start->elapsedTime(*end));
     return std::chrono::duration_cast<Clock::duration>(between);
   } catch (const std::exception&) {
-    return {};  // the device has failed, as the operation's error tells
+    return {};  // the device has failed; the operation's error reports it
   }
 }
 

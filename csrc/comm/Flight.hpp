@@ -1,4 +1,4 @@
-// An operation on an accelerator, from its call until its streams are past it.
+// An operation on an accelerator, from its call until its streams have passed it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@ namespace torchcomms_pg {
 class Communicator;
 class StreamExecutor;
 
-// State of the operation for the monitor and for the thread that finishes it. Its Work is the
-// caller's: the outputs go with the caller's last reference, whenever that is. Thread-safe.
+// State of the operation, for the monitor and for the thread that finishes it. The Work is the
+// caller's: the outputs are released with the caller's last reference to it. Thread-safe.
 class Flight final : public EventWatch::Awaited {
  public:
   // Tracks `op` of `comm`, whose executor is `executor`.
@@ -31,31 +31,31 @@ class Flight final : public EventWatch::Awaited {
 
   const Operation& operation() const { return op_; }
 
-  // Sets the Work. `kept`: keeps it alive, for hooks and futures that want it at the end.
+  // Sets the Work. `kept`: also keeps it alive, for hooks and futures that need it at the end.
   void attach(const WorkPtr& work, bool kept);
-  // Returns the Work. Null: there is none, or its last holder has dropped it.
+  // Returns the Work, or null if none was set or its last holder has dropped it.
   WorkPtr work() const;
 
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
 
-  // Notes that the operation is in `stream`, and that the caller went on in `issuer`. It ends with
-  // `end`, and needs `shelf` until then. `start`: null without timing.
+  // Records that the operation is queued in `stream`, and that its caller goes on in `issuer`. The
+  // operation ends with `end`, and needs `shelf` until then. `start` is null without timing.
   void depart(
       c10::Stream stream,
       c10::Stream issuer,
       EventPtr start,
       EventPtr end,
       std::shared_ptr<const void> shelf);
-  // Notes the same of an operation in the graph that the stream records. `capture`: number of that,
-  // see GraphStream; 0: the operation is in `issuer` itself.
+  // Records the same for an operation in the graph that the stream captures. `capture`: the
+  // capture's number, see GraphStream; 0 if the operation is in `issuer` itself.
   void departInGraph(
       c10::Stream stream,
       c10::Stream issuer,
       EventPtr end,
       std::shared_ptr<const void> shelf,
       uint64_t capture);
-  // Notes that a future waits for it, too.
+  // Records that a future waits for the operation, too.
   void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }
 
   EventPtr end() const;
@@ -65,26 +65,26 @@ class Flight final : public EventWatch::Awaited {
   bool hasFuture() const { return hasFuture_.load(std::memory_order_relaxed); }
   bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
 
-  // Drops what only the operation needs, since `waiting` waits for it, so that what is queued there
-  // from now on may use that memory again. Keeps what belongs to another stream.
+  // Call when `waiting` waits for the operation. If `waiting` issued it, releases the buffers that
+  // only the operation needs: later work in `waiting` may reuse their memory.
   void release(const c10::Stream& waiting);
   void release();
 
-  // Returns whether the stream is past it, as the device says now.
+  // Asks the device whether the stream has passed the operation.
   bool reached() const;
-  // Returns whether ask() has said so.
+  // Returns whether ask() has found that it has.
   bool asked() const { return asked_.load(std::memory_order_acquire); }
-  std::exception_ptr error() const;  // raised by the device when asked
+  std::exception_ptr error() const;  // raised by the device in ask()
 
   bool ask() noexcept override;
   void ended(std::shared_ptr<Awaited> self) noexcept override;
 
   Clock::time_point started() const;
-  // Returns the time from start to end, of an operation that has ended; 0: not known.
+  // Returns the time from start to end of an operation that has ended, or 0 if it is unknown.
   Clock::duration elapsed() const;
 
  private:
-  const std::shared_ptr<Communicator> comm_;  // keeps executor_
+  const std::shared_ptr<Communicator> comm_;  // keeps executor_ alive
   StreamExecutor& executor_;
   const Operation op_;
   InFlightOps::Entry entry_;

@@ -23,10 +23,11 @@ Enlisted& ofProcess() {
   return all.get();
 }
 
-// Fills in what threads of this process wait in, and what it has issued, in all groups.
+// Adds what threads of this process wait for, and what it has issued, in all groups.
 void tellGroups(const GroupActivity& asked, RankStatus& answer) {
   auto alive = enlisted();
-  // Ranks may be threads of one process: the groups of the others say nothing of this one.
+  // If ranks are threads of one process, skips the other ranks' groups, which say nothing about
+  // this rank.
   const auto numberOf = [](const GroupActivity& group) {
     return group.globalRanks()[group.rank()];
   };
@@ -35,7 +36,7 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
   });
   std::erase_if(
       alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
-  std::map<uint64_t, int> groups;  // number of them by key; several of one cannot be told apart
+  std::map<uint64_t, int> groups;  // number of groups by key; equal keys cannot be distinguished
   for (const auto& group : alive) {
     ++groups[group->key()];
   }
@@ -44,7 +45,7 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
     const auto key = group->key();
     const bool known = here || (groups[key] == 1 && key != asked.key());
     const bool queues = group->queues();
-    // Reads what the group waits in before what it has issued: a rank that goes on meanwhile then
+    // Reads what the group waits for before what it has issued. A rank that goes on in between then
     // seems to have arrived, and is not blamed.
     group->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {
@@ -79,7 +80,7 @@ Wait describeWait(
     bool here) {
   Wait wait;
   wait.text = describe(op) + (here ? "" : " of group '" + group.group().name + "'");
-  // The ranks that a shrunk communicator leaves out are not needed.
+  // A shrink does not need the ranks that it leaves out.
   wait.group = op.kind == OpKind::shrink ? 0 : key;
   wait.members = group.globalRanks();
   const auto ended = group.inFlight().totals().sums(OpKind::recv);
@@ -109,10 +110,10 @@ Wait describeWait(
     const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
     auto& all = wait.collectives;
     if (onlyGives(collective.kind, collective.peer == group.rank()) && !all.empty()) {
-      return;  // it may wait for those before it alone
+      return;  // it may wait only for the collectives before it
     }
     if (!all.empty() && all.back().rank == needed.rank) {
-      all.back() = needed;  // whoever has come to this has come to the one before
+      all.back() = needed;  // a rank that has arrived at it has arrived at the one before
     } else {
       all.push_back(needed);
     }

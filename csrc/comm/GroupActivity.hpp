@@ -1,4 +1,4 @@
-// What this process tells other ranks of the groups it is in, when one of them hangs.
+// What this process reports to other ranks about its groups, when one of them hangs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace torchcomms_pg {
 
-// A group whose ranks find out together who holds it up: that of a communicator, or a watched one.
+// A group whose ranks diagnose together which rank holds it up: a communicator's group, or a
+// watched one.
 class GroupActivity {
  public:
   virtual ~GroupActivity() = default;
@@ -23,40 +24,42 @@ class GroupActivity {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const Group& group() const = 0;
-  virtual std::vector<int64_t> globalRanks() const = 0;  // by rank; unknown: the rank itself
-  virtual uint64_t key() const = 0;                      // see GroupCounts; 0: it has none
+  virtual std::vector<int64_t> globalRanks() const = 0;  // by rank; the rank itself if unknown
+  virtual uint64_t key() const = 0;                      // see GroupCounts; 0 if it has none
   virtual const InFlightOps& inFlight() const = 0;
   virtual const IssueCounts& issued() const = 0;
-  // Returns whether operations are queued on a device, for which the threads do not wait.
+  // Returns whether operations are queued on a device, so that threads do not wait for them.
   virtual bool queues() const = 0;
-  // Returns whether every rank exchanges its part of a rooted collective with the root alone.
+  // Returns whether each rank of a rooted collective communicates with the root alone.
   virtual bool meetsRootAlone() const = 0;
-  // Returns whether who executes the operations finds out by itself that the ranks' sizes differ.
+  // Returns whether the library that executes the operations detects by itself that the ranks'
+  // sizes differ.
   virtual bool comparesSizes() const = 0;
-  // Returns whether a message that the other side has met may have ended, which nobody is told.
+  // Returns whether a message may end without notice once the peer has issued its side.
   virtual bool endsUnseen() const = 0;
   // Returns the time for which the rank has asked its peers to wait longer.
   virtual Milliseconds relaxed() const = 0;
   virtual bool closed() const = 0;
-  // Returns what knows which rank is late.
+  // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
 };
 
-// Has `group` told of in the diagnoses of all groups, as long as it lives.
+// Includes `group` in the diagnoses of all groups, as long as it lives.
 void enlist(const std::shared_ptr<GroupActivity>& group);
-// Returns the enlisted groups that live.
+// Returns the enlisted groups that are alive.
 std::vector<std::shared_ptr<GroupActivity>> enlisted();
 
-// Returns what tells a group from every other, and is the same on its ranks. `part`: tells the
-// parts of a group apart that count their operations each for itself.
+// Returns a key that is the same on all ranks of the group, and differs from every other group's.
+// `part`: distinguishes the parts of a group that count their operations separately.
 uint64_t keyOf(const GroupActivity& group, const std::string& part);
 
 // Returns whether a thread waits for the end of the operation now.
 bool isAwaited(const InFlight& entry);
-// Returns whether a thread may wait for its end, though nobody can tell.
+// Returns whether a thread may wait for the operation's end, although that cannot be seen.
 bool mayBeAwaited(const InFlight& entry);
-// Returns what `op` of `group`, which has `ops` in flight, needs. `key`: the group's; 0: it cannot
-// be told from another. `here`: of the group asked about, which the text need not name.
+// Returns what `op` of `group` waits for. `ops`: the group's operations in flight. `key`: the
+// group's key; 0 if it is not unique. `here`: `group` is the diagnosed group, which the text need
+// not name.
 Wait describeWait(
     const GroupActivity& group,
     const InFlightOps::List& ops,
@@ -67,8 +70,9 @@ Wait describeWait(
 // Describes a rank that does not answer, by its process.
 Silent describeSilent(const Peer& peer);
 
-// Builds the request about `op` of the group, as far as that does not depend on who executes it.
-// `deadline`: that of the operation, `timeout` after its issue or the end of what it waited for.
+// Builds the request about `op` of the group, as far as it is independent of the library.
+// `deadline`: the operation's deadline, which is `timeout` after its issue or after the end of what
+// it waited for.
 DiagnosisRequest requestAbout(
     const GroupActivity& group,
     const Operation& op,

@@ -11,20 +11,20 @@ namespace torchcomms_pg {
 
 class Work;
 
-// Holds one hook of each kind, which a new one replaces. Thread-safe.
+// Holds one hook of each kind; a new hook replaces the old one. Thread-safe.
 class GroupHooks {
  public:
-  // Hook that is called when an operation has finished; from any thread. `work` is null where the
-  // caller got none.
+  // Hook that is called when an operation has finished, in any thread. `work` is null if the caller
+  // got no Work.
   using End = std::function<void(
       const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished)>;
-  // Hook that is called once, when the communicator fails, in a thread of its own.
+  // Hook that is called once, when the communicator fails, in a separate thread.
   using Failed = std::function<void()>;
 
   void setEnd(End hook) { std::atomic_store(&end_, shared(std::move(hook))); }
   void setFailed(Failed hook) { std::atomic_store(&failed_, shared(std::move(hook))); }
 
-  // Return the hooks. Null: there is none.
+  // Return the hooks, or null.
   std::shared_ptr<const End> end() const { return std::atomic_load(&end_); }
   std::shared_ptr<const Failed> failed() const { return std::atomic_load(&failed_); }
 

@@ -16,12 +16,12 @@ namespace torchcomms_pg {
 // How an operation has ended.
 struct OpEnd {
   bool completed = false;
-  Clock::duration lasted{0};  // from its issue; a lower limit where its end is asked for
-  bool known = true;          // false: its group is gone, and with it who could tell
+  Clock::duration lasted{0};  // since its issue; a lower limit if its end is polled for
+  bool known = true;          // false if its group ended before the outcome was known
 };
 
-// What a group has done, and has in flight. Its InFlightOps writes, under the lock of that; whoever
-// reads takes none, and finds numbers of about the same moment.
+// What a group has done, and has in flight. Its InFlightOps writes, under its lock. Readers take no
+// lock, and see numbers of about the same moment.
 class GroupTotals {
  public:
   // Sums over the operations of one kind that have ended.
@@ -33,7 +33,7 @@ class GroupTotals {
     Clock::duration waited{0};
   };
 
-  // `backend`: its name for users.
+  // `backend`: the backend's name for users.
   GroupTotals(std::string group, std::string backend, bool watched)
       : group_(std::move(group)), backend_(std::move(backend)), watched_(watched) {}
 
@@ -41,7 +41,7 @@ class GroupTotals {
   const std::string& backend() const { return backend_; }
   bool watched() const { return watched_; }
 
-  // Note what is in flight, and what has ended. Calls exclude each other.
+  // Record what is in flight, and what has ended. The caller serializes the calls.
   void setInFlight(size_t number, Clock::time_point oldest) {
     inFlight_.store(number, std::memory_order_relaxed);
     oldest_.store(oldest.time_since_epoch().count(), std::memory_order_relaxed);
@@ -53,11 +53,11 @@ class GroupTotals {
     add(kind.bytes, op.bytes);
     add(kind.lasted, end.lasted.count());
   }
-  // Notes that a thread of the program has been blocked by an operation. Thread-safe.
+  // Adds time for which an operation has blocked a thread of the program. Thread-safe.
   void noteWait(OpKind kind, Clock::duration time) {
     kinds_[static_cast<size_t>(kind)].waited.fetch_add(time.count(), std::memory_order_relaxed);
   }
-  // Notes that the group has failed, or that there is a verdict on a watched one. Thread-safe.
+  // Counts a failure of the group or, if it is watched, a verdict on it. Thread-safe.
   void noteFailure() { failures_.fetch_add(1, std::memory_order_relaxed); }
 
   Sums sums(OpKind kind) const {
@@ -71,7 +71,7 @@ class GroupTotals {
         Clock::duration(read(of.waited))};
   }
   uint64_t inFlight() const { return inFlight_.load(std::memory_order_relaxed); }
-  // Returns when the oldest operation in flight was issued; of use where there is one.
+  // Returns when the oldest operation in flight was issued; meaningless if none is in flight.
   Clock::time_point oldest() const {
     return Clock::time_point(Clock::duration(oldest_.load(std::memory_order_relaxed)));
   }
@@ -86,7 +86,8 @@ class GroupTotals {
     std::atomic<Clock::rep> waited{0};
   };
 
-  // Adds where nobody else writes: a locked instruction takes five times as long.
+  // Adds without an atomic instruction, which takes five times as long: only one thread writes at a
+  // time.
   template <class T>
   static void add(std::atomic<T>& count, std::type_identity_t<T> more) {
     count.store(count.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Calls of users' hooks on threads where no caller gets what they raise.
+// Calls of users' hooks in threads without a caller that could get what they raise.
 #pragma once
 
 #include <exception>

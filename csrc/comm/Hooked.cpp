@@ -8,8 +8,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Runs all post hooks, even where others raise. Sets `error` to the first exception, unless it is
-// set.
+// Runs all post hooks, even if some raise. Sets `error` to the first exception, unless it is set.
 void fireNow(
     const Hooks::Table& table,
     const std::shared_ptr<PostHookArgs>& args,
@@ -84,7 +83,7 @@ WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
       work->finish(error);  // a batch's Work, which the caller already has
     }
   }
-  // tellEnd() calls the post hooks of an asynchronous operation that was started, also where that
+  // tellEnd() calls the post hooks of an asynchronous operation that was started, also if it
   // failed.
   const bool now = !args->async || (error && !(hooked && hooked->told.exchange(true)));
   if (now && !table->post.empty()) {
@@ -113,7 +112,7 @@ void Hooks::tellEnd(
   if (!op.hooked) {
     return;
   }
-  // A Work may live on, and hooks may keep objects alive.
+  // Releases the hooks, which may keep objects alive: a Work may keep `op` alive after this.
   const auto table = std::move(op.hooked->table);
   if (!table->end.empty()) {
     auto args = std::make_shared<EndHookArgs>();

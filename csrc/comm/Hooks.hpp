@@ -30,25 +30,27 @@ struct PreHookArgs {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::optional<int> root;
-  std::optional<int> peer;  // kAnyPeer: the first to send
-  std::string reduceOp;     // e.g. "SUM"; empty: none
+  std::optional<int> peer;  // kAnyPeer for the first rank to send
+  std::string reduceOp;     // such as "SUM"; may be empty
   std::vector<int64_t> inputSplits;
   std::vector<int64_t> outputSplits;
-  std::vector<std::shared_ptr<PreHookArgs>> ops;  // members of a batch, with its opId
-  std::vector<int64_t> ranks;  // a split's or shrink's: the new group's, of this one
-  std::string newName;         // the new group's name
+  std::vector<std::shared_ptr<PreHookArgs>> ops;  // members of a batch, which have its opId
+  // of a split or shrink: the new group's members, as ranks of this group
+  std::vector<int64_t> ranks;
+  std::string newName;  // the new group's name
 };
 
-// An operation that is over for its caller: a synchronous one that has returned or raised, an
-// asynchronous one that has ended, or one that was cancelled.
+// An operation that is over for its caller: it has returned or raised (if synchronous), ended (if
+// asynchronous), or was cancelled.
 struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
-  c10::intrusive_ptr<c10d::Work> work;  // null where the caller got no Work
-  std::exception_ptr error;             // error of the operation
-  bool apart = false;                   // called on a thread where no caller gets an exception
+  c10::intrusive_ptr<c10d::Work> work;  // null if the caller got no Work
+  std::exception_ptr error;             // the operation's error
+  bool apart = false;                   // no caller gets what the hook raises
 
-  // A synchronous operation whose caller gets no Work: the parts to make one for a hook that asks.
+  // Parts from which a Work is made, if a hook asks for one and the caller of the synchronous
+  // operation got none.
   struct Finished {
     std::shared_ptr<Communicator> comm;
     std::shared_ptr<const PreHookArgs> before;
@@ -58,7 +60,7 @@ struct PostHookArgs {
   std::optional<Finished> finished;
 };
 
-// An operation that has come to its end.
+// An operation that has ended.
 struct EndHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
@@ -67,8 +69,8 @@ struct EndHookArgs {
   Clock::duration duration{};
 };
 
-// The hooks of a communicator. Hooks of one kind are called in the order they were added. Adding
-// and removing takes effect with the next operation, so that hooks may do both. Thread-safe.
+// The hooks of a communicator. Hooks of one kind are called in the order in which they were added.
+// Adding and removing take effect with the next operation, so that hooks may do both. Thread-safe.
 class Hooks {
  public:
   using Pre = std::function<void(const std::shared_ptr<PreHookArgs>&)>;
@@ -100,24 +102,25 @@ class Hooks {
   }
   Id addAbort(Abort hook) { return insert(&Table::abort, std::move(hook)); }
 
-  // Removes a hook. Has no effect for an id that is gone.
+  // Removes a hook. Has no effect if no hook has the id any more.
   void remove(Id id);
   void clear();
 
   // Returns the current hooks.
   std::shared_ptr<const Table> table() const;
 
-  // Starts an operation of `comm`, which has hooks, as Communicator::start() does, and calls the
-  // pre hooks before it, and the post hooks after it if it is synchronous.
+  // Starts an operation of `comm` as Communicator::start() does. Calls the pre hooks before it and,
+  // if it is synchronous, the post hooks after it.
   WorkPtr launch(PreparedOp& call, WorkPtr work, Communicator& comm);
-  // Tells hooks of the end of an operation that launch() has started.
+  // Calls the end hooks for an operation that launch() has started, and the post hooks if it is
+  // asynchronous.
   void tellEnd(
       const Operation& op,
       const WorkPtr& work,
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
-  // Runs `body`, which is no launch, such as finalize, between pre and post hooks.
+  // Runs `body` between pre and post hooks. It launches nothing: it is finalize, for example.
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 
@@ -128,13 +131,13 @@ class Hooks {
   static uint64_t nextOpId();
 
  private:
-  // Calls the end hooks: for a synchronous operation at once, else from a thread of their own,
-  // since a hook may wait for other operations.
+  // Calls the end hooks: at once for a synchronous operation, otherwise in a separate thread, since
+  // a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
 
-  // Calls the post hooks that were there when an asynchronous operation was issued, from the same
-  // thread. Also calls one that was removed meanwhile: each saw the operation begin, and may be
-  // removed as soon as wait() returns, which on an accelerator is long before the end.
+  // Calls, in the same thread, the post hooks that existed when an asynchronous operation was
+  // issued, also those that were removed since. Such a hook saw the operation begin. Its owner may
+  // remove it as soon as wait() returns, which on an accelerator is long before the end.
   void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
   template <class Hook>
@@ -148,12 +151,12 @@ class Hooks {
   WorkerStream thread_{"tcpg_hooks"};  // started with the first post or end hook
 };
 
-// An operation that hooks were told of, until they are told of its end.
+// An operation whose hooks have seen its begin and not yet its end.
 struct HookedOperation {
   OpName name;
   uint64_t id;
-  std::shared_ptr<const Hooks::Table> table;  // hooks at the time of its issue
-  std::atomic<bool> told{false};              // true: the post hooks were told
+  std::shared_ptr<const Hooks::Table> table;  // hooks when it was issued
+  std::atomic<bool> told{false};              // whether the post hooks were called
 };
 
 template <class Hook>

@@ -50,12 +50,12 @@ void InFlightOps::end(Entry entry, const OpEnd& end) {
   ending_.splice(ending_.end(), ops_, entry);
   countInFlight();
   if (const auto extra = entry->op->extra.count(); extra > 0) {
-    // The first to finish ends the extra time that was added before it was issued.
+    // The first operation to finish ends the extra time that was added before its issue.
     const auto current = extraMs_.load(std::memory_order_relaxed);
     extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
   }
   if (ops_.empty()) {
-    none_.notify_all();  // for a thread that tells of an end, and waits for no other such thread
+    none_.notify_all();  // for a reporting thread, which waits for no other
   }
 }
 

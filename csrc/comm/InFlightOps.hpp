@@ -1,4 +1,4 @@
-// The operations in flight, which the monitor looks at.
+// The operations in flight, which the monitor examines.
 #pragma once
 
 #include <atomic>
@@ -19,16 +19,16 @@ class Flight;
 
 struct InFlight {
   const Operation* op;
-  WorkPtr work;                    // keeps `op`; null: a calling thread or `flight` does
+  WorkPtr work;                    // keeps `op` alive; null if a calling thread or `flight` does
   std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
-  std::thread::id teller;          // thread that tells of its end; none: it has not ended
-  bool left = false;               // its call has returned, and nobody can tell who waits for it
-  std::shared_ptr<void> keeper;    // keeps `op`, where none of the above does
+  std::thread::id teller;          // thread that reports its end; none before its end
+  bool left = false;               // its call has returned, and it is unknown who waits for it
+  std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
 };
 
-// The list of operations in flight, and the last completed one. An operation that has ended is no
-// more in flight for deadlines and diagnoses, but is until everybody has been told for those who
-// wait that nothing is. Keeps the totals of the group. Thread-safe.
+// The list of operations in flight, and the last completed one. For deadlines and diagnoses an
+// operation is in flight until it has ended; for awaitNone() until its end has been reported to
+// hooks and futures, too. Keeps the totals of the group. Thread-safe.
 class InFlightOps {
  public:
   using List = std::list<InFlight>;  // sorted by issue
@@ -39,22 +39,22 @@ class InFlightOps {
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
   Entry add(const Operation& op, std::shared_ptr<void> keeper);
 
-  // Notes that the call of an operation, which may have ended, has returned, and that nobody can
-  // tell who waits for it.
+  // Records that the call of an operation has returned, and that it is unknown who waits for it.
+  // The operation may have ended.
   void leave(const Operation& op);
-  // Notes that an operation has ended, and that the calling thread is about to tell of it. One that
-  // has completed becomes the last completed one.
+  // Records that an operation has ended, and that the calling thread is about to report it. A
+  // completed one becomes the last completed one.
   void end(Entry entry, const OpEnd& end);
-  // Notes that the calling thread goes on with telling.
+  // Records that the calling thread takes over the reporting.
   void tellHere(Entry entry);
-  // Removes an operation, when everybody has been told of its end, or where nobody is.
+  // Removes an operation whose end has been reported, or needs no report.
   void remove(Entry entry);
-  // Does the same as end() and remove(), where nobody is told.
+  // Does the same as end() and remove(), for an end that needs no report.
   void finish(Entry entry, const OpEnd& end);
 
   GroupTotals& totals() const { return *totals_; }
 
-  // Returns whether the operation, of which `op` is a copy, has not ended.
+  // Returns whether the operation has not ended. `op` may be a copy of it.
   bool has(const Operation& op) const;
   // Returns whether all operations have ended.
   bool empty() const;
@@ -62,16 +62,16 @@ class InFlightOps {
   bool single() const;
 
   // Calls `body` with the list of operations that have not ended, and the last completed one, whose
-  // seq is 0 where there is none. Neither changes meanwhile.
+  // seq is 0 if none has completed. Neither changes meanwhile.
   template <class Body>
   auto inspect(Body&& body) const {
     std::lock_guard lock(mutex_);
     return body(ops_, lastCompleted_);
   }
 
-  // Waits until nothing is in flight. `messages`: except messages that no stream orders. A thread
-  // that tells of an end itself, such as a hook that ends the group, waits for no other such
-  // thread, which might wait for this one. False: `time` has passed first.
+  // Waits until nothing is in flight. `messages`: ignores messages that no stream orders. Returns
+  // false if `time` passes first. A thread that is reporting an end, such as a hook that ends the
+  // group, waits for no other reporting thread, which might be waiting for it.
   bool awaitNone(Milliseconds time, bool messages);
 
   // Lengthens the timeout of operations issued from now on, until the first of them has finished.
@@ -89,7 +89,7 @@ class InFlightOps {
   mutable std::mutex mutex_;
   std::condition_variable none_;
   List ops_;     // operations that have not ended
-  List ending_;  // operations that have ended, of which not everybody has been told
+  List ending_;  // operations that have ended, but are not fully reported
   Operation lastCompleted_;
   std::atomic<int64_t> extraMs_{0};
 };

@@ -7,7 +7,8 @@ namespace torchcomms_pg {
 
 void IssueCounts::number(PreparedOp& call) {
   auto& op = call.op;
-  // Ranks that exchange no messages must still agree on the number of collectives.
+  // Messages are numbered separately: ranks that exchange none must still agree on the number of
+  // collectives.
   const bool messages = isPointToPoint(op.kind) || !call.parts.empty();
   const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = (messages ? messages_ : collectives_).fetch_add(count, std::memory_order_relaxed) + 1;
@@ -44,7 +45,7 @@ void IssueCounts::takeBack(const Operation& op) {
   }
 }
 
-// Returns null for a put, for which nobody waits, and for a collective.
+// Returns null for a put, for which no rank waits, and for a collective.
 IssueCounts::Count* IssueCounts::countOf(OpKind kind, int peer) {
   if (peer < 0) {
     return &receivedFromAny_;

@@ -1,5 +1,5 @@
-// Numbers the operations of a communicator as it issues them. The numbers tell other ranks what
-// this one has done, see monitor/RankStatus.hpp.
+// Numbers the operations of a communicator as it issues them. By these numbers other ranks know
+// what this one has issued, see monitor/RankStatus.hpp.
 #pragma once
 
 #include <atomic>
@@ -18,16 +18,16 @@ class IssueCounts {
   explicit IssueCounts(int size)
       : size_(size), withPeers_(std::make_unique<Count[]>(static_cast<size_t>(size) * kKinds)) {}
 
-  // Sets the place of the operation in the group's order, and of its messages among those of a
-  // peer.
+  // Sets the operation's number in the group's order, and its messages' numbers among the messages
+  // with each peer.
   void number(PreparedOp& call);
-  // Does the same for an operation that is no batch.
+  // Does the same for an operation that is not a batch.
   void number(Operation& op);
-  // Forgets an operation that was numbered last, and has been refused.
+  // Takes back the last number, of an operation that was refused.
   void takeBack(const Operation& op);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }
-  // Returns the counts, with peers by their numbers in the job.
+  // Returns the counts, with peers by their global ranks.
   GroupCounts all(uint64_t group, const std::vector<int64_t>& globalRanks) const;
 
  private:

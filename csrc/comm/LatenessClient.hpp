@@ -1,4 +1,4 @@
-// This rank's part in finding out which rank of a group is always late.
+// This rank's part in finding the rank of a group that is always late.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -17,16 +17,16 @@
 
 namespace torchcomms_pg {
 
-// Notes this rank's arrivals at a group's collectives. While there are any it publishes them in the
-// job's store, every two seconds, in larger groups less often; where the warning is on, rank 0
-// reads those of all, judges, and warns. Without a store, or once that is gone, it does neither.
-// What may block does so in a thread of its own, one at a time. Thread-safe.
+// Records this rank's arrivals at a group's collectives. While some occur, publishes them in the
+// job's store every two seconds, less often in larger groups. If the warning is on, rank 0 reads
+// all ranks' arrivals, judges, and warns. Without a store, or after its loss, does neither. Calls
+// that may block run in a separate thread, one at a time. Thread-safe.
 class LatenessClient {
  public:
-  // Limit of the time that the store may take for an answer.
+  // Limit of the wait for the store's answer.
   static constexpr Milliseconds kPatience{4000};
 
-  // Sets whether rank 0 of a group warns. To be set before groups are made.
+  // Sets whether rank 0 of a group warns. Call before groups are made.
   static void setWarning(bool on);
 
   LatenessClient() = default;
@@ -34,31 +34,33 @@ class LatenessClient {
   LatenessClient(const LatenessClient&) = delete;
   LatenessClient& operator=(const LatenessClient&) = delete;
 
-  // Begins. `place`: of the group in the store, and of no other, also of the same name. A rank
-  // alone has no part in it.
+  // Begins. `place`: the group's place in the store, which no other group has, even of the same
+  // name. A group of one rank has no part in this.
   void open(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::string& place,
       Group group,
       int rank,
       int size);
-  // Takes back what it has published. Does not block.
+  // Withdraws what this rank has published. Does not block.
   void close();
 
   // Functions for the threads that issue operations and wait for them.
   //
-  // Notes that the calling thread comes to a collective.
+  // Records that the calling thread arrives at a collective.
   void arrive(uint64_t seq, Clock::time_point at) {
     BackwardPass::settle();
     if (noting_.load(std::memory_order_acquire)) {
       log_->note(seq, at);
     }
   }
-  // Notes that it has issued that asynchronously. Returns whom to tell of the end; null: nobody.
+  // Records that the calling thread has issued that collective asynchronously. Returns the pass
+  // whose end() is to be called at the collective's end, or null.
   std::shared_ptr<BackwardPass> follow() const {
     return noting_.load(std::memory_order_acquire) ? BackwardPass::join(log_) : nullptr;
   }
-  // Notes that the calling thread has waited for other ranks. `collective`: in one of the group.
+  // Records that the calling thread has waited for other ranks. `collective`: the wait was in a
+  // collective of this group.
   void wait(Clock::duration time, bool collective) {
     WaitedTime::add(time);
     if (collective && noting_.load(std::memory_order_acquire)) {
@@ -66,15 +68,15 @@ class LatenessClient {
     }
   }
 
-  // Does what is due. For the monitor's thread; does not block.
+  // Does what is due. Called in the monitor's thread; does not block.
   void check(Clock::time_point now) noexcept;
 
-  // Returns what this rank has judged last; null: nothing. It judges as rank 0, where that warns.
+  // Returns this rank's last judgement, or null. It judges if it is rank 0 and the warning is on.
   std::shared_ptr<const Lateness> judged() const;
 
-  // Returns how late each rank is by what all have published; no ranks: not enough is known yet.
-  // Blocks for kPatience at most. Raises std::runtime_error where the store does not answer, and
-  // where there is no part in it: `operation` is named.
+  // Returns how late each rank is, from what all ranks have published; without ranks if too little
+  // is known yet. Blocks for kPatience at most. Raises std::runtime_error, with the name
+  // `operation`, if the store does not answer or the group has no part in this.
   Lateness ask(const char* operation) const;
 
  private:
@@ -84,7 +86,8 @@ class LatenessClient {
 
   std::atomic<bool> noting_{false};
   std::shared_ptr<ArrivalLog> log_;  // set before `noting_`
-  std::shared_ptr<State> state_;     // accessed by std::atomic_load; null: no part in it, or closed
+  // accessed by std::atomic_load; null before open() and after close()
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace torchcomms_pg

@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::chrono::microseconds kRevokePoll{200};
 
-// Time that a group that is called gloo waits at its end for messages: Gloo forgets them, and ranks
-// that wait for each other to take one would stay until the deadline.
+// Limit of the wait for messages at the end of a group that is called gloo. Gloo forgets them,
+// whereas ranks that wait for each other to take one would wait until the deadline.
 constexpr Milliseconds kMessagePatience{2000};
 
-// Finds the mistake in a list of ranks for split() on `self` of `size` ranks; empty: none.
+// Returns the mistake in a list of ranks for split() on `self` of `size` ranks, or "".
 std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
   std::string wrong;
   std::vector<bool> seen(size, false);
@@ -44,7 +44,7 @@ std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
          std::to_string(self) + "; pass the group that this rank is to be in, or an empty list";
 }
 
-// Finds the difference between the lists of the ranks; empty: none.
+// Returns the difference between the lists of the ranks, or "".
 std::string splitDifference(
     const NcclApi& api, ncclComm_t child, const std::vector<int>& ranks, int key) {
   int count = static_cast<int>(ranks.size());
@@ -66,13 +66,13 @@ std::shared_ptr<Communicator> Communicator::split(
     Milliseconds timeout,
     const std::optional<NcclConfig>& config,
     bool named) {
-  // A rank with a wrong list takes part all the same, as a member of no group: else the ranks with
-  // a good list would wait for it.
+  // A rank with a wrong list takes part nevertheless, as a member of no group: otherwise the ranks
+  // with a good list would wait for it.
   const auto wrong = splitMistake(ranks, rank_, size_);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = position != ranks.end() && wrong.empty();
-  // Groups of one split are disjoint, so their first ranks tell them apart; different lists with
-  // the same first rank make different groups, all of whose ranks see that some are missing.
+  // Groups of one split are disjoint, so that their first ranks distinguish them. Different lists
+  // with the same first rank make different groups, in which every rank sees that some are missing.
   const auto lists = static_cast<uint32_t>(std::numeric_limits<int>::max() / size_);
   const auto text = joinRanks(ranks);
   const auto list = static_cast<uint32_t>(host::hashBytes(text.data(), text.size())) % lists;
@@ -116,7 +116,7 @@ std::shared_ptr<Communicator> Communicator::split(
       place_,
       chosen);
   if (!difference.empty()) {
-    library_.keepUntilEnd(std::move(made));  // other ranks may be connecting to it still
+    library_.keepUntilEnd(std::move(made));  // other ranks may still be connecting to it
     TORCH_CHECK_VALUE(false, difference);
   }
   made->diagnosis_->openLike(
@@ -161,14 +161,14 @@ std::shared_ptr<Communicator> Communicator::shrink(
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
     const OpenCall open(*this, &call.op);
-    call.op.seq = sequenceNumber() + 1;  // not counted: the ranks that go do not call it
+    call.op.seq = sequenceNumber() + 1;  // not counted: the excluded ranks do not call it
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
       try {
         awaitInitialization(call.op);
       } catch (const std::exception&) {
-        // The communicator has failed meanwhile, which does not keep it from being shrunk.
+        // The communicator has failed meanwhile, but can be shrunk nevertheless.
       }
       inFlight_.end(entry, {.completed = true});
       inFlight_.remove(entry);
@@ -250,7 +250,7 @@ void Communicator::close() {
   if (closed()) {
     return;
   }
-  std::exception_ptr mismatch;  // exception of closeNow, rather than of a hook
+  std::exception_ptr mismatch;  // exception of closeNow(), as opposed to a hook's
   const auto endNow = [this, &mismatch] {
     try {
       closeNow();
@@ -274,7 +274,7 @@ void Communicator::close() {
   }
   try {
     endNow();      // no hook can cancel it
-  } catch (...) {  // mismatch has it
+  } catch (...) {  // `mismatch` has the exception
   }
   // A hook may keep the communicator alive.
   if (auto* const call = OpenCall::around(*this)) {
@@ -307,7 +307,7 @@ void Communicator::end() {
   } catch (...) {
     interrupted = std::current_exception();
   }
-  // Gives everything back, as nothing is in flight any more.
+  // Frees everything, as nothing is in flight any more.
   diagnosis_->close();
   lateness_.close();
   hooks_->drain();
@@ -317,7 +317,7 @@ void Communicator::end() {
   if (interrupted) {
     std::rethrow_exception(interrupted);
   }
-  // Tells the caller of operations that do not match, where only the monitor has learned of it.
+  // Reports operations that do not match, if so far only the monitor has learned of them.
   if (failed && failed->type == c10d::ErrorType::REMOTE_ERROR && !failureState_.told() &&
       report.state == ncclInvalidUsage) {
     throw CommError(*failed);
@@ -334,7 +334,7 @@ void Communicator::end() {
 }
 
 void Communicator::inheritFrom(const Communicator& former) {
-  // Shares the object: the caller that has added a hook removes it there.
+  // Shares the object, in which the caller that has added a hook removes it.
   hooks_ = former.hooks_;
   failureState_.setEndsProcess(former.failureState_.endsProcess());
   executor_->setBlockingWait(former.executor_->blockingWait());

@@ -22,7 +22,7 @@ void need(Function function, const char* what, const char* name, const char* sin
       "; python -m torchcomms_pg.nccl tells which one is loaded");
 }
 
-// Calls a function of the library that is not launched into a stream, and still has a deadline.
+// Calls a function of the library that is not launched into a stream, but has a deadline.
 void manage(
     Communicator& comm, OpKind kind, const std::function<ncclResult_t(ncclComm_t comm)>& body) {
   TORCH_CHECK(
@@ -47,7 +47,7 @@ void manage(
   } catch (...) {
     error = std::current_exception();
   }
-  comm.inFlight().remove(entry);  // it has no place in the order of operations
+  comm.inFlight().remove(entry);  // it has no number among the operations
   if (error) {
     std::rethrow_exception(error);
   }

@@ -1,4 +1,4 @@
-// Memory that is registered with a communicator, and its library's own.
+// Memory that is registered with a communicator, and the memory of its library.
 #pragma once
 
 #include <string>
@@ -10,25 +10,25 @@
 
 namespace torchcomms_pg::ops {
 
-// Functions that raise NotImplementedError where the library lacks what they call.
+// Each function raises NotImplementedError if the library lacks what it calls.
 
-// Registers the segments of a pool of torch's that are not registered yet, so that the library uses
-// them as they are. They cease to be registered when they are freed, or the communicator is closed.
-// `symmetric`: they lie alike on all ranks; collective.
+// Registers those segments of one of torch's memory pools that are not registered yet, so that the
+// library uses them in place. The registration ends when a segment is freed or the communicator is
+// closed. `symmetric`: the segments have the same layout on all ranks; this is collective.
 void registerMemory(
     Communicator& comm,
     Registrations::Pool pool,
     const std::vector<Segment>& segments,
     bool symmetric);
-// Ends the registration of a pool. False: it was not registered.
+// Ends the registration of a pool. Returns false if it was not registered.
 bool deregisterMemory(Communicator& comm, Registrations::Pool pool);
 
-// Give back the library's memory on the device when all that is in flight has ended, and take it
-// again. Operations raise between the two. Both are collective.
+// suspend() waits for all operations in flight, then frees the library's memory on the device.
+// resume() allocates it again. In between, operations raise. Both are collective.
 void suspend(Communicator& comm);
 void resume(Communicator& comm);
-// Returns numbers of bytes: "suspend" is what suspend() gives back, "persist" what it does not,
-// "total" both; "suspended" is 1 after it. Callable also while suspended.
+// Returns numbers of bytes: "suspend" for what suspend() frees, "persist" for what it keeps,
+// "total" for both. "suspended" is 1 after suspend(). Callable also while suspended.
 std::unordered_map<std::string, uint64_t> memoryStats(Communicator& comm);
 
 }  // namespace torchcomms_pg::ops

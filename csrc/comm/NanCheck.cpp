@@ -30,7 +30,7 @@ const char* text(OpName name) {
   return "";
 }
 
-// Widens numbers of one byte, in which torch does not look for NaN.
+// Widens types of one byte, for which torch has no check for NaN.
 at::Tensor wide(const at::Tensor& tensor) {
   return tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
 }
@@ -41,7 +41,7 @@ void refuseNan(const PreHookArgs& args, int rank) {
   for (const auto& member : args.ops) {
     refuseNan(*member, rank);
   }
-  // A batch's tensors are those of its members, some of which only receive.
+  // A batch is checked member by member, since some members only receive.
   const bool fromRoot = args.name == OpName::broadcast || args.name == OpName::scatter;
   if (!args.ops.empty() || (fromRoot && args.root != rank)) {
     return;

@@ -5,9 +5,8 @@
 
 namespace torchcomms_pg {
 
-// Raises RuntimeError, naming operation, rank and tensor, where this rank would send NaN: a pre
-// hook. Does not look at operations recorded into a graph, since it would have to wait for a
-// stream.
+// Raises RuntimeError with operation, rank and tensor if this rank would send NaN. Use as a pre
+// hook. Skips operations that are captured into a graph, since the check would wait for a stream.
 void refuseNan(const PreHookArgs& args, int rank);
 
 }  // namespace torchcomms_pg

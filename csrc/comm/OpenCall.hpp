@@ -1,4 +1,4 @@
-// Calls of a thread that are under way, for the handlers of signals, which run inside them.
+// A thread's unfinished calls, for the handlers of signals, which run inside them.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,19 @@ namespace torchcomms_pg {
 class Communicator;
 struct Operation;
 
-// A call of the calling thread in a communicator that may wait for other ranks. Python runs the
-// handler of a signal in the main thread, also in the middle of such a call. The handler can then
+// An unfinished call of this thread in a communicator, which may wait for other ranks. Python may
+// run the handler of a signal in the main thread in the middle of such a call. The handler can then
 // neither use the communicator, whose operations have an order, nor free what the call uses.
 class OpenCall {
  public:
-  // `op`: the operation that it waits for, which outlives this; null: for all that are in flight.
+  // `op`: the operation that the call waits for, which must outlive this; null if it waits for all
+  // operations in flight.
   OpenCall(Communicator& comm, const Operation* op);
   ~OpenCall();
   OpenCall(const OpenCall&) = delete;
   OpenCall& operator=(const OpenCall&) = delete;
 
-  // Present while handlers run in the calling thread.
+  // Marks, for its lifetime, that handlers run in the calling thread.
   class Handlers {
    public:
     Handlers();
@@ -33,15 +34,15 @@ class OpenCall {
     OpenCall* const outer_;
   };
 
-  // Returns the outermost call in `comm` in whose middle a handler runs; null: none does.
+  // Returns the outermost call in `comm` in whose middle a handler runs, or null.
   static OpenCall* around(const Communicator& comm);
 
-  // Raises RuntimeError if a handler runs in the middle of a call in `comm`. `what`: that which the
-  // handler calls.
+  // Raises RuntimeError if a handler runs in the middle of a call in `comm`. `what`: the function
+  // that the handler calls.
   static void refuse(const Communicator& comm, const char* what);
 
-  // Has `body` called when this call has been left, after those before it. What it raises is
-  // dropped: the call raises why the communicator has failed.
+  // Calls `body` when this call has been left, after bodies that were added before. Its exceptions
+  // are dropped, since the call itself raises why the communicator has failed.
   void afterwards(std::function<void()> body) { afterwards_.push_back(std::move(body)); }
 
  private:

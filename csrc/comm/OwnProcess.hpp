@@ -1,5 +1,6 @@
-// The process that made an object of a group. One that is forked from it has its memory and none of
-// its threads, which may have held any lock at the fork: what takes a lock asks here first.
+// The process that made an object of a group. A forked child has its memory and none of its
+// threads, which may have held any lock at the fork. Functions that take a lock therefore check the
+// process first.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -15,7 +16,7 @@ class OwnProcess {
  public:
   bool isThis() const { return pid_ == host::processId(); }
 
-  // Raises where it is not this process.
+  // Raises if it is not this process.
   void check(const std::string& group) const {
     TORCH_CHECK(
         isThis(),

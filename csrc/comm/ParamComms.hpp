@@ -13,9 +13,9 @@
 
 namespace torchcomms_pg {
 
-// Calls `body` inside the record; without listeners only calls it, since the record costs about a
-// microsecond. Without tensors, such as for a wait, the record is of no elements: tools sum up what
-// a group has moved.
+// Calls `body` inside the record. Without listeners it only calls `body`, since the record costs
+// about a microsecond. Without tensors, as for a wait, the record has no elements, so that tools
+// that sum up a group's traffic do not count them.
 template <class Body>
 decltype(auto) withParamComms(
     const Communicator& comm,
@@ -49,7 +49,7 @@ decltype(auto) withParamComms(
       comm.size());
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   std::vector<c10::IValue> values;
-  if (!hasWork && range.isActive()) {  // a Work has its own range, in the same form
+  if (!hasWork && range.isActive()) {  // a Work has its own range, of the same form
     values.assign(inputs.begin(), inputs.end());
     range._setAsync();
     const auto title = rangeName(op, group, comm.rank(), !comm.device().is_cpu());
@@ -58,8 +58,8 @@ decltype(auto) withParamComms(
   return body();
 }
 
-// Records the messages of a batch, the first of which has the number `seq`. The batch itself has no
-// record, as in ProcessGroupNCCL.
+// Records the messages of a batch, numbered from `seq`. The batch itself has no record, as in
+// ProcessGroupNCCL.
 inline void recordMessages(
     const Communicator& comm, const std::vector<PreparedOp>& messages, uint64_t seq) {
   if (C10_LIKELY(!at::hasCallbacks())) {

@@ -15,20 +15,20 @@ namespace torchcomms_pg::process_totals {
 
 namespace {
 
-// Time that a device has to answer; the driver may hold up a thread for long.
+// Limit of the wait for a device: the driver may block a thread for long.
 constexpr Milliseconds kPatience{500};
 
 struct State {
   std::mutex mutex;
   int64_t rank = -1;
   std::vector<std::shared_ptr<GroupTotals>> groups;
-  std::list<Group> ended;  // the one that has ended last is the last
+  std::list<Group> ended;  // in the order in which they ended
 
   std::mutex newsMutex;
   std::condition_variable news;
   uint64_t failures = 0;
   uint64_t written = 0;
-  bool writing = false;  // there is a writer
+  bool writing = false;  // whether there is a writer
   bool ending = false;
 };
 State& state() {
@@ -56,7 +56,7 @@ void addTo(Group& group, const Group::Operation& more) {
 void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
   for (size_t number = 0; number < kOpKinds; ++number) {
     const auto kind = static_cast<OpKind>(number);
-    // That of a shrink ends before it does: it is in flight until its ranks have joined.
+    // Skips shrinks: the operation that stands for one covers only the joining of its ranks.
     const auto sums = more.sums(kind);
     if (kind != OpKind::shrink && (sums.operations > 0 || sums.waited.count() > 0)) {
       addTo(group, {kind, sums});
@@ -69,7 +69,7 @@ void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
   }
 }
 
-// Returns the group of the name and backend in `groups`, which gets one where there is none.
+// Returns the group of this name and backend in `groups`; adds one if it is missing.
 auto find(auto& groups, const std::string& name, const std::string& backend, bool watched) {
   const auto same = [&](const Group& group) {
     return group.name == name && group.backend == backend && group.watched == watched;
@@ -85,14 +85,14 @@ auto find(auto& groups, const std::string& name, const std::string& backend, boo
   return found;
 }
 
-// Moves the sums of groups that have ended out of `groups`. Call with the lock held.
+// Moves the sums of ended groups out of `groups`. Call with the lock held.
 void settle(State& state) {
   const auto now = Clock::now();
   std::erase_if(state.groups, [&](const auto& totals) {
     if (totals.use_count() > 1) {
       return false;
     }
-    std::atomic_thread_fence(std::memory_order_acquire);  // the last holder's sums are here
+    std::atomic_thread_fence(std::memory_order_acquire);  // makes the last holder's sums visible
     totals->setInFlight(0, {});
     const auto known = find(state.ended, totals->group(), totals->backend(), totals->watched());
     addTo(*known, *totals, now);

@@ -1,4 +1,5 @@
-// What all groups of this process have done, and the news of failures for who writes it down.
+// What all groups of this process have done, and notice of failures for the thread that writes it
+// down.
 #pragma once
 
 #include <chrono>
@@ -11,15 +12,15 @@
 #include "comm/GroupTotals.hpp"
 #include "monitor/Lateness.hpp"
 
-// A forked child has groups, and so totals, of its own. Thread-safe.
+// A forked child has separate groups, and therefore separate totals. Thread-safe.
 namespace torchcomms_pg::process_totals {
 
-// Number of ended groups whose sums are kept each for itself. Those that have ended before are
-// summed up under the name kOthers.
+// Number of ended groups whose sums are kept separately. The sums of groups that ended before are
+// added up under the name kOthers.
 inline constexpr size_t kEnded = 64;
 inline constexpr char kOthers[] = "(others)";
 
-// Totals of the groups of one name and backend: on several devices, or one after another.
+// Totals of the groups of one name and backend, on several devices or one after another.
 struct Group {
   struct Operation {
     OpKind kind = OpKind::allReduce;
@@ -31,38 +32,38 @@ struct Group {
   bool watched = false;
   bool live = false;  // at least one of them has not ended
   uint64_t inFlight = 0;
-  Clock::duration oldest{0};           // age of the oldest operation in flight; 0: there is none
+  Clock::duration oldest{0};           // age of the oldest operation in flight, or 0
   uint64_t failures = 0;               // see GroupTotals::noteFailure
-  std::vector<RankLateness> lateness;  // by rank; empty: nothing is known here
-  std::vector<Operation> operations;   // kinds of which an operation has ended, or been waited for
+  std::vector<RankLateness> lateness;  // by rank; empty if this process knows none
+  std::vector<Operation> operations;   // kinds with an operation that has ended or was waited for
 };
 
 struct Totals {
-  int64_t rank = -1;  // global one of this process in its first group; -1: there has been none
+  int64_t rank = -1;  // global rank in this process's first group; -1 before any
   std::vector<Group> groups;
 };
 
-// Makes the totals of a group that begins; it ends when nobody else holds them. `rank`: the global
-// one of this process.
+// Makes the totals of a new group. The group counts as ended when no other holder is left. `rank`:
+// this process's global rank.
 std::shared_ptr<GroupTotals> add(
     const std::string& group, const std::string& backend, bool watched, int64_t rank);
 
-// Asks for the ends of operations on devices before, and waits half a second at most for that.
+// Returns the totals. First polls devices for the ends of operations, for half a second at most.
 Totals read();
 
-// Tells the writer that a group has failed, or that there is a verdict.
+// Notifies the writer that a group has failed, or that there is a verdict.
 void noteFailure(GroupTotals& group);
 
-// Functions of the one thread that writes the totals down.
+// Functions of the writer, the one thread that writes the totals down.
 //
-// Waits for the next failure after the first `written`, all of which are written down, but no
-// longer than `patience`. Returns the number of failures; none: endWriter() was called.
+// Waits until more than `written` failures have happened, for at most `patience`. Returns the
+// number of failures, or nullopt after endWriter(). `written`: number of failures already written
+// down.
 std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience);
-// Ends the wait of the thread, now and later. Called by another one.
+// Ends the writer's wait, now and later. Called by another thread.
 void endWriter();
 
-// Waits until all failures are written down, where there is a writer, but no longer than
-// `patience`.
+// Waits until the writer, if any, has written down all failures, for at most `patience`.
 void awaitWritten(Milliseconds patience);
 
 }  // namespace torchcomms_pg::process_totals

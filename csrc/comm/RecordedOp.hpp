@@ -23,7 +23,7 @@ class RecordedOp {
  public:
   using Recorders = std::shared_ptr<const std::vector<RecorderGroup>>;
 
-  // Starts without entries. `stack`: Python's, of the thread that issues the operation.
+  // Starts without entries. `stack`: Python's stack in the thread that issues the operation.
   RecordedOp(Recorders recorders, Stack stack)
       : recorders_(std::move(recorders)), stack_(std::move(stack)) {
     for (const auto& [recorder, group] : *recorders_) {
@@ -51,7 +51,8 @@ class RecordedOp {
     }
   }
 
-  // Ends the entries. `source`: the sender of a message; -1: not known, or several.
+  // Ends the entries. `source`: the sender of a message, or -1 if it is unknown or there are
+  // several.
   void end(bool completed, Clock::duration duration, int source) const {
     const auto milliseconds = std::chrono::duration<float, std::milli>(duration).count();
     for (const auto& [record, places] : entries_) {

@@ -18,7 +18,7 @@ const char* recordedName(const PreparedOp& call) {
   if (call.members) {
     return traits(call.op.parts).recordedBatch;
   }
-  // The ranks' own sizes differ in uneven lists, which the analyser would call an error.
+  // In uneven lists sizes differ from rank to rank, which the analyser would report as an error.
   return call.uneven() && call.op.kind != OpKind::allToAllSingle ? kUnchecked : known.recorded;
 }
 
@@ -70,7 +70,7 @@ void RecorderSet::record(PreparedOp& call) {
   auto recorders = std::atomic_load(&recorders_);
   const auto& op = call.op;
   if (recorders->empty()) {
-    return;  // removed just now
+    return;  // removed since any()
   }
   if (op.captured) {
     for (const auto& [recorder, group] : *recorders) {
@@ -82,7 +82,7 @@ void RecorderSet::record(PreparedOp& call) {
   auto* const source = StackSource::get();
   auto recording = std::make_shared<RecordedOp>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
-  // The start of an operation that a queue holds is not known.
+  // If operations are queued, their start is unknown.
   const bool started = !op.async && !comm_.executor().queues() && comm_.library().ready();
   const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
@@ -110,7 +110,7 @@ void RecorderSet::record(PreparedOp& call) {
          .seq = op.seq,
          .inputs = call.inputs,
          .outputs = call.outputs,
-         // The analyser looks at the first tensor alone, where it looks at sizes.
+         // The analyser compares only the first tensor, if it compares sizes.
          .join = op.kind != OpKind::coalesced && what != kUnchecked,
          .timeout = op.timeout,
          .direction = oneSided ? OpRecord::Direction::one : OpRecord::Direction::none,

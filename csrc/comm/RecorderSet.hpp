@@ -15,29 +15,30 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// The recorders that a communicator's operations are entered in. Thread-safe.
+// The recorders in which a communicator's operations are entered. Thread-safe.
 class RecorderSet {
  public:
   explicit RecorderSet(Communicator& comm) : comm_(comm) {}
 
-  // Sets the description, which add() tells recorders.
+  // Sets the description, which add() passes to recorders.
   void describe(Group& group, std::string description);
 
-  // Adds a recorder, which gets an entry for each operation from the next one on. A failure writes
-  // the process's recorder to its file. False: it has been there already, or is to record nothing.
+  // Adds a recorder, which gets an entry for each operation from the next one on. The process's
+  // recorder is written to its file when the communicator fails. Returns false if the recorder was
+  // added before, or is set to record nothing.
   bool add(std::shared_ptr<FlightRecorder> recorder);
   void remove(const FlightRecorder* recorder);
-  // Adds the recorders of another communicator, which this one replaces.
+  // Adds the recorders of `former`, which this communicator replaces.
   void inherit(const RecorderSet& former);
 
-  // Returns whether there are any. An operation without recorders pays for nothing else.
+  // Returns whether there are recorders. Without any, an operation costs no more than this check.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
-  // Enters an operation that is being issued; one that a graph captures is only counted.
+  // Enters an operation that is being issued. An operation that a graph captures is only counted.
   void record(PreparedOp& call);
 
-  // Writes the process's recorder to its file, where it is in this set, and asks other ranks to
-  // write theirs. Has an effect once.
+  // Writes the process's recorder to its file, if it is in this set, and asks other ranks to write
+  // theirs. Has an effect once.
   void dump();
 
  private:

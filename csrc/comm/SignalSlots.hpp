@@ -1,4 +1,4 @@
-// The signals of a communicator that windows have in use.
+// The signals of a communicator that its windows use.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,13 +8,13 @@
 
 namespace torchcomms_pg {
 
-// The slots of signals. All ranks take them in one order, since they register windows in one.
-// Thread-safe.
+// Allocates signals. All ranks allocate them in the same order, since they register windows in the
+// same order. Thread-safe.
 class SignalSlots {
  public:
   explicit SignalSlots(int count) : used_(count) {}
 
-  // Takes the first free sigIdx. Raises RuntimeError where there is none.
+  // Takes the first free sigIdx. Raises RuntimeError if none is free.
   int take(const c10::Device& device);
   void give(int index);
 

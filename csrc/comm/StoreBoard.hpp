@@ -1,4 +1,4 @@
-// A part of the group's store as the board of a hang diagnosis.
+// A part of the group's store as the key-value board of a hang diagnosis.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,7 +12,7 @@
 
 namespace torchcomms_pg {
 
-// Keys and values of one communicator's diagnoses; used by one thread.
+// Keys and values of one communicator's diagnoses. Used by one thread.
 class StoreBoard final : public SharedBoard {
  public:
   explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
@@ -21,8 +21,8 @@ class StoreBoard final : public SharedBoard {
     store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
   }
 
-  // Reads by a comparison that never holds, as get() would wait for a key that another rank erases
-  // after a check(): of a key that is not there every store returns what was expected.
+  // Reads by a comparison that never matches: for a missing key every store returns the expected
+  // value. get() would wait for a key that another rank erases after check() has found it.
   std::optional<std::string> get(const std::string& key) override {
     static const std::string text = "no value on a board";
     static const std::vector<uint8_t> none(text.begin(), text.end());
@@ -40,7 +40,7 @@ class StoreBoard final : public SharedBoard {
   void erase(const std::string& key) { store().deleteKey(key); }
 
  private:
-  // Returns a connection of its own, since another thread may wait in the shared one; made with the
+  // Returns a separate connection, since another thread may block in the shared one. Opened at the
   // first use, since most groups never need it.
   c10d::Store& store() {
     if (!own_) {

@@ -40,8 +40,9 @@ void StreamExecutor::run(PreparedOp& call, const WorkPtr& work) {
 }
 
 void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
-  // A synchronous operation is over, for its caller, when it is in the stream; its end is watched
-  // all the same. It holds no tensors: their memory is used again in the order of that same stream.
+  // For its caller, a synchronous operation is over when it is in the stream; its end is watched
+  // nevertheless. It keeps no tensors alive: their memory is reused in the order of that same
+  // stream.
   const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
   if (work) {
     flight->attach(work, /*kept=*/call.op.hooked || comm_.groupHooks().end());
@@ -85,14 +86,14 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     comm_.inFlight().totals().noteWait(op.kind, Clock::now() - begun);
   }
   if (work && work->hasFuture()) {
-    work->completeFutures();  // a batch's: asked for before it was launched
+    work->completeFutures();  // a batch's future may be requested before the launch
   }
 }
 
-// Records the operation into the graph that the current stream records: a synchronous one there, an
-// asynchronous one in a branch of the graph. It runs with each of the graph's replays, which
-// nothing here is told of: so there is nothing to watch or to record. The graph keeps the order
-// between streams that wait, and the memory of the capture.
+// Captures the operation into the current stream's graph: a synchronous one in that stream, an
+// asynchronous one in a branch. It runs with each replay of the graph, which this process does not
+// observe, so that it is neither watched nor recorded. The graph keeps the order between streams
+// that wait, and the memory of the capture.
 void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
   const auto op = call.op;
@@ -145,8 +146,9 @@ void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
 }
 
 void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
-  const bool recorded = recordEnd(*flight);  // a dump waits for this thread, and for no other
-  // Runs in another thread: tensors may need the GIL to go, and hooks take their time.
+  // recorded in this thread, the only one for which a dump waits
+  const bool recorded = recordEnd(*flight);
+  // Finishes in another thread: releasing tensors may need the GIL, and hooks may take long.
   device_.runApart([this, flight = std::move(flight), recorded] {
     auto error = flight->error();
     if (!error) {
@@ -169,7 +171,7 @@ bool StreamExecutor::recordEnd(const Flight& flight) const {
     recording->end(/*completed=*/true, flight.elapsed(), -1);
     return true;
   } catch (const c10::Error&) {
-    return false;  // the device has failed since
+    return false;  // the device has failed meanwhile
   }
 }
 
@@ -190,10 +192,10 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
   const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
   comm_.tellEnd(op, work, error, started, finished);
   if (work && work->hasFuture()) {
-    device_.handOver();  // callbacks may wait for operations that come after this one
+    device_.handOver();  // callbacks may wait for later operations
     work->completeFutures();
   }
-  flight.release();  // drops what a future has kept meanwhile
+  flight.release();  // drops what a future has attached meanwhile
   comm_.inFlight().remove(flight.entry());
 }
 
@@ -229,7 +231,7 @@ void StreamExecutor::awaitStarted(
   if (work != nullptr && work->done()) {
     return;  // its error, if any, is raised by Work::wait
   }
-  // Asks the library, and not the device, which costs time and is forbidden while another thread
+  // Asks the library. To ask the device would cost time, and is forbidden while another thread
   // captures a graph.
   if (const auto error = comm_.failureState().asyncError(op)) {
     comm_.failureState().awaitHooks();
@@ -240,7 +242,7 @@ void StreamExecutor::awaitStarted(
 void StreamExecutor::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
     auto flight = work.flight();
-    while (!flight && !work.done()) {  // another thread launches its batch
+    while (!flight && !work.done()) {  // another thread is launching its batch
       std::this_thread::yield();
       flight = work.flight();
     }
@@ -264,7 +266,7 @@ void StreamExecutor::awaitInStream(Work& work) {
     device_.await(*flight->end(), current);
     flight->release(current);
   } else if (isCapturing(current) || goesOn(*flight)) {
-    device_.await(*flight->end(), current);  // it joins the two streams of the graph
+    device_.await(*flight->end(), current);  // joins the two streams of the graph
     flight->release(current);
   }
 }
@@ -280,13 +282,13 @@ void StreamExecutor::leaveGraph(const Flight& flight, std::shared_ptr<const void
       return;
     }
     if (flight.hasFuture()) {
-      // Whoever holds the future joins it.
+      // The stream of the future's holder will join it.
       graphStream_.keep(flight.capture(), std::move(shelf));
     } else {
       device_.await(*flight.end(), *flight.issuer());
     }
   } catch (const std::exception&) {
-    // The capture has been invalidated: there will be no graph.
+    // The capture has been invalidated, and yields no graph.
   }
 }
 
@@ -298,7 +300,7 @@ void StreamExecutor::drain(Milliseconds messages) {
     if (!failed && comm_.failureState().get()) {
       failed = Clock::now();
     }
-    // Gives up on a device that does not let go of a failed operation.
+    // Gives up on a device that does not release a failed operation.
     if (failed && Clock::now() - *failed > CommHandle::kReleasePatience) {
       return;
     }

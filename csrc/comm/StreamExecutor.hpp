@@ -1,4 +1,4 @@
-// Execution on an accelerator: queued in its streams, and watched by their events.
+// Execution on an accelerator: operations are queued in streams and watched by events.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace torchcomms_pg {
 
-// Queues operations: a synchronous one in the caller's current stream, an asynchronous one in the
+// Queues operations: synchronous ones in the caller's current stream, asynchronous ones in the
 // communicator's. Every call returns when the operation is queued.
 class StreamExecutor final : public Executor {
  public:
@@ -32,24 +32,26 @@ class StreamExecutor final : public Executor {
   bool blockingWait() const override { return blockingWait_.load(std::memory_order_relaxed); }
   AcceleratorDevice* accelerator() const override { return &device_; }
 
-  // Records the end of an operation whose stream is past it; finishes it in a thread of its own.
+  // Records the end of an operation that its stream has passed, and finishes the operation in a
+  // separate thread.
   void finishFromEvent(std::shared_ptr<Flight> flight);
-  // Ends an operation of a graph whose Work is dropped: joins it to the stream that has issued it,
-  // if nobody has and nobody can any more, and lets go of its memory. `shelf`: what it still needs.
+  // Ends an operation in a graph, when its Work is dropped: joins it to the stream that issued it,
+  // if no stream has joined it and none can any more, and releases its memory. `shelf`: buffers
+  // that it still needs.
   void leaveGraph(const Flight& flight, std::shared_ptr<const void> shelf) noexcept;
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
   void queue(PreparedOp& call, cudaStream_t stream);
-  // Returns whether the capture with the operation goes on.
+  // Returns whether the capture that contains the operation goes on.
   bool goesOn(const Flight& flight) const;
-  // Waits for an operation that has departed. `work`: null where the caller gets none.
+  // Waits for an operation that is in its stream. `work` is null if the caller gets no Work.
   void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
-  // Records that the operation has completed. False: it has failed, or is in no recorder.
+  // Records that the operation has completed. Returns false if it has failed, or is in no recorder.
   bool recordEnd(const Flight& flight) const;
-  // Finishes an operation. `recorded`: its end has been.
+  // Finishes an operation. `recorded`: whether its end has been recorded.
   void land(Flight& flight, const std::exception_ptr& error, bool recorded);
 
   Communicator& comm_;

@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
     }
     if (flight_ && !completed_) {
-      // The Flight keeps it to complete this future, also when it is the last to have the Work.
+      // The Flight keeps this Work alive to complete this future, even if it is the last holder.
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
@@ -158,7 +158,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 
 float Work::getDuration() const {
   using Duration = std::chrono::duration<float, std::milli>;
-  // Asks the device itself: the thread that finishes the operation comes by later.
+  // Asks the device: the thread that finishes the operation may come to it later.
   if (const auto flight = this->flight(); timed_ && !done() && flight && flight->reached()) {
     return Duration(flight->elapsed()).count();
   }
@@ -212,7 +212,7 @@ void Work::assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::
 }
 
 bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
-  // The end of a short operation is seen sooner by looking than by sleeping.
+  // Polls first: the end of a short operation is seen sooner by polling than by sleeping.
   for (int i = 0; i < kSpins; ++i) {
     if (isCompleted()) {
       return true;
@@ -230,7 +230,7 @@ bool Work::waitUntil(std::optional<Clock::time_point> deadline) {
 void Work::depart(std::shared_ptr<Flight> flight) {
   std::vector<at::Tensor> inputs;  // freed after the lock is released
   std::lock_guard lock(mutex_);
-  if (futureResult_) {  // asked for before the batch was launched
+  if (futureResult_) {  // requested before the batch was launched
     flight->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
   }
   flight_ = std::move(flight);
@@ -243,7 +243,7 @@ std::shared_ptr<Flight> Work::flight() const {
 }
 
 void Work::release_resources() {
-  flight_.reset();  // its weak reference to this keeps this memory
+  flight_.reset();  // the Flight's weak reference keeps this object's memory
   inputs_.clear();
   outputs_.clear();
   future_.reset();
@@ -258,7 +258,8 @@ Clock::duration Work::elapsed() const {
 bool Work::finish(std::exception_ptr error) {
   const auto flight = this->flight();
   const bool asks = flight && !flight->inGraph() && !error;
-  const auto elapsed = asks ? flight->elapsed() : Clock::duration{};  // the driver may take time
+  // before the lock, since the driver may take time
+  const auto elapsed = asks ? flight->elapsed() : Clock::duration{};
   std::vector<at::Tensor> inputs;  // freed after the lock is released
   {
     std::lock_guard lock(mutex_);
@@ -272,7 +273,7 @@ bool Work::finish(std::exception_ptr error) {
     }
     exception_ = std::move(error);
     inputs.swap(inputs_);
-    // Ends it before a waiting thread goes on, which might stop the profiler.
+    // Ends the range before a waiting thread goes on, which might stop the profiler.
     endRange();
     completed_ = true;
     done_.store(true, std::memory_order_release);
@@ -301,8 +302,8 @@ void Work::completeFutures() {
     return;
   }
   endRange();
-  // A thread that sees a future unannounced marks it as announced: completion and a late
-  // getFuture() may come at the same time.
+  // The thread that marks a future as announced completes it, since completion and a late
+  // getFuture() may run at the same time.
   const auto future = std::exchange(futureAnnounced_, future_ != nullptr) ? nullptr : future_;
   const bool tell = completed_ && !futureResultAnnounced_;
   const auto futureResult = tell ? futureResult_ : nullptr;
@@ -318,12 +319,12 @@ void Work::completeFutures() {
     if (error) {
       future->setError(error);
     } else {
-      // The future takes note of the current stream: its callbacks come after all that is queued
-      // there by now, and so soonest where the future is asked for at once.
+      // The future records the current stream: its callbacks run after all that is queued in it
+      // now, and so earliest if the future is requested at once.
       c10::OptionalStreamGuard guard;
       if (flight) {
         guard.reset_stream(*flight->stream());
-        if (!outputs.empty()) {  // else nothing tells the future's waiter of a stream
+        if (!outputs.empty()) {  // without outputs the future's waiter learns of no stream
           flight->noteFuture();
         }
       }

@@ -20,9 +20,9 @@ namespace torchcomms_pg {
 class Communicator;
 class Flight;
 
-// Keeps the operation's tensors alive until it has finished; on an accelerator its Flight does, and
-// the Work keeps the outputs alone. Made and finished by its Communicator; the other methods may be
-// called from any thread.
+// Keeps the operation's tensors alive until it has finished. On an accelerator its Flight does so,
+// and the Work keeps only the outputs. Made and finished by its Communicator; the other methods may
+// be called from any thread.
 class Work final : public latest::Work {
  public:
   Work(
@@ -34,7 +34,7 @@ class Work final : public latest::Work {
 
   bool isCompleted() override;
 
-  // Returns true once the operation has finished without an error.
+  // Returns whether the operation has finished without an error.
   bool isSuccess() const override;
 
   // Returns the rank that a message came from.
@@ -44,13 +44,12 @@ class Work final : public latest::Work {
 
   void synchronize() override;
 
-  // Returns when the operation has finished, or raises its error. With a timeout: when it has not
-  // finished by then, the communicator fails, since an operation under way cannot be taken back. On
-  // an accelerator the current stream waits, and the host only where a timeout is given, or for a
-  // barrier.
+  // Waits until the operation has finished, or raises its error. If a timeout passes first, the
+  // communicator fails, since an operation that runs cannot be withdrawn. On an accelerator the
+  // current stream waits; the host waits only with a timeout, or for a barrier.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  // Does the same as wait(), but the calling thread waits, on an accelerator, too.
+  // Does the same as wait(), but the calling thread waits, even on an accelerator.
   void waitOnHost(std::chrono::milliseconds timeout);
 
   void blockCurrentStream() override;
@@ -59,7 +58,7 @@ class Work final : public latest::Work {
   void abort() override;
 
   // Returns the future of the outputs, or of the error. On an accelerator it completes at once, and
-  // what its callbacks do comes after the operation in their streams.
+  // the work of its callbacks is queued after the operation in their streams.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // Returns a future that completes with a c10d::WorkResult, never with an error.
@@ -72,7 +71,7 @@ class Work final : public latest::Work {
 
   std::chrono::milliseconds getTimeout() const override;
 
-  // Returns the operation, which never changes. That of a batch is another once it is launched.
+  // Returns the operation. It never changes, except once for a batch, at its launch.
   const Operation& operation() const { return *op_.load(std::memory_order_acquire); }
 
   // Describes the operation, e.g. "all_reduce #2 (1 x Float, SUM) of group 'default_pg' on rank 0".
@@ -82,26 +81,26 @@ class Work final : public latest::Work {
   // callbacks of the futures, which may take time and locks.
   void setStarted(Clock::time_point at);
   void setSource(int rank);
-  int source() const;  // -1: not known
+  int source() const;  // -1 if unknown
   void setTimed(bool timed);
-  // Sets whom finish() tells. Call before the operation is launched.
+  // Sets the pass that finish() notifies. Call before the operation is launched.
   void setPass(std::shared_ptr<BackwardPass> pass) { pass_ = std::move(pass); }
-  // Gives a batch, when it is launched, the operation that it turned out to be.
+  // Gives a batch, at its launch, the operation that it consists of.
   void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
-  // Notes that the operation is in a stream of an accelerator, or in a graph.
+  // Records that the operation is in a stream of an accelerator, or in a graph.
   void depart(std::shared_ptr<Flight> flight);
-  // Returns null until the operation has departed.
+  // Returns null until depart().
   std::shared_ptr<Flight> flight() const;
-  // Returns the time since it started; 0: not known.
+  // Returns the time since the operation started, or 0 if that is unknown.
   Clock::duration elapsed() const;
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Waits for the end. False: `deadline` passed first.
+  // Waits for the end. Returns false if `deadline` passes first.
   bool waitUntil(std::optional<Clock::time_point> deadline);
   bool finish(std::exception_ptr error);
   void completeFutures();
   bool hasFuture() const;
   bool launched() const { return operation().seq != 0; }
-  // Returns whether a thread waits for it now, on the host.
+  // Returns whether a host thread now waits for it.
   bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
   // Counts the calling thread among the waiting ones, while the result lives.
   [[nodiscard]] auto waiting() {
@@ -111,17 +110,18 @@ class Work final : public latest::Work {
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
-  // Drops what only users need: called when they are gone, and only a Flight may still look for it.
+  // Drops what only users need. Called when their last reference is gone; a Flight may still hold a
+  // weak one.
   void release_resources() override;
 
  private:
   void wait(std::chrono::milliseconds timeout, bool onHost);
-  // Ends its range in a profile. Call with the lock held.
+  // Ends the operation's range in a profile. Call with the lock held.
   void endRange();
 
   const std::shared_ptr<Communicator> comm_;
   const Operation made_;
-  std::optional<Operation> assigned_;  // written once, before `op_` leads to it
+  std::optional<Operation> assigned_;  // written once, before `op_` points to it
   std::atomic<const Operation*> op_{&made_};
   std::atomic<bool> done_{false};
   std::atomic<int> waiting_{0};
@@ -131,7 +131,7 @@ class Work final : public latest::Work {
   Clock::time_point started_{};
   Clock::time_point finished_{};
   std::shared_ptr<Flight> flight_;
-  std::vector<at::Tensor> inputs_;   // released when finished or departed
+  std::vector<at::Tensor> inputs_;   // released at finish() or depart()
   std::vector<at::Tensor> outputs_;  // value of result() and of the future
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
