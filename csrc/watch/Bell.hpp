@@ -1,4 +1,5 @@
-// Rings the ranks of a job through its store, which is all that backends of others have in common.
+// Notifies the ranks of a job through its store, the only channel that groups of foreign backends
+// share.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,13 +11,14 @@
 
 namespace torchcomms_pg {
 
-// The bell of the groups that share a store. One thread of the process rings there, and looks once
-// a second whether another rank has, until the last group is gone, or the store. Thread-safe.
+// The bell of the groups that share a store. One thread of this process rings in the store, and
+// checks once a second whether another rank has rung, until the last group or the store is gone.
+// Thread-safe.
 class Bell {
  public:
-  // Returns the one of the store, whatever prefixes that has. To be held by groups alone, which
-  // keep the store: a program may want the port of one whose groups are destroyed. Raises
-  // std::runtime_error if no thread can be started.
+  // Returns the store's bell, whatever prefixes `store` adds. Only groups may hold it, since it
+  // keeps the store: a program may need the store's port again when its groups are destroyed.
+  // Raises std::runtime_error if no thread can be started.
   static std::shared_ptr<Bell> of(const c10::intrusive_ptr<c10d::Store>& store);
 
   explicit Bell(c10::intrusive_ptr<c10d::Store> store);  // for of()
@@ -32,8 +34,7 @@ class Bell {
 
  private:
   struct State;
-  const std::shared_ptr<State>
-      state_;  // shared with the thread, which may be in the store for long
+  const std::shared_ptr<State> state_;  // shared with the thread, which may block long in the store
 };
 
 }  // namespace torchcomms_pg

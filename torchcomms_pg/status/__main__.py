@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.status``: what a running job does, and who waits for whom."""
+"""``python -m torchcomms_pg.status``: what a running job does, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ With --watch it is that of the last status.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints what the command line asks for, and returns the code."""
+    """Prints what the command line asks for, and returns the exit code."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # letters that the locale lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that the locale lacks
     try:
         return _watch(options) if options.watch else _once(options)
     except StatusError as error:
@@ -94,7 +94,7 @@ def _watch(options: argparse.Namespace) -> int:
         while True:
             time.sleep(options.watch)
             if not options.json and sys.stdout.isatty():
-                print("\x1b[H\x1b[2J", end="")  # begins at the top of an empty screen
+                print("\x1b[H\x1b[2J", end="")  # clears the screen
             try:
                 code = _once(options)
             except StatusError:
@@ -104,10 +104,10 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _choose(options: argparse.Namespace) -> tuple[Job, int | None]:
-    """Returns the job that is meant, and the process that is to be asked.
+    """Returns the job that the options name, and the pid if they name one.
 
     Raises:
-        StatusError: there is none, or more than one.
+        StatusError: no such job exists, or none is named and several exist.
     """
     folders = env.status_folders()
     if not folders:
@@ -164,7 +164,7 @@ def _command(job: Job) -> str:
 
 
 def _same(store: str, wanted: str) -> bool:
-    """Returns whether both name one address; a host may have several names."""
+    """Returns whether both are one address; a host may have several names."""
     host, _, port = store.rpartition(":")
     asked, _, number = wanted.rpartition(":")
     return store == wanted or (port == number and _addresses(host) & _addresses(asked) != set())

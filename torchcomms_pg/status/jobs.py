@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-# Seconds beyond the time that the answer may take by itself.
+# Seconds of waiting beyond the time limit that the question contains.
 _GRACE = 1.0
 _LONGEST = 1 << 28  # bytes of an answer
 
 
 class StatusError(Exception):
-    """There is no such job, or its folder is not to be used; the text says which."""
+    """No such job exists, or its folder must not be used; the text says which."""
 
 
 class NoAnswerError(Exception):
-    """The job is there, and none of its processes on this host answers; the text says why."""
+    """The job exists, but none of its processes on this host answers; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Process:
     """A process that has a socket in the folder.
 
     Attributes:
-        pid: in its own namespace.
-        name: of its files, without their ends.
-        groups: ids of the groups that it has, or had.
+        pid: its pid, in its own namespace.
+        name: name of its files, without their extensions.
+        groups: ids of the groups in which it is, or was.
     """
 
     folder: str
@@ -42,28 +42,28 @@ class Process:
     groups: frozenset[str]
 
     def state(self) -> str:
-        """Returns "stopped", "dead", or "" for one that may answer."""
+        """Returns "stopped", "dead", or "" if the process may answer."""
         try:
             with self.connect():
                 pass
         except (ConnectionRefusedError, FileNotFoundError):
             return "dead"
         except OSError:
-            pass  # its backlog is full: somebody is to listen there
+            pass  # its backlog is full: a process listens, but does not accept
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
             if file.read().rpartition(")")[2].split()[0] in "Tt":
                 return "stopped"
         return ""
 
     def connect(self, timeout: float = 1.0) -> socket.socket:
-        """Returns a connection, whose every step takes at most `timeout` seconds."""
+        """Returns a connection whose every call takes at most `timeout` seconds."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Blocks while others wait to be taken, for at most this.
+            # Limits connect(), which blocks while the backlog is full.
             seconds, microseconds = int(timeout), int(timeout % 1 * 1e6)
             limit = struct.pack("ll", seconds, microseconds)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            # By a descriptor: an address has at most 107 bytes, and a folder's path may have more.
+            # Connects by a descriptor: a folder's path may exceed the 107 bytes of an address.
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 made.connect(f"/proc/self/fd/{folder}/{self.name}.socket")
@@ -76,7 +76,7 @@ class Process:
         return made
 
     def remove(self) -> None:
-        """Removes the files, which are left of a process that is gone."""
+        """Removes the files that a dead process has left."""
         for end in (".socket", ".ranks"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.folder, self.name + end))
@@ -87,23 +87,23 @@ class Job:
     """Processes of this host that are in one group, or in groups that share a process.
 
     Attributes:
-        processes: those whose sockets are there, also of ranks that are stopped or dead.
+        processes: those with a socket, including stopped and dead ones.
     """
 
     processes: list[Process] = field(default_factory=list)
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of its processes on this host."""
+        """The pids of its processes on this host."""
         return sorted(process.pid for process in self.processes)
 
     def ask(self, late: float, wait: float, asked: int | None = None) -> dict[str, Any]:
-        """Returns the status of the whole job, as docs/status.md has it.
+        """Returns the status of the whole job, in the form of docs/status.md.
 
         Args:
-            late: seconds after which an operation in flight counts as waited for.
-            wait: seconds for which processes and hosts are waited for.
-            asked: the process that is to be asked first.
+            late: seconds after which an operation in flight counts as late.
+            wait: seconds to wait for answers of processes and hosts.
+            asked: pid of the process to ask first.
 
         Raises:
             NoAnswerError: no process of this host answers.
@@ -121,7 +121,7 @@ class Job:
 
 
 def find_jobs(folders: list[str]) -> list[Job]:
-    """Returns the jobs in these folders, and removes what is left of those that are gone.
+    """Returns the jobs in these folders, and removes the files of jobs that have ended.
 
     Raises:
         StatusError: a folder is another user's, or open to others.
@@ -161,7 +161,7 @@ def _processes(folder: str) -> Iterator[Process]:
 
 
 def _connected(processes: list[Process]) -> list[list[Process]]:
-    """Puts together those that share a group."""
+    """Returns the processes in sets that are connected by shared groups."""
     found: list[tuple[set[str], list[Process]]] = []
     for process in processes:
         groups, members = set(process.groups), [process]

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-_THREADS = 4  # lines of Python that are shown of a rank
+_THREADS = 4  # lines of Python's stack that are shown for a rank
 
 
 def text(status: dict[str, Any]) -> str:
-    """Returns what a job's status says, for people; ranks that do the same are on one line."""
+    """Returns a job's status as text for people; ranks that do the same share a line."""
     ranks = status["ranks"]
     hosts = {rank["host"] for rank in ranks if rank.get("host")}
     head = f"job of the store {status['store']}" if status["store"] else "job"
@@ -28,7 +28,7 @@ def text(status: dict[str, Any]) -> str:
 
 
 def runs(numbers: Iterable[int]) -> str:
-    """Returns numbers in order, with runs of three or more as ``0-7``."""
+    """Returns the sorted numbers, with runs of three or more as ``0-7``."""
     ordered = sorted(set(numbers))
     parts: list[str] = []
     start = 0
@@ -72,7 +72,7 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
 
 
 def _late(group: dict[str, Any]) -> list[str]:
-    known = group.get("lateness")  # not told by every version
+    known = group.get("lateness")  # missing in older versions
     if not known or known["late"] is None:
         return []
     (found,) = (each for each in known["ranks"] if each["rank"] == known["late"])
