@@ -101,11 +101,11 @@ struct NcclRendezvous {
 // Returns `info` with rank and size inside the pair, or unchanged if `pair` is empty.
 RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair);
 
-// Exchanges the unique ids with which the ranks join through libnccl. Collective. Raises CommError
-// on every rank, naming ranks and versions, if they loaded different versions of NCCL, and as
-// joinOnHost does if ranks do not arrive. If the library can start from several unique ids, one
-// rank in every `ranksPerRoot` makes one, so that no single rank has to serve all ranks of a large
-// group.
+// Exchanges the unique ids with which the ranks join through libnccl. Collective. If the ranks
+// loaded different versions of NCCL, raises CommError with ranks and versions on every rank. If
+// ranks do not arrive, raises as joinOnHost does. If the library can start from several unique ids,
+// one rank in every `ranksPerRoot` makes one, so that no single rank has to serve all ranks of a
+// large group.
 NcclRendezvous rendezvousOverNccl(
     const Library& library, const RendezvousInfo& info, int ranksPerRoot);
 

@@ -122,7 +122,7 @@ class Fault : public std::enable_shared_from_this<Fault> {
   std::condition_variable changed_;
   std::optional<host::NcclError> failure_;
   std::vector<Watcher> watchers_;
-  bool told_ = false;  // true also if that could not be done
+  bool told_ = false;  // the other ranks can read the reason, or writing it has failed
 };
 
 }  // namespace torchcomms_pg::gloo

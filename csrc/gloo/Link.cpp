@@ -19,7 +19,7 @@ namespace {
 // Size of the text that gives the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
 
-// Longest time that learn() waits for each reason.
+// Time after which learn() aborts the wait for a reason.
 constexpr std::chrono::milliseconds kArrivalLook{10};
 
 constexpr size_t kInline = 464;

@@ -95,9 +95,9 @@ class Link : public std::enable_shared_from_this<Link> {
   int rank() const { return setup_.rank; }
   int size() const { return static_cast<int>(setup_.members.size()); }
 
-  // Connects the ranks within `timeout`; all of them have to call this. Calls `look`, which may
-  // raise, a few times a second meanwhile, or checks for signals if it is empty. Raises the group's
-  // failure, or what `look` raises, after which the group has failed, too.
+  // Connects the ranks within `timeout`; all of them have to call this. Meanwhile calls `look` a
+  // few times a second, or checks for signals if `look` is empty. Raises the group's failure. If
+  // `look` raises, fails the group and raises the same.
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
   // Connects the ranks in the calling thread, which may block for long, through its own connection
   // to the group's store. Calls `tell` with that first. An error fails the group.

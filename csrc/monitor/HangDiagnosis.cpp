@@ -28,8 +28,8 @@ constexpr milliseconds kTurn{1000};
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
-// Time for which a rank that has the verdict waits until the others have read it: the store may end
-// with its process.
+// Limit of the time for which a rank with the verdict waits until the others have read it: if its
+// process serves the store, the store ends with it.
 constexpr milliseconds kParting{500};
 
 constexpr milliseconds kBehind{200};

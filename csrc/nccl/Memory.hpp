@@ -67,8 +67,8 @@ class Registrations {
   void drop(void* address);
 
   const NcclApi& api_;
-  // Held while memory is registered, which may wait for other ranks. A rank that frees memory
-  // meanwhile must not wait for them, and so takes mutex_ only. Locked before mutex_.
+  // Held during a registration, which may wait for other ranks. Locked before mutex_. Freeing
+  // memory takes only mutex_, since it must not wait for other ranks.
   std::mutex adding_;
   std::mutex mutex_;
   std::map<Pool, Entries> pools_;

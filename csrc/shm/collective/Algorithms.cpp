@@ -41,8 +41,8 @@ class Execution {
   void complete() { ranks_ == 1 ? alone() : process({0, c_.count}); }
 
  private:
-  // Bytes that a rank stages at once if its peers only copy. Measured: half as many take up to 1.4
-  // times as long with two ranks, and twice as many up to 1.2 times with four.
+  // Bytes that a rank stages at once if its peers only copy. Measured: half the size takes up to
+  // 1.4 times as long with two ranks, twice the size up to 1.2 times as long with four.
   static constexpr size_t kPieceBytes = 512 << 10;
 
   // Limit of the bytes that publish() stages, since it delays the caller.

@@ -13,7 +13,7 @@ namespace {
 struct Version {
   const char* limit;
   const char* used;
-  const char* files[2];  // in memory.stat: cached files, which the system drops first
+  const char* files[2];  // lines of memory.stat: cached files, which the kernel drops first
 };
 constexpr Version kFirst{
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
