@@ -14,8 +14,8 @@ namespace torchcomms_pg {
 class AcceleratorDevice;
 class Communicator;
 
-// Runs operations. There is one executor for host memory and one for the streams of an accelerator,
-// which hold all that differs between the two. Thread-safe.
+// Runs operations. Host memory and the streams of an accelerator have an executor each, which holds
+// all that differs between them. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;

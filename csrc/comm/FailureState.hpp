@@ -81,7 +81,7 @@ class FailureState {
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
-  // Does the same to `op`, which waits for `ranks`, whose processes `pids` have died.
+  // Does the same to `op`, which waits for ranks that have died. `pids`: their processes.
   void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);
 
   // Fails every operation on all ranks, now and later. Has an effect once.

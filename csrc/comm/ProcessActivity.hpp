@@ -15,7 +15,7 @@
 namespace torchcomms_pg {
 
 // Includes a group in this process's status, while this is held and the group is open. A process
-// without any has no status.
+// without such groups has no status.
 class StatusPart {
  public:
   // `store`: the group's part of the job's store. `severalHosts`: its ranks may be on more than one
