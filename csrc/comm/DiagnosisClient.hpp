@@ -36,8 +36,8 @@ class DiagnosisClient {
   // the same ranks gets another part of the store, numbered in the order that all staying ranks
   // share: a reused part would hold the verdict of an earlier group.
   void openShrunk(DiagnosisClient& parent, const std::vector<int>& gone);
-  // From now on checks that processes of this host that operations in flight need are alive, for a
-  // library that does not report deaths. Call once, after open().
+  // From now on checks whether processes of this host are alive, if operations in flight need them,
+  // for a library that does not report deaths. Call once, after open().
   void watchOver();
   // Stops making requests and reporting this rank's status. Does not block.
   void close();

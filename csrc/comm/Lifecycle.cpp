@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::chrono::microseconds kRevokePoll{200};
 
-// Limit of the wait for messages at the end of a group that is called gloo. Gloo forgets them,
-// whereas ranks that wait for each other to take one would wait until the deadline.
+// Limit of the wait for messages at the end of a group that is called gloo. Gloo drops them, and
+// ranks that wait for each other to receive one would otherwise wait until the deadline.
 constexpr Milliseconds kMessagePatience{2000};
 
 // Returns the mistake in a list of ranks for split() on `self` of `size` ranks, or "".

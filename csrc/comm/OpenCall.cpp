@@ -7,7 +7,7 @@ namespace torchcomms_pg {
 namespace {
 
 thread_local OpenCall* innermostCall = nullptr;
-// Innermost call in whose middle a handler runs, or null.
+// Innermost call that a running handler has interrupted, or null.
 thread_local OpenCall* handledCall = nullptr;
 
 }  // namespace

@@ -34,7 +34,7 @@ class OpenCall {
     OpenCall* const outer_;
   };
 
-  // Returns the outermost call in `comm` in whose middle a handler runs, or null.
+  // Returns the outermost call in `comm` that a running handler has interrupted, or null.
   static OpenCall* around(const Communicator& comm);
 
   // Raises RuntimeError if a handler runs in the middle of a call in `comm`. `what`: the function
