@@ -124,7 +124,7 @@ Comm::Turn::Turn(Comm& comm, uint64_t ticket) : comm_(comm), ticket_(ticket) {
   try {
     comm.ticketLock_.await(ticket, *comm.segment_);
   } catch (const NcclError& failure) {
-    comm.fail(failure);  // the ticket does not pass, and those behind it would wait for ever
+    comm.fail(failure);  // this ticket is never passed on, and later ones would wait for ever
     throw;
   }
   comm.active_.fetch_add(1);

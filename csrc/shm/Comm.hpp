@@ -61,12 +61,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Executes one collective in the calling thread; blocks. Throws NcclError.
   void run(const Collective& collective);
 
-  // Executes the first half of the collective that has `ticket`, if that can be done at once;
-  // returns whether it was. complete() follows in the ticket's Turn.
+  // Executes the first half of the collective with `ticket`, if it can be done without waiting, and
+  // returns whether it was done. complete() then follows in the ticket's Turn.
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
   // Returns whether a collective is between its halves.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
-  // Executes the second half; call in inTurn(). Blocks. Throws NcclError.
+  // Executes the second half; call in the ticket's Turn. Blocks. Throws NcclError.
   void complete(const Collective& collective);
 
   // Count plans from their issue to their end.
@@ -88,10 +88,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
     Comm& comm_;
   };
 
-  // The turn of a ticket of ticketLock(), which ends with the scope.
+  // The turn of a ticket of ticketLock(), held for the lifetime of the object.
   class Turn {
    public:
-    // Blocks until the tickets before have passed. Throws NcclError.
+    // Blocks until all earlier tickets have passed. Throws NcclError.
     Turn(Comm& comm, uint64_t ticket);
     ~Turn();
 

@@ -228,7 +228,8 @@ ncclResult_t windowRegister(
     try {
       *made = comm->windows().add(buffer, bytes, memory);
     } catch (const NcclError& failure) {
-      // The peers wait for this rank, which may, for example, have no file descriptor left.
+      // Fails the communicator, since the peers wait for this rank. For example, no file descriptor
+      // is free.
       comm->fail(failure);
       throw;
     }

@@ -28,7 +28,7 @@ class Windows {
  public:
   explicit Windows(Comm& comm) : comm_(comm) {}
 
-  // Makes a window. Collective, called in Comm::inTurn(). Blocks until every rank has mapped the
+  // Makes a window. Collective, called in a Comm::Turn. Blocks until every rank has mapped the
   // memory of all others. `buffer` is part of `memory`. Throws NcclError.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
   // Removes the window on this rank; the peers' mappings stay valid. Throws NcclError.
