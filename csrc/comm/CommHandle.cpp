@@ -72,7 +72,7 @@ ncclResult_t CommHandle::state() const {
 
 CommHandle::Report CommHandle::report() const {
   Report report;
-  if (!ours()) {
+  if (!process_.isThis()) {
     return report;
   }
   std::lock_guard lock(mutex_);
@@ -119,7 +119,7 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
         [&](ncclComm_t comm) { api_.fail(comm, ncclRemoteError, failure.message, failure.ranks); });
     return;
   }
-  if (!ours() || failing_.exchange(true)) {
+  if (!process_.isThis() || failing_.exchange(true)) {
     return;
   }
   // NCCL may block until its kernels have let go; the caller must not.
@@ -216,7 +216,7 @@ void CommHandle::endJoining(bool failed) {
 
 CommHandle::Report CommHandle::close(bool failed) {
   Report report;
-  if (!ours()) {
+  if (!process_.isThis()) {
     return report;
   }
   const std::unique_lock failing(failMutex_, kReleasePatience);

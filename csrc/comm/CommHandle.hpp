@@ -11,7 +11,7 @@
 
 #include "comm/BlockingCall.hpp"
 #include "comm/CommError.hpp"
-#include "host/Process.hpp"
+#include "comm/OwnProcess.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Memory.hpp"
 #include "nccl/NcclApi.hpp"
@@ -62,7 +62,7 @@ class CommHandle {
   // is none.
   template <class Body>
   void with(Body&& body) const {
-    if (!ours()) {
+    if (!process_.isThis()) {
       return;
     }
     std::lock_guard lock(mutex_);
@@ -141,8 +141,6 @@ class CommHandle {
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
 
  private:
-  // Returns whether this is the process that has joined the ranks.
-  bool ours() const { return pid_ == host::processId(); }
   void failNow();
   // Returns whether the communicator is to stay until the process ends: NCCL frees one that was
   // revoked without waiting for its graphs (src/init.cc, commReclaim), whose end then uses it
@@ -158,7 +156,7 @@ class CommHandle {
   const NcclApi& api_;
   const c10::Device device_;
   const bool blocks_;
-  const uint32_t pid_ = host::processId();
+  const OwnProcess process_;  // that has joined the ranks
   mutable std::mutex mutex_;  // held to replace comm_ or to make it fail, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null: it was there at once

@@ -4,7 +4,6 @@
 #include <exception>
 #include <future>
 #include <iomanip>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <sstream>
@@ -14,8 +13,9 @@
 
 #include "base/OutstandingTask.hpp"
 #include "base/PerProcess.hpp"
+#include "comm/OwnProcess.hpp"
 #include "comm/StoreBoard.hpp"
-#include "host/Process.hpp"
+#include "comm/StorePlace.hpp"
 #include "monitor/Fields.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -45,46 +45,13 @@ struct SharedStore {
 };
 
 struct Stores {
+  PerStore<SharedStore> all;
   std::mutex mutex;
-  std::map<c10d::Store*, std::weak_ptr<SharedStore>> all;
   std::optional<Clock::time_point> warned;
 };
 Stores& stores() {
   static PerProcess<Stores> ofProcess;
   return ofProcess.get();
-}
-
-// Gives access to what a PrefixStore keeps to itself: the keys that it makes.
-struct Prefix : c10d::PrefixStore {
-  static std::string join(c10d::PrefixStore& store, const std::string& key) {
-    return (store.*&Prefix::joinKey)(key);
-  }
-};
-
-// Returns the key's name in the store below all prefixes.
-std::string wholeKey(c10::intrusive_ptr<c10d::Store> store, std::string key) {
-  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    key = Prefix::join(*prefixed, key);
-    store = prefixed->getUnderlyingStore();
-  }
-  return key;
-}
-
-std::shared_ptr<SharedStore> sharedStoreOf(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto whole = store;
-  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    whole = prefixed->getUnderlyingNonPrefixStore();
-  }
-  auto& known = stores();
-  std::lock_guard lock(known.mutex);
-  std::erase_if(known.all, [](const auto& each) { return each.second.expired(); });
-  auto& slot = known.all[whole.get()];
-  auto shared = slot.lock();
-  if (!shared) {
-    shared = std::make_shared<SharedStore>(whole);
-    slot = shared;
-  }
-  return shared;
 }
 
 // Returns whether this process may warn now, and notes that it does.
@@ -104,7 +71,7 @@ struct LatenessClient::State {
   std::shared_ptr<SharedStore> store;
   std::shared_ptr<const ArrivalLog> log;
   std::string place;
-  const uint32_t pid = host::processId();
+  const OwnProcess process;
   Group group;
   int rank = 0;
   int size = 0;
@@ -187,9 +154,11 @@ void LatenessClient::open(
   }
   const auto log = std::make_shared<ArrivalLog>();
   auto state = std::make_shared<State>();
-  state->store = sharedStoreOf(store);
+  const StorePlace keys(store);
+  state->store =
+      stores().all.of(keys.store, [&] { return std::make_shared<SharedStore>(keys.store); });
   state->log = log;
-  state->place = wholeKey(store, "torchcomms_pg/late/" + place + "/");
+  state->place = keys.prefixes + "torchcomms_pg/late/" + place + "/";
   state->group = std::move(group);
   state->rank = rank;
   state->size = size;
@@ -201,7 +170,7 @@ void LatenessClient::open(
 void LatenessClient::close() {
   noting_.store(false, std::memory_order_release);
   const auto state = std::atomic_exchange(&state_, {});
-  if (!state || state->pid != host::processId()) {
+  if (!state || !state->process.isThis()) {
     return;  // the connection is that of the parent of a forked child
   }
   state->closed = true;
@@ -261,7 +230,7 @@ std::shared_ptr<const Lateness> LatenessClient::judged() const {
 
 Lateness LatenessClient::ask(const char* operation) const {
   const auto state = this->state();
-  if (!state || state->pid != host::processId()) {
+  if (!state || !state->process.isThis()) {
     throw std::runtime_error(
         std::string(operation) +
         ": nothing is known of this group: it has ended, has one rank, is one of an accelerator "

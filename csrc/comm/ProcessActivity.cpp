@@ -1,7 +1,6 @@
 #include "comm/ProcessActivity.hpp"
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "base/PerProcess.hpp"
 #include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
+#include "comm/StorePlace.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
@@ -39,36 +39,15 @@ constexpr size_t kMostOps = 64;
 // python -m torchcomms_pg.status.
 constexpr int64_t kLateMs = 10'000;
 
-// Where a store is, and under which prefixes a group has its keys there.
-struct StorePlace {
-  std::string address;
-  std::string prefixes;
-  c10::intrusive_ptr<c10d::Store> shared;
-};
-
-// Access to the prefix, of which c10d has no method.
-struct WithPrefix : c10d::PrefixStore {
-  static const std::string& of(const c10d::PrefixStore& store) {
-    return store.*(&WithPrefix::prefix_);
+std::string addressOf(c10d::Store& store) {
+  if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store)) {
+    return tcp->getHost() + ":" + std::to_string(tcp->getPort());
   }
-};
-
-StorePlace placeOf(c10::intrusive_ptr<c10d::Store> store) {
-  StorePlace place;
-  while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    place.prefixes = WithPrefix::of(*prefixed) + "/" + place.prefixes;
-    store = prefixed->getUnderlyingStore();
+  if (const auto* const file = dynamic_cast<c10d::FileStore*>(&store)) {
+    return file->getPath();
   }
-  if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(store.get())) {
-    place.address = tcp->getHost() + ":" + std::to_string(tcp->getPort());
-  } else if (const auto* const file = dynamic_cast<c10d::FileStore*>(store.get())) {
-    place.address = file->getPath();
-  } else {
-    // One in memory, such as a HashStore, whose ranks are threads of this process.
-    place.address = "memory of process " + std::to_string(host::processId());
-  }
-  place.shared = std::move(store);
-  return place;
+  // One in memory, such as a HashStore, whose ranks are threads of this process.
+  return "memory of process " + std::to_string(host::processId());
 }
 
 struct Listed {
@@ -79,7 +58,7 @@ struct Listed {
 struct ListedGroups {
   std::mutex mutex;
   std::vector<Listed> all;
-  std::map<c10d::Store*, std::weak_ptr<status::Hosts>> hosts;
+  PerStore<status::Hosts> hosts;
 };
 ListedGroups& listed() {
   static PerProcess<ListedGroups> ofProcess;
@@ -310,16 +289,7 @@ struct Told {
 Told askJob(const status::OfJob& question) {
   const auto begun = Clock::now();
   const auto until = begun + Milliseconds(question.waitMs);
-  std::vector<std::shared_ptr<status::Hosts>> stores;
-  {
-    auto& groups = listed();
-    std::lock_guard lock(groups.mutex);
-    for (const auto& [store, hosts] : groups.hosts) {
-      if (auto alive = hosts.lock()) {
-        stores.push_back(std::move(alive));
-      }
-    }
-  }
+  const auto stores = listed().hosts.all();
   for (const auto& store : stores) {
     store->ask(until);
   }
@@ -373,29 +343,25 @@ std::unique_ptr<StatusPart> StatusPart::begin(
   if (!part->server_) {
     return nullptr;
   }
-  const auto place = placeOf(store);
-  const auto text = place.address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
+  const StorePlace place(store);
+  const auto address = addressOf(*place.store);
+  const auto text = address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
   const auto id = host::hashBytes(text.data(), text.size());
   auto& groups = listed();
-  std::lock_guard lock(groups.mutex);
-  std::erase_if(groups.hosts, [](const auto& each) { return each.second.expired(); });
   if (severalHosts) {
-    auto& slot = groups.hosts[place.shared.get()];
-    part->hosts_ = slot.lock();
-    if (!part->hosts_) {
-      try {
-        part->hosts_ = std::make_shared<status::Hosts>(place.address, [shared = place.shared] {
-          return std::make_unique<StoreBoard>(shared);
-        });
-        slot = part->hosts_;
-      } catch (const std::exception& error) {
-        printLine(
-            std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
-      }
+    try {
+      part->hosts_ = groups.hosts.of(place.store, [&] {
+        return std::make_shared<status::Hosts>(
+            address, [shared = place.store] { return std::make_unique<StoreBoard>(shared); });
+      });
+    } catch (const std::exception& error) {
+      printLine(
+          std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
     }
   }
+  std::lock_guard lock(groups.mutex);
   std::erase_if(groups.all, [](const auto& known) { return known.group.expired(); });
-  groups.all.push_back({group, id, place.address});
+  groups.all.push_back({group, id, address});
   part->server_->add({id, group->globalRanks()[group->rank()]});
   return part;
 }

@@ -62,11 +62,7 @@ class Turns {
       file_ =
           open((folder.path() + "/turns").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     }
-    struct flock wanted{};
-    wanted.l_type = F_WRLCK;
-    wanted.l_whence = SEEK_SET;
-    wanted.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
-    wanted.l_len = 1;
+    auto wanted = lockOf(store, F_WRLCK);
     if (file_ < 0 || fcntl(file_, F_SETLK, &wanted) == 0) {
       return true;  // without a file every process answers
     }
@@ -79,15 +75,20 @@ class Turns {
 
   void leave(const std::string& store) {
     std::lock_guard lock(mutex_);
-    struct flock wanted{};
-    wanted.l_type = F_UNLCK;
-    wanted.l_whence = SEEK_SET;
-    wanted.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
-    wanted.l_len = 1;
+    const auto wanted = lockOf(store, F_UNLCK);
     fcntl(file_, F_SETLK, &wanted);
   }
 
  private:
+  static struct flock lockOf(const std::string& store, short type) {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
+    lock.l_len = 1;
+    return lock;
+  }
+
   std::mutex mutex_;
   int file_ = -1;
 };

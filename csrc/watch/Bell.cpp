@@ -11,8 +11,8 @@
 
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "base/TorchCompat.hpp"
 #include "comm/StoreBoard.hpp"
+#include "comm/StorePlace.hpp"
 
 namespace torchcomms_pg {
 
@@ -28,16 +28,6 @@ constexpr const char* kCount = "torchcomms_pg/watch/rings";
 
 std::string keyOfRing(int64_t number) {
   return "torchcomms_pg/watch/ring/" + std::to_string(number);
-}
-
-// The bells of this process, by store.
-struct Bells {
-  std::mutex mutex;
-  std::map<c10d::Store*, std::weak_ptr<Bell>> all;
-};
-Bells& bells() {
-  static PerProcess<Bells> ofProcess;
-  return ofProcess.get();
 }
 
 }  // namespace
@@ -96,20 +86,9 @@ struct Bell::State {
 };
 
 std::shared_ptr<Bell> Bell::of(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto shared = store;
-  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    shared = prefixed->getUnderlyingNonPrefixStore();
-  }
-  auto& known = bells();
-  std::lock_guard lock(known.mutex);
-  std::erase_if(known.all, [](const auto& each) { return each.second.expired(); });
-  auto& slot = known.all[shared.get()];
-  auto bell = slot.lock();
-  if (!bell) {
-    bell = std::make_shared<Bell>(std::move(shared));
-    slot = bell;
-  }
-  return bell;
+  static PerProcess<PerStore<Bell>> ofProcess;
+  const auto shared = StorePlace(store).store;
+  return ofProcess.get().of(shared, [&] { return std::make_shared<Bell>(shared); });
 }
 
 Bell::Bell(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>()) {

@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "monitor/AwaitedEnd.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -26,13 +28,6 @@ struct Call {
   bool told;  // the backend tells of its completion
   bool fake;  // it ends with its call
 };
-// The wait of a thread for the end of an operation.
-struct Waiting {
-  std::weak_ptr<WatchedGroup> group;
-  Clock::time_point issued;
-  bool collective;
-  std::atomic<Clock::rep> end{0};  // 0: not known
-};
 // What is known of a thread.
 struct Thread {
   // Operations that it has begun to issue; the innermost is the last. One whose call raises has no
@@ -40,20 +35,35 @@ struct Thread {
   std::vector<Call> calls;
   // The operation whose end it has been waiting for since its call returned, if it does so.
   std::weak_ptr<WatchedOp> waiting;
-  // The same, for the time that it has waited.
-  std::shared_ptr<const Waiting> waits;
+  // The same, where its AwaitedEnd is told of the end: the operation itself may be gone by then.
+  bool timed = false;
+  Clock::time_point issued;
+  bool collective = false;
+  std::weak_ptr<WatchedGroup> group;
+
+  // Notes that it will wait for an operation. Returns what is to be told of its end.
+  AwaitedEnd::Callback await(WatchedOp& op) {
+    if (group.owner_before(op.owner()) || op.owner().owner_before(group)) {
+      group = op.owner();  // a copy takes longer than the comparison
+    }
+    issued = op.operation().issued;
+    collective = op.operation().collective;
+    timed = true;
+    return AwaitedEnd::ofThread().await(issued);
+  }
 
   // Ends what it has been waiting for: it goes on.
   void pass(Clock::time_point now) {
     auto op = waiting.lock();
-    if (const auto known = std::exchange(waits, nullptr)) {
-      Clock::time_point end{Clock::duration(known->end.load(std::memory_order_acquire))};
+    if (std::exchange(timed, false)) {
+      auto end = AwaitedEnd::ofThread().get();
       if (end == Clock::time_point{} && (!op || op->ask())) {
         end = now;  // it has ended, and is about to tell so
       }
-      const auto group = known->group.lock();
-      if (group && end > known->issued) {
-        group->lateness().wait(end - known->issued, known->collective);
+      const auto known = op ? nullptr : group.lock();
+      auto* const waitedIn = op ? &op->group() : known.get();
+      if (waitedIn != nullptr && end > issued) {
+        waitedIn->lateness().wait(end - issued, collective);
       }
     }
     if (op) {
@@ -148,32 +158,25 @@ c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   }
 }
 
-// Returns the wait for the end of an operation whose call has returned, for Thread::pass; null: it
-// is not waited for there.
-std::shared_ptr<const Waiting> followWait(
-    WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
+// Has the lateness of the group told of the time for which the calling thread will have waited for
+// an operation whose call has returned.
+void followWait(Thread& thread, WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
   const auto& told = op.operation();
   auto& lateness = op.group().lateness();
   if (!work) {
     lateness.wait(Clock::now() - told.issued, told.collective);
-    return nullptr;
+    return;
   }
   const auto future = WatchedOp::futureOf(*work);
   if (!future) {
-    return nullptr;
+    return;
   }
   if (!told.async) {
-    auto waiting =
-        std::make_shared<Waiting>(op.group().weak_from_this(), told.issued, told.collective);
-    future->addCallback([waiting](const auto&) {
-      waiting->end.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
-    });
-    return waiting;
+    future->addCallback(thread.await(op), /*uses_future=*/false);
+  } else if (auto pass = told.collective ? lateness.follow() : nullptr) {
+    future->addCallback(
+        [pass = std::move(pass)](const auto&) { pass->end(); }, /*uses_future=*/false);
   }
-  if (auto pass = told.collective ? lateness.follow() : nullptr) {
-    future->addCallback([pass = std::move(pass)](const auto&) { pass->end(); });
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -328,7 +331,7 @@ void Watch::after(const latest::PostHookArgs& args) {
   }
   try {
     if (!group.queues() && group.size() > 1) {
-      thread.waits = followWait(*op, args.work);
+      followWait(thread, *op, args.work);
     }
     group.leave(op, args.work, call.device, call.told);
     if (!op->operation().async && !group.queues()) {

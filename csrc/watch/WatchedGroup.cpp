@@ -9,7 +9,6 @@
 #include "comm/Peer.hpp"
 #include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
-#include "host/Process.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -51,7 +50,6 @@ WatchedGroup::WatchedGroup(
       rank_(rank),
       size_(size),
       type_(type),
-      pid_(host::processId()),
       key_(keyOf(*this, std::string("watched ") + c10::DeviceTypeName(type))),
       timeoutMs_(timeout.count()),
       issued_(size),
@@ -68,10 +66,6 @@ WatchedGroup::~WatchedGroup() {
   for (const auto& [device, watch] : devices_) {
     watch->leave();
   }
-}
-
-bool WatchedGroup::ofThisProcess() const {
-  return pid_ == host::processId();
 }
 
 std::vector<int64_t> WatchedGroup::globalRanks() const {
@@ -119,6 +113,18 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
           StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
 }
 
+std::vector<std::shared_ptr<WatchedOp>> WatchedGroup::operations(auto chosen) const {
+  return inFlight_.inspect([&](const auto& ops, const Operation&) {
+    std::vector<std::shared_ptr<WatchedOp>> all;
+    for (const auto& entry : ops) {
+      if (chosen(*static_cast<const WatchedOp*>(entry.keeper.get()))) {
+        all.push_back(std::static_pointer_cast<WatchedOp>(entry.keeper));
+      }
+    }
+    return all;
+  });
+}
+
 void WatchedGroup::close() {
   if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
     return;
@@ -139,7 +145,7 @@ void WatchedGroup::close() {
     std::lock_guard lock(mutex_);
     told_.clear();  // the list keeps them
   }
-  for (const auto& op : operations()) {
+  for (const auto& op : operations([](const WatchedOp&) { return true; })) {
     endAsked(*op, op->ask().value_or(WatchedOp::End{}).completed);
   }
 }
@@ -277,15 +283,14 @@ void WatchedGroup::askWaiting() {
             }
             self->asking_ = false;  // before it looks: a later one has it asked again
             bool left = false;
-            for (const auto& op : self->operations()) {
-              if (op->returned() && !op->operation().async) {
-                const auto end = op->ask();
-                left = left || !end;
-                if (end) {
-                  self->endAsked(*op, end->completed);
-                } else {
-                  op->notePending(Clock::now());
-                }
+            const auto waitedFor = self->operations(
+                [](const WatchedOp& op) { return op.returned() && !op.operation().async; });
+            for (const auto& op : waitedFor) {
+              if (const auto end = op->ask()) {
+                self->endAsked(*op, end->completed);
+              } else {
+                op->notePending(Clock::now());
+                left = true;
               }
             }
             return !left || self->asking_.exchange(true);
@@ -302,16 +307,6 @@ void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
     inFlight_.leave(op->operation());  // it was not waited for after all
     askLater(op, c10::DeviceType::CPU);
   }
-}
-
-std::vector<std::shared_ptr<WatchedOp>> WatchedGroup::operations() const {
-  return inFlight_.inspect([](const auto& ops, const Operation&) {
-    std::vector<std::shared_ptr<WatchedOp>> all;
-    for (const auto& entry : ops) {
-      all.push_back(std::static_pointer_cast<WatchedOp>(entry.keeper));
-    }
-    return all;
-  });
 }
 
 EventWatch& WatchedGroup::watchOn(c10::Device device) {
@@ -388,15 +383,19 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (!diagnosis || closed()) {
       return;
     }
-    const bool wanted = diagnosis->wantsStatus() || (!asked_ && overdue(now));
+    checkEnd(*diagnosis);
+    const auto late = asked_ ? std::nullopt : overdue(now);
+    const bool wanted = diagnosis->wantsStatus() || late;
     const bool known = forgetRaised(now, wanted);
     wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
     if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
       return;  // who is said to be in a call may have left it
     }
     answer(*diagnosis, now);
-    checkEnd(*diagnosis);
-    checkDeadline(*diagnosis, now);
+    if (late && inFlight_.has(*late)) {
+      asked_ = late;
+    }
+    askAbout(*diagnosis, now);
   } catch (const std::exception&) {
     // Out of memory, or of threads, while describing it; the next tick tries again.
   }
@@ -451,25 +450,21 @@ std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
 
 bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   bool known = true;
-  for (const auto& op : operations()) {
-    if (!op->returned() && (wanted || op->looksAgain(now))) {
-      const auto inCall = op->inCall(now);
-      if (inCall == false) {
-        discard(*op);
-      }
-      known = known && inCall;
+  const auto inCalls = operations(
+      [&](const WatchedOp& op) { return !op.returned() && (wanted || op.looksAgain(now)); });
+  for (const auto& op : inCalls) {
+    const auto inCall = op->inCall(now);
+    if (inCall == false) {
+      discard(*op);
     }
+    known = known && inCall;
   }
   return known;
 }
 
-void WatchedGroup::checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now) {
+void WatchedGroup::askAbout(HangDiagnosis& diagnosis, Clock::time_point now) {
   if (!asked_) {
-    const auto found = overdue(now);
-    if (!found) {
-      return;
-    }
-    asked_ = found;
+    return;
   }
   const auto timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
   auto request = requestAbout(*this, *asked_, now, timeout, asked_->issued + timeout);

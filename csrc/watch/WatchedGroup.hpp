@@ -16,6 +16,7 @@
 
 #include "base/TorchCompat.hpp"
 #include "comm/GroupActivity.hpp"
+#include "comm/OwnProcess.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "comm/RecordedOp.hpp"
 #include "device/EventWatch.hpp"
@@ -41,7 +42,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void open(const c10::intrusive_ptr<c10d::Store>& store);
   // Forgets all that is in flight: the group is destroyed.
   void close();
-  bool ofThisProcess() const;
+  bool ofThisProcess() const { return process_.isThis(); }
 
   void setTimeout(Milliseconds timeout) { timeoutMs_.store(timeout.count()); }
   c10::DeviceType type() const { return type_; }
@@ -105,7 +106,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   EventWatch& watchOn(c10::Device device);
   void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
   void askWaiting();
-  std::vector<std::shared_ptr<WatchedOp>> operations() const;
+  // Returns the operations in flight for which `chosen` is true.
+  std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
   // Returns the oldest operation that is overdue and of which no verdict tells yet.
@@ -115,7 +117,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // asked.
   bool forgetRaised(Clock::time_point now, bool wanted);
   void checkEnd(HangDiagnosis& diagnosis);
-  void checkDeadline(HangDiagnosis& diagnosis, Clock::time_point now);
+  void askAbout(HangDiagnosis& diagnosis, Clock::time_point now);
   void take(const Verdict& verdict, const Operation& op, Clock::time_point now);
   void dump();
 
@@ -123,7 +125,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   const int rank_;
   const int size_;
   const c10::DeviceType type_;
-  const uint32_t pid_;
+  const OwnProcess process_;
   const uint64_t key_;
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> closed_{false};

@@ -65,19 +65,6 @@ void dropApart(c10::intrusive_ptr<c10d::Work> work) noexcept {
   }
 }
 
-// Returns whether the Work is Python's, whose methods take the GIL.
-bool isPythons(const c10d::Work& work) {
-  static thread_local const std::type_info* latest = nullptr;
-  static thread_local bool pythons = false;
-  const auto& type = typeid(work);
-  if (latest != &type) {
-    latest = &type;
-    // c10d's PyProcessGroup::PyWork and PythonCallbackWork, which no header of torch's declares.
-    pythons = std::string_view(type.name()).find("Py") != std::string_view::npos;
-  }
-  return pythons;
-}
-
 }  // namespace
 
 // A question to Python, whose thread may wait for the GIL for any time.
@@ -111,14 +98,21 @@ void WatchedOp::leave(c10::intrusive_ptr<c10d::Work> work) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WatchedOp::futureOf(c10d::Work& work) {
-  static thread_local const std::type_info* silent = nullptr;  // type of Works without futures
-  if (silent == &typeid(work) || isPythons(work)) {
+  static thread_local const std::type_info* latest = nullptr;
+  static thread_local bool silent = false;
+  const auto& type = typeid(work);
+  if (latest != &type) {
+    latest = &type;
+    // c10d's PyWorkHolder and PythonCallbackWork, which call functions of the program.
+    silent = std::string_view(type.name()).find("Py") != std::string_view::npos;
+  }
+  if (silent) {
     return nullptr;
   }
   try {
     return work.getFuture();
   } catch (const std::exception&) {
-    silent = &typeid(work);
+    silent = true;
     return nullptr;
   }
 }
@@ -160,25 +154,21 @@ std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
   if (!returned() || (!work_ && !behind_)) {
     return std::nullopt;
   }
-  const bool closed = group_->closed();
   try {
-    if (closed && group_->queues()) {
-      return End{};  // what the Work would ask may be gone
+    if (behind_ && behind_->query()) {
+      return End{true};
     }
-    if (behind_) {
-      return behind_->query() ? std::optional(End{true}) : std::nullopt;
-    }
-    if (!isPythons(*work_) && work_->isCompleted()) {
+    if (work_ && work_->isCompleted()) {
       return End{work_->exception() == nullptr};
     }
   } catch (const std::exception&) {
     return End{};
   }
   // On the CPU some end only in wait(): nobody waits any more for a Work that nobody else holds.
-  if (!group_->queues() && work_.use_count() == 1) {
+  if (work_ && !group_->queues() && work_.use_count() == 1) {
     return End{true};
   }
-  return closed ? std::optional(End{}) : std::nullopt;
+  return group_->closed() ? std::optional(End{}) : std::nullopt;
 }
 
 }  // namespace torchcomms_pg

@@ -33,6 +33,7 @@ class WatchedOp final {
   WatchedOp& operator=(const WatchedOp&) = delete;
 
   WatchedGroup& group() const { return *group_; }
+  const std::shared_ptr<WatchedGroup>& owner() const { return group_; }
   const Operation& operation() const { return op_; }
   const Stack& stack() const { return recording_.stack(); }
   RecordedOp& recording() { return recording_; }

@@ -23,8 +23,9 @@ import torchcomms_pg
 from harness import limits
 from harness.comms import two_in_one_process
 from harness.programs import PROGRAM_LIMIT, end_tree, run_program
-from harness.rank_process import keep_the_gil, receive, report
+from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
+from harness.stuck import all_keep_the_gil
 from hosts.test_hosts import move
 from torchcomms_pg.status.__main__ import main
 
@@ -316,27 +317,9 @@ def test_ranks_that_are_stopped_or_dead_are_missing_and_watchers_are_told(starte
         check(ranks.wait(ranks=sorted(set(range(4)) - {dead})))
 
 
-def all_keep_the_gil(args, world, pipes):
-    join(args, world)
-    report("ready")
-    receive()
-    keep_the_gil(pipes[int(os.environ["RANK"])])
-
-
 def test_ranks_whose_python_is_stuck_answer(started, port, tmp_path):
-    pipes = [str(tmp_path / f"pipe{rank}") for rank in range(2)]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    with started(2) as ranks:
-        ranks.start(all_keep_the_gil, ranks.store_args(), 2, pipes)
-        for rank in range(2):
-            ranks.wait_report(rank)
-            ranks.tell(rank, "go")
-        with open(pipes[0], "rb") as first, open(pipes[1], "rb") as second:
-            assert complete(port)["size"] == 2
-            first.read()
-            second.read()
-        check(ranks.wait())
+    with started(2) as ranks, all_keep_the_gil(ranks, join, tmp_path):
+        assert complete(port)["size"] == 2
 
 
 def leaves_or_stays(args, world):

@@ -24,6 +24,7 @@ from harness.programs import PROGRAM_LIMIT, end_tree, run_python
 from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
+from harness.stuck import all_keep_the_gil
 from hosts.test_hosts import move
 from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
@@ -215,37 +216,60 @@ def test_a_rank_whose_call_has_raised_is_not_said_to_be_in_it(folder, ask):
         ranks.kill(0)
 
 
-def all_keep_the_gil(args, world, pipes):
-    join(args, world)
-    report("ready")
-    receive()
-    keep_the_gil(pipes[int(os.environ["RANK"])])
-
-
 def test_ranks_whose_python_is_stuck_answer(folder, ask, tmp_path):
-    pipes = [str(tmp_path / f"pipe{rank}") for rank in range(2)]
-    for pipe in pipes:
-        os.mkfifo(pipe)
+    with started(2, folder) as ranks, all_keep_the_gil(ranks, join, tmp_path):
+        for _ in range(3):  # questions that Python cannot answer do not pile up
+            code, answer = answered(ask)
+            assert code == 0, answer
+            for rank in answer["ranks"]:
+                assert rank["python"]["silent_s"] >= 0.4
+                lines = "\n".join(rank["python"]["threads"])
+                assert re.search(r"rank_process.py:\d+ in keep_the_gil", lines), lines
+        for pid in ranks.pids:
+            names = [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/comm")]
+            assert names.count("tcpg_python\n") == 1, names
+
+
+def drops_tensors_and_keeps_the_gil(args, world, pipe):
+    join(args, world, "gloo")
+    issue = lambda: dist.all_reduce(torch.ones(5), async_op=True)  # noqa: E731
+    if os.environ["RANK"] == "0":
+        for _ in range(3):
+            issue()  # the Work alone has the tensor, which takes the GIL when it goes
+        report("ready")
+        receive()
+        keep_the_gil(pipe)
+    else:
+        report("ready")
+        receive()
+        for _ in range(3):
+            issue().wait()
+    report("done")
+    receive()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
+def test_operations_are_seen_to_end_while_python_is_stuck(folder, ask, tmp_path):
+    os.mkfifo(pipe := str(tmp_path / "pipe"))
     with started(2, folder) as ranks:
-        ranks.start(all_keep_the_gil, ranks.store_args(), 2, pipes)
+        ranks.start(drops_tensors_and_keeps_the_gil, ranks.store_args(), 2, pipe)
         for rank in range(2):
             ranks.wait_report(rank)
-            ranks.tell(rank, "go")
-        with open(pipes[0], "rb") as first, open(pipes[1], "rb") as second:
-            for _ in range(3):  # questions that Python cannot answer do not pile up
-                code, answer = answered(ask)
-                assert code == 0, answer
-                for rank in answer["ranks"]:
-                    assert rank["python"]["silent_s"] >= 0.4
-                    lines = "\n".join(rank["python"]["threads"])
-                    assert re.search(r"rank_process.py:\d+ in keep_the_gil", lines), lines
-            for pid in ranks.pids:
-                names = [
-                    path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/comm")
-                ]
-                assert names.count("tcpg_python\n") == 1, names
-            first.read()
-            second.read()
+        ranks.tell(0, "keep")
+        with open(pipe, "rb") as held:
+            ranks.tell(1, "go")
+            ranks.wait_report(1)
+            left = []
+
+            def none_is_left():
+                left[:] = [rank["groups"][0]["in_flight"] for rank in answered(ask)[1]["ranks"]]
+                return left == [0, 0]
+
+            assert wait_for(none_is_left, SOON), left
+            held.read()
+        ranks.wait_report(0)
+        for rank in range(2):
+            ranks.tell(rank, "end")
         check(ranks.wait())
 
 

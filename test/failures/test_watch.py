@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 
 import pytest
 import torch
@@ -356,6 +357,50 @@ def test_of_a_rank_that_has_issued_asynchronously_it_is_said_that_it_may_go_on()
         check(ranks.wait())
 
 
+def waits_for_two(args, world):
+    join(args, world)
+    works = []
+    for size in (3, 4):
+        if os.environ["RANK"] == "1":
+            stays_away()
+        works.append(dist.all_reduce(torch.ones(size), async_op=True))
+    for work in works:
+        work.wait()
+
+
+@again_if_a_rank_did_not_answer
+def test_what_is_still_overdue_once_a_verdict_is_over_gets_its_own():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(waits_for_two, ranks.store_args(), 2)
+        for number in (2, 3):
+            ranks.wait_report(1)
+            all_say(ranks, rf"rank 1 has not arrived at all_reduce #{number}")
+            ranks.tell(1, "go on")
+            all_say(ranks, f"is over: all_reduce #{number}")
+        check(ranks.wait())
+
+
+def has_more_patience(args, world):
+    rank = int(os.environ["RANK"])
+    join(args, world, LIMIT * (rank + 1))
+    if rank == 1:
+        stays_away()
+    dist.all_reduce(torch.ones(3))
+
+
+@again_if_a_rank_did_not_answer
+def test_a_deadline_that_passes_while_a_verdict_stands_gives_no_other():
+    with Ranks(3, init=False) as ranks:
+        ranks.start(has_more_patience, ranks.store_args(), 3)
+        ranks.wait_report(1)
+        all_say(ranks, "rank 1 has not arrived at all_reduce #2")
+        time.sleep(3 * LIMIT)  # the deadline of rank 2, and a verdict's time
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+        all_say(ranks, "is over: all_reduce #2")
+        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(3)), ranks.output(2)
+
+
 def destroys_the_group(args, world):
     join(args, world)
     if os.environ["RANK"] == "1":
@@ -451,6 +496,109 @@ def test_every_operation_is_in_the_ring_and_readable(world, port, prefix):
         "nccl:allreduce_coalesced",
     ], names
     assert wait_for(lambda: all(entry["state"] == "completed" for entry in entries())), entries()
+
+
+@on_own_ranks(2, init=False)
+def test_what_a_thread_has_waited_for_keeps_no_tensor_once_the_thread_goes_on(world, port, prefix):
+    join((port, prefix), world, limit=60)
+    for _ in range(3):  # it is also asked for, 20 times a second
+        tensors = [torch.ones(1000) for _ in range(50)]
+        kept = [weakref.ref(tensor) for tensor in tensors]
+        while tensors:
+            dist.all_reduce(tensors.pop())
+        dist.all_reduce(torch.ones(1))
+        assert sum(tensor() is not None for tensor in kept) < 10
+
+
+class Told(torch._C._distributed_c10d.Backend):
+    """A backend in Python, of one operation, whose Works end when the test says so."""
+
+    futures = 0  # number of times that one was asked for
+
+    def getBackendName(self):  # noqa: N802
+        return "told"
+
+    def allreduce(self, tensors, opts):
+        return ToldWork()
+
+
+class ToldWork(dist.Work):
+    def wait(self, timeout=None):
+        report("waits")
+        receive()
+        return True
+
+    def get_future(self):
+        Told.futures += 1
+        future = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+def init_told(args, world):
+    if not hasattr(dist.Backend, "TOLD"):
+        create = lambda store, rank, size, timeout: Told(rank, size)  # noqa: E731
+        dist.Backend.register_backend("told", create, devices=["cpu"])
+    rank = int(os.environ["RANK"])
+    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=LIMIT))
+    dist.init_process_group("told", store=connect_store(*args), rank=rank, world_size=world)
+
+
+def works_are_pythons(args, world):
+    init_told(args, world)
+    for asynchronous in (False, True):
+        work = dist.all_reduce(torch.ones(3), async_op=asynchronous)
+        del work
+    ended = lambda: [entry["state"] for entry in process_trace()["entries"]] == ["completed"] * 2  # noqa: E731
+    assert wait_for(ended, SOON), process_trace()["entries"]
+    return Told.futures
+
+
+def test_works_of_python_end_and_are_asked_for_no_future():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(works_are_pythons, ranks.store_args(), 2)
+        for rank in range(2):
+            ranks.wait_report(rank)
+            ranks.tell(rank, "end")
+        outcomes = ranks.wait()
+        check(outcomes)
+        assert [outcome.value for outcome in outcomes] == [0, 0]
+
+
+def is_made_twice(args, world):
+    for late in (1, 0):
+        init_told(args, world)
+        if os.environ["RANK"] == str(late):
+            stays_away()
+        else:
+            dist.all_reduce(torch.ones(3))
+        dist.destroy_process_group()
+
+
+@again_if_a_rank_did_not_answer
+def test_a_group_that_is_made_again_under_its_name_has_verdicts_of_its_own():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(is_made_twice, ranks.store_args(), 2)
+        for late in (1, 0):
+            for rank in range(2):
+                ranks.wait_report(rank)
+            all_say(ranks, f"rank {late} has not arrived at all_reduce #1")
+            for rank in range(2):
+                ranks.tell(rank, "go on")
+        check(ranks.wait())
+
+
+@on_own_ranks(1, init=False)
+def test_a_fake_group_has_a_ring_and_asks_no_store(world, port, prefix):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=0.1))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    dist.barrier()
+    assert [entry["state"] for entry in process_trace()["entries"]] == ["completed"] * 2
+    del work
+    assert not {"tcpg_bell", "tcpg_hosts"} & set(library_threads())
 
 
 @on_own_ranks(2, init=False)

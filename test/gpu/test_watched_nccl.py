@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+import time
 
 import pytest
 import torch
@@ -83,4 +84,23 @@ def test_what_a_graph_captures_is_not_watched_and_its_replays_are_right(world, p
     assert len(recorded()) == before + 1
     gpus.assert_no_misuse()
     del graph
+    dist.destroy_process_group()
+
+
+def ends_before_its_call_returns(args):
+    """Called by c10d between the operation and the watch's post hook."""
+    assert wait_for(args.work.is_completed, 20)
+    time.sleep(0.5)  # in which the backend tells of it
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="nccl tells of completions from 2.15 on")
+@on_emulated_ranks(2)
+def test_an_operation_that_is_told_to_have_ended_before_its_call_returns_has(world, port, prefix):
+    join((port, prefix), world, 30)
+    assert wait_for(lambda: all(state == "completed" for _, state in recorded())), recorded()
+    group = dist.distributed_c10d._get_default_group()
+    group.register_post_hook(0, ends_before_its_call_returns)
+    dist.all_reduce(torch.ones(3, device="cuda"))
+    group.unregister_post_hook(0)
+    assert wait_for(lambda: recorded()[1:] == [("nccl:all_reduce", "completed")]), recorded()
     dist.destroy_process_group()

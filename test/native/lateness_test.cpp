@@ -8,10 +8,12 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "Check.hpp"
 #include "monitor/Arrivals.hpp"
+#include "monitor/AwaitedEnd.hpp"
 #include "monitor/Lateness.hpp"
 
 using namespace torchcomms_pg;
@@ -377,4 +379,38 @@ TEST(damagedListsAndWaitsOfOtherThreadsAreNotJudged) {
   CHECK(judgeLateness(ranks).ranks.empty());
   CHECK(judgeLateness({}).ranks.empty());
   CHECK(judgeLateness({Arrivals{}, Arrivals{}}).ranks.empty());
+}
+
+TEST(theEndOfAnEarlierOperationIsNotThatOfTheOneThatIsAwaited) {
+  const auto soon = [] { return Clock::now() - std::chrono::milliseconds(1); };
+  auto& awaited = AwaitedEnd::ofThread();
+  const auto begun = Clock::now();
+  const auto earlier = awaited.await(soon());
+  CHECK(awaited.get() == Clock::time_point{});
+  const auto later = awaited.await(soon() + std::chrono::microseconds(1));
+  earlier(0);
+  CHECK(awaited.get() == Clock::time_point{});
+  later(0);
+  CHECK(awaited.get() >= begun);
+  CHECK(awaited.get() <= Clock::now());
+}
+
+TEST(anEndThatIsToldOnceItsThreadHasEndedIsNobodys) {
+  AwaitedEnd* of = nullptr;
+  std::optional<AwaitedEnd::Callback> late;
+  std::thread([&] {
+    of = &AwaitedEnd::ofThread();
+    CHECK(of != nullptr);
+    late = of->await(Clock::now());
+  }).join();
+  std::thread([&] {
+    auto& awaited = AwaitedEnd::ofThread();
+    CHECK(&awaited == of);  // threads that come and go make no more of them
+    std::thread([&] { CHECK(&AwaitedEnd::ofThread() != of); }).join();
+    const auto own = awaited.await(Clock::now());
+    (*late)(0);
+    CHECK(awaited.get() == Clock::time_point{});
+    own(0);
+    CHECK(awaited.get() > Clock::time_point{});
+  }).join();
 }

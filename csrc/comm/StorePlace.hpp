@@ -1,0 +1,72 @@
+// The job's store, beneath the prefixes under which each group has its keys.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torchcomms_pg {
+
+// Where a group has its keys.
+struct StorePlace {
+  explicit StorePlace(c10::intrusive_ptr<c10d::Store> of) : store(std::move(of)) {
+    while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+      prefixes = WithPrefix::of(*prefixed) + "/" + prefixes;
+      store = prefixed->getUnderlyingStore();
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store;  // the job's
+  std::string prefixes;                   // of the group's keys there
+
+ private:
+  // Access to the prefix, of which c10d has no method.
+  struct WithPrefix : c10d::PrefixStore {
+    static const std::string& of(const c10d::PrefixStore& store) {
+      return store.*(&WithPrefix::prefix_);
+    }
+  };
+};
+
+// The T of each store, of which a process has one as long as somebody holds it. Thread-safe.
+template <class T>
+class PerStore {
+ public:
+  // Returns that of the job's store, which `make` makes where there is none.
+  std::shared_ptr<T> of(const c10::intrusive_ptr<c10d::Store>& store, auto make) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(all_, [](const auto& each) { return each.second.expired(); });
+    auto& slot = all_[store.get()];
+    auto known = slot.lock();
+    if (!known) {
+      known = make();
+      slot = known;
+    }
+    return known;
+  }
+
+  // Returns those that are held.
+  std::vector<std::shared_ptr<T>> all() {
+    std::vector<std::shared_ptr<T>> held;
+    std::lock_guard lock(mutex_);
+    for (const auto& [store, each] : all_) {
+      if (auto known = each.lock()) {
+        held.push_back(std::move(known));
+      }
+    }
+    return held;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10d::Store*, std::weak_ptr<T>> all_;
+};
+
+}  // namespace torchcomms_pg
