@@ -35,8 +35,9 @@ struct Thread {
   std::vector<Call> calls;
   // The operation whose end it has been waiting for since its call returned, if it does so.
   std::weak_ptr<WatchedOp> waiting;
-  // The same, where its AwaitedEnd is told of the end: the operation itself may be gone by then.
+  // The same, where `told` is told of the end: the operation itself may be gone by then.
   bool timed = false;
+  AwaitedEnd& told = AwaitedEnd::ofThread();
   Clock::time_point issued;
   bool collective = false;
   std::weak_ptr<WatchedGroup> group;
@@ -49,14 +50,14 @@ struct Thread {
     issued = op.operation().issued;
     collective = op.operation().collective;
     timed = true;
-    return AwaitedEnd::ofThread().await(issued);
+    return told.await(issued);
   }
 
   // Ends what it has been waiting for: it goes on.
   void pass(Clock::time_point now) {
     auto op = waiting.lock();
     if (std::exchange(timed, false)) {
-      auto end = AwaitedEnd::ofThread().get();
+      auto end = told.get();
       if (end == Clock::time_point{} && (!op || op->ask())) {
         end = now;  // it has ended, and is about to tell so
       }
@@ -135,7 +136,7 @@ const at::Tensor* firstTensor(const latest::PreHookArgs& args) {
 auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
   const auto* const tensor = firstTensor(args);
   const auto found = std::ranges::find_if(parts, [&](const auto& part) {
-    return tensor == nullptr || part.group->type() == tensor->device().type();
+    return tensor == nullptr || part.type == tensor->device().type();
   });
   return found == parts.end() ? nullptr : &*found;
 }
@@ -186,7 +187,9 @@ std::shared_ptr<Watch> Watch::begin(
     const std::vector<int64_t>& ranks,
     const std::vector<c10::DeviceType>& types,
     Milliseconds timeout) {
-  auto parts = std::make_shared<Parts>();
+  auto watch = std::make_shared<Watch>();
+  auto& parts = watch->parts_;
+  auto groups = std::make_shared<Groups>();
   const auto store = group.getStore();
   const auto barriers = typeOfBarriers(group);
   for (const auto type : types) {
@@ -196,30 +199,28 @@ std::shared_ptr<Watch> Watch::begin(
     told.description = group.getGroupDesc();
     told.backend = backend->getBackendName();
     told.globalRanks = ranks;
-    Part part;
-    part.fake = told.backend == "fake";
-    part.group = Monitor::watch<WatchedGroup>(
+    const bool fake = told.backend == "fake";
+    auto watched = Monitor::watch<WatchedGroup>(
         std::move(told), group.getRank(), group.getSize(), type, timeout);
-    if (!part.fake && store) {
-      part.group->open(
+    Part part{watched, type, /*told=*/false, fake};
+    if (!fake && store) {
+      watched->open(
           c10::make_intrusive<c10d::PrefixStore>(
               std::string("torchcomms_pg/") + c10::DeviceTypeName(type, /*lower_case=*/true),
               store));
     }
     if (type != c10::DeviceType::CPU) {
       part.told = registerCompletionHook(
-          *backend,
-          kHookId,
-          [weak = std::weak_ptr(part.group)](const latest::CompletionHookArgs& args) {
-            if (const auto watched = weak.lock()) {
-              watched->completed(args);
+          *backend, kHookId, [weak = part.group](const latest::CompletionHookArgs& args) {
+            if (const auto known = weak.lock()) {
+              known->completed(args);
             }
           });
     }
-    parts->insert(type == barriers ? parts->begin() : parts->end(), std::move(part));
+    groups->push_back(std::move(watched));
+    parts.insert(type == barriers ? parts.begin() : parts.end(), std::move(part));
   }
-  auto watch = std::make_shared<Watch>();
-  watch->parts_ = std::move(parts);
+  watch->groups_ = std::move(groups);
   // The group keeps the watch by its hooks.
   registerHooks(
       group,
@@ -230,19 +231,18 @@ std::shared_ptr<Watch> Watch::begin(
 }
 
 void Watch::setTimeout(Milliseconds timeout) {
-  if (const auto parts = std::atomic_load(&parts_)) {
-    for (const auto& part : *parts) {
-      part.group->setTimeout(timeout);
+  for (const auto& part : parts_) {
+    if (const auto group = part.group.lock()) {
+      group->setTimeout(timeout);
     }
   }
 }
 
 Lateness Watch::lateness(const char* operation) const {
-  if (const auto parts = std::atomic_load(&parts_)) {
-    for (const auto& part : *parts) {
-      if (!part.group->queues()) {
-        return part.group->lateness().ask(operation);
-      }
+  for (const auto& part : parts_) {
+    const auto group = part.group.lock();
+    if (group && !group->queues()) {
+      return group->lateness().ask(operation);
     }
   }
   throw std::runtime_error(
@@ -253,9 +253,9 @@ Lateness Watch::lateness(const char* operation) const {
 
 void Watch::close() {
   // A program may keep a group that it has destroyed, and so this.
-  if (const auto parts = std::atomic_exchange(&parts_, {})) {
-    for (const auto& part : *parts) {
-      part.group->close();
+  if (const auto groups = std::atomic_exchange(&groups_, {})) {
+    for (const auto& group : *groups) {
+      group->close();
     }
   }
 }
@@ -264,15 +264,15 @@ void Watch::before(const latest::PreHookArgs& args) try {
   auto& thread = thisThreads();
   const auto now = Clock::now();
   thread.pass(now);
-  const auto parts = std::atomic_load(&parts_);
-  const auto* const part = parts ? partOf(args, *parts) : nullptr;
-  const auto kind = part == nullptr ? std::nullopt : kindOf(args, part->group->size());
-  if (!kind || !part->group->ofThisProcess()) {
+  const auto* const part = partOf(args, parts_);
+  const auto group = part == nullptr ? nullptr : part->group.lock();
+  const auto kind = group ? kindOf(args, group->size()) : std::nullopt;
+  if (!kind || !group->ofThisProcess()) {
     return;
   }
-  auto& group = *part->group;
-  const auto device = deviceOf(args, group.type());
-  if (group.queues() && isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device))) {
+  const auto device = deviceOf(args, part->type);
+  if (group->queues() &&
+      isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device))) {
     return;  // goes into a graph, of whose replays nobody here hears
   }
   auto* const source = StackSource::get();
@@ -298,7 +298,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
     op.numelOut = op.numelIn;  // in place
   }
   op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
-  const auto begun = group.begin(std::move(op), args, std::move(stack), part->told);
+  const auto begun = group->begin(std::move(op), args, std::move(stack), part->told);
   thread.calls.push_back({this, args.op_id, begun, device, part->told, part->fake});
 } catch (const std::exception&) {
   // Out of memory: the operation goes on unwatched.
@@ -313,7 +313,7 @@ void Watch::after(const latest::PostHookArgs& args) {
   if (found == calls.rend()) {
     return;
   }
-  const auto call = std::move(*found);
+  auto call = std::move(*found);
   const auto op = call.op.lock();
   for (auto raised = calls.rbegin(); raised != found; ++raised) {
     if (const auto forgotten = raised->op.lock()) {
@@ -335,7 +335,7 @@ void Watch::after(const latest::PostHookArgs& args) {
     }
     group.leave(op, args.work, call.device, call.told);
     if (!op->operation().async && !group.queues()) {
-      thread.waiting = op;
+      thread.waiting = std::move(call.op);
     }
   } catch (const std::exception&) {
     group.end(*op, /*completed=*/false);  // out of threads: it is not watched

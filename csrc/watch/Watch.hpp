@@ -36,17 +36,20 @@ class Watch : public std::enable_shared_from_this<Watch> {
  private:
   // A type of device, and who serves it there.
   struct Part {
-    std::shared_ptr<WatchedGroup> group;
+    std::weak_ptr<WatchedGroup> group;  // gone once the watch is closed
+    c10::DeviceType type;
     bool told = false;  // the backend tells of completions
     bool fake = false;  // nothing is sent: operations end with their calls
   };
 
-  using Parts = std::vector<Part>;  // the first is that of operations without tensors
-
   void before(const latest::PreHookArgs& args);
   void after(const latest::PostHookArgs& args);
 
-  std::shared_ptr<const Parts> parts_;  // accessed by std::atomic_load; null once closed
+  using Groups = std::vector<std::shared_ptr<WatchedGroup>>;
+
+  std::vector<Part> parts_;  // the first is that of operations without tensors
+  // Keeps those of the parts; accessed by std::atomic_exchange, null once closed.
+  std::shared_ptr<const Groups> groups_;
 };
 
 }  // namespace torchcomms_pg

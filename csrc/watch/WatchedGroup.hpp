@@ -45,7 +45,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   bool ofThisProcess() const { return process_.isThis(); }
 
   void setTimeout(Milliseconds timeout) { timeoutMs_.store(timeout.count()); }
-  c10::DeviceType type() const { return type_; }
 
   // Functions in the order of an operation's life.
   //

@@ -287,6 +287,25 @@ def test_an_operation_whose_call_raises_is_not_waited_for_and_has_no_number():
         assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(1)
 
 
+def raises_and_is_overdue_at_once(args, world):
+    store, _ = join(args, world, 120)
+    meet(store, "joined", world)
+    if os.environ["RANK"] == "0":
+        torchcomms_pg.watch(timeout=datetime.timedelta(milliseconds=20))
+        with pytest.raises(RuntimeError):
+            dist.group.WORLD.allreduce([torch.ones(3), torch.ones(4)])
+        time.sleep(1)  # for a verdict on the operation that has raised
+        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=120))
+    dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.stops_ranks  # a rank that is stopped when Python is asked is taken to be in the call
+def test_an_operation_whose_call_has_raised_is_not_overdue():
+    with Ranks(2, init=False) as ranks:
+        ranks.run(raises_and_is_overdue_at_once, ranks.store_args(), 2)
+        assert not any(verdicts(ranks, rank) for rank in range(2)), ranks.output(0)
+
+
 def keeps_its_requests(args, world):
     store, second = join(args, world)
     rank = int(os.environ["RANK"])
