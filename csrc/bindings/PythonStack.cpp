@@ -117,6 +117,11 @@ const Calls& callsOf(const Stack& stack) {
   return std::static_pointer_cast<const Captured>(stack)->calls;
 }
 
+// Returns whether `all` are further calls that were made in the innermost of `outer`.
+bool isDeeper(const Calls& all, const Calls& outer) {
+  return all.size() > outer.size() && std::equal(outer.rbegin(), outer.rend(), all.rbegin());
+}
+
 class PythonStacks final : public StackSource {
  public:
   Stack capture() override {
@@ -173,9 +178,7 @@ class PythonStacks final : public StackSource {
     if (inner == nullptr || outer == nullptr || callsOf(inner).size() == kMaxFrames) {
       return true;  // unknown
     }
-    const auto& all = callsOf(inner);
-    const auto& part = callsOf(outer);
-    return all.size() > part.size() && std::equal(part.rbegin(), part.rend(), all.rbegin());
+    return isDeeper(callsOf(inner), callsOf(outer));
   }
 
   bool stands(uint64_t thread, const Stack& stack) override {
@@ -192,9 +195,10 @@ class PythonStacks final : public StackSource {
     }
     Calls calls;
     addFrames(calls, state);
-    const bool same = calls == callsOf(stack);
+    const auto& known = callsOf(stack);
+    const bool there = calls == known || isDeeper(calls, known);
     letGoOf(calls);
-    return same;
+    return there;
   }
 };
 

@@ -32,7 +32,8 @@ class StackSource {
   virtual bool waits(const Stack& stack) = 0;
   // Returns whether the thread was still in the call with stack `outer` when `inner` was captured.
   virtual bool within(const Stack& inner, const Stack& outer) = 0;
-  // Returns whether the thread, given by its pthread_t, now has the stack `stack`. Takes the GIL.
+  // Returns whether the thread, given by its pthread_t, now has the stack `stack`, or a deeper one
+  // that begins with it, as in a hook that was called there. Takes the GIL.
   virtual bool stands(uint64_t thread, const Stack& stack) = 0;
 
   // Sets the source, once, when the module is loaded; it is never freed. get() returns null before.
