@@ -20,7 +20,7 @@ ROOMS = {
     "recorder": "base device monitor",
     "operation": "base nccl",
     "comm": "base device host monitor nccl operation recorder status",
-    "watch": "base comm device host monitor operation recorder",
+    "watch": "base comm device monitor operation recorder",
     "collectives": "base comm nccl operation",
     "connect": "base comm device gloo host nccl operation shm",
     "window": "base comm device nccl operation",
