@@ -13,10 +13,10 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Time for which a failure waits for a thread that launches an operation.
+// Limit of the time for which a failure waits for a thread that launches an operation.
 constexpr std::chrono::seconds kOrderPatience{1};
 
-// Time limit of the ends of communicators.
+// Time limit for ending communicators.
 SharedPatience endPatience{CommHandle::kReleasePatience};
 
 void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
@@ -46,7 +46,7 @@ ncclResult_t CommHandle::join() {
     if (!joining_->done()) {
       return ncclInProgress;
     }
-    const std::lock_guard lock(mutex_);  // fail() finds the communicator here, or in the call
+    const std::lock_guard lock(mutex_);  // fail() finds the communicator in comm_, or in the call
     if (ready_.load(std::memory_order_relaxed)) {
       return ncclSuccess;
     }
@@ -80,7 +80,7 @@ CommHandle::Report CommHandle::report() const {
     report.text = api_.getLastError(comm);
     api_.commGetAsyncError(comm, &report.state);
     if (blocks_ && report.state != ncclSuccess && report.state != ncclInProgress) {
-      // libnccl keeps one text for the process, the latest (src/init.cc, ncclGetLastError).
+      // libnccl keeps only the latest text of the process (src/init.cc, ncclGetLastError).
       const auto latest = std::exchange(report.text, api_.getErrorString(report.state));
       report.text += latest.empty() ? ""
                                     : "; NCCL's latest message in this process, maybe of another "
@@ -122,7 +122,7 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
   if (!process_.isThis() || failing_.exchange(true)) {
     return;
   }
-  // NCCL may block until its kernels have let go; the caller must not.
+  // NCCL may block until its kernels have ended. The caller must not block.
   Monitor::get().runApart(
       [unfinished = OutstandingTask(), owner = std::move(owner), this] { failNow(); });
 }
@@ -134,27 +134,27 @@ void CommHandle::failNow() {
       takeDevice(device_);
     }
   } catch (const std::exception&) {
-    // The driver is being unloaded, or the device has failed: the library finds that out itself.
+    // The driver is being unloaded, or the device has failed: the library will notice by itself.
   }
   ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);
     comm = get();
     if (comm == nullptr && joining_ != nullptr) {
-      joining_->leave();  // a call that waits for ranks cannot be ended
+      joining_->leave();  // a call that waits for ranks cannot be aborted
     }
   }
   const auto revoke = api_.commRevoke;
   auto state = ncclInvalidUsage;
   if (comm != nullptr && revoke != nullptr) {
-    // NCCL lets an operation spin for ever that another thread launches while it revokes. A thread
-    // that is stuck in its launch is released by the revocation alone.
+    // While NCCL revokes, no thread may launch: NCCL would let such an operation spin for ever. The
+    // wait for a launching thread is limited, since only the revocation releases one that is stuck.
     const std::unique_lock order(orderMutex_, kOrderPatience);
     state = revoke(comm, NCCL_REVOKE_DEFAULT);
   }
   bool revoked = state == ncclSuccess;
-  // The revocation of a communicator in host memory goes on in the background; the state afterwards
-  // may still be that of the failure.
+  // A revocation in host memory goes on in the background. The state afterwards may still be the
+  // failure's.
   const auto patience = Clock::now() + kReleasePatience;
   while (state == ncclInProgress && Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -183,7 +183,7 @@ ncclComm_t CommHandle::shrink(
   auto* const comm = get();
   const auto count = static_cast<int>(excluded.size());
   if (!blocks_) {
-    // The child goes on initializing by itself.
+    // The child goes on initializing in the background.
     ncclComm_t made = nullptr;
     auto gone = excluded;
     auto raw = config.raw(/*blocking=*/false);
@@ -221,7 +221,7 @@ CommHandle::Report CommHandle::close(bool failed) {
   }
   const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
-    return report;  // libnccl hangs in its own failure; better to leave it than to hang too
+    return report;  // libnccl hangs while failing: leaks it rather than hang, too
   }
   endJoining(failed);
   ncclComm_t comm = nullptr;
@@ -250,7 +250,7 @@ std::unique_ptr<BlockingCall> CommHandle::endApart(Body body) const {
         return ncclSuccess;
       });
     } catch (const std::runtime_error&) {
-      // No thread can be started: the call runs here.
+      // No thread can be started: calls `body` in this thread.
     }
   }
   body();
@@ -268,7 +268,8 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
-    // A rank that leaves need not know that a peer has left or failed meanwhile.
+    // A mismatch is reported. If a peer has left or failed meanwhile, that does not concern a rank
+    // that leaves.
     if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
       *mismatch = api.getLastError(comm);
     }
@@ -278,7 +279,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
     return *mismatch;
   }
   const auto wait = [&](Milliseconds patience) { return call->waitUntil(Clock::now() + patience); };
-  // NCCL's communicator ends when the graphs that hold its operations have gone.
+  // NCCL's communicator ends only after the graphs that hold its operations.
   const bool ended = captured_ ? wait(SharedPatience::kBrief) : endPatience.spend(wait);
   return ended ? *mismatch : "";
 }

@@ -24,19 +24,19 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Interval of publications in groups of up to kUsualSize ranks; in larger ones it grows with them,
-// so that the store gets as much.
+// Interval of publications in groups of up to kUsualSize ranks. It grows with larger groups, so
+// that the load of the store does not.
 constexpr Milliseconds kInterval{2000};
 constexpr int kUsualSize = 64;
 
-// Least time that a warning tells of: for a few seconds chance may have loaded one core.
+// Shortest period on which a warning is based: chance may load one core for a few seconds.
 constexpr double kWarnedSeconds = 10;
 
 constexpr std::chrono::minutes kBetweenWarnings{1};
 
 std::atomic<bool> warns{true};
 
-// The job's store, of which a process has one connection for this, whatever its groups.
+// The job's store, with one connection for all groups of this process.
 struct SharedStore {
   explicit SharedStore(c10::intrusive_ptr<c10d::Store> store) : board(std::move(store)) {}
 
@@ -54,7 +54,7 @@ Stores& stores() {
   return ofProcess.get();
 }
 
-// Returns whether this process may warn now, and notes that it does.
+// Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
   auto& known = stores();
   std::lock_guard lock(known.mutex);
@@ -75,18 +75,18 @@ struct LatenessClient::State {
   Group group;
   int rank = 0;
   int size = 0;
-  std::atomic<bool> busy{false};    // a thread publishes
-  std::atomic<bool> gone{false};    // so is the store
+  std::atomic<bool> busy{false};    // a thread is publishing
+  std::atomic<bool> gone{false};    // the store is gone
   std::atomic<bool> closed{false};  // the group has ended
   std::atomic<bool> published{false};
-  std::shared_ptr<const Lateness> judged;  // accessed by std::atomic_load; null: nothing yet
+  std::shared_ptr<const Lateness> judged;  // accessed by std::atomic_load; null before the first
 
   // State of the monitor's thread.
   Clock::time_point due{};
-  uint64_t told = 0;  // the latest collective that was published
+  uint64_t told = 0;  // number of the latest published collective
 
   // State of the thread that publishes.
-  std::optional<int> late;  // by the last judgement
+  std::optional<int> late;  // the late rank of the last judgement
 
   std::string key(int of) const { return place + std::to_string(of); }
 
@@ -98,7 +98,7 @@ struct LatenessClient::State {
     }
   }
 
-  // Returns what the ranks have published; none for those that have not.
+  // Returns what each rank has published; empty for a rank that has published nothing.
   std::vector<Arrivals> read() {
     std::vector<Arrivals> all(size);
     for (int each = 0; each < size; ++each) {
@@ -171,7 +171,7 @@ void LatenessClient::close() {
   noting_.store(false, std::memory_order_release);
   const auto state = std::atomic_exchange(&state_, {});
   if (!state || !state->process.isThis()) {
-    return;  // the connection is that of the parent of a forked child
+    return;  // this is a forked child, and the connection is its parent's
   }
   state->closed = true;
   if (!state->published || state->gone) {
@@ -182,11 +182,11 @@ void LatenessClient::close() {
       try {
         state->takeBack();
       } catch (const std::exception&) {
-        // The store went with the rank that served it, and the key with it.
+        // The store ended with the rank that served it, and so did the key.
       }
     });
   } catch (const std::exception&) {
-    // No thread can be started: a key is left.
+    // No thread can be started: the key stays in the store.
   }
 }
 

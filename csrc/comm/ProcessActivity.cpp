@@ -31,12 +31,13 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Number of a group's oldest operations that are told of; those that are awaited are, too.
+// Number of a group's oldest operations that are reported; kMostOps limits them with the awaited
+// ones.
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
 
-// Age of an operation that counts as waited for where the question does not say: that of
-// python -m torchcomms_pg.status.
+// Age at which an operation counts as late if the question gives none, as in python -m
+// torchcomms_pg.status.
 constexpr int64_t kLateMs = 10'000;
 
 std::string addressOf(c10d::Store& store) {
@@ -46,7 +47,7 @@ std::string addressOf(c10d::Store& store) {
   if (const auto* const file = dynamic_cast<c10d::FileStore*>(&store)) {
     return file->getPath();
   }
-  // One in memory, such as a HashStore, whose ranks are threads of this process.
+  // A store in memory, such as a HashStore: its ranks are threads of this process.
   return "memory of process " + std::to_string(host::processId());
 }
 
@@ -74,7 +75,7 @@ Run& run() {
   return ofProcess;
 }
 
-// A group that is told of.
+// A group that is reported.
 struct Shown {
   std::shared_ptr<GroupActivity> group;
   uint64_t id = 0;
@@ -95,7 +96,8 @@ std::vector<Shown> shown() {
   return alive;
 }
 
-// Lets go of groups, of which this may be the last holder by now: their end may take its time.
+// Releases groups. A group of which this is the last holder is destroyed in a separate thread,
+// since that may take long.
 void letGo(std::vector<Shown> groups) {
   for (auto& each : groups) {
     if (each.group.use_count() == 1) {
@@ -104,14 +106,14 @@ void letGo(std::vector<Shown> groups) {
   }
 }
 
-// Where in the status the line of a stack goes.
+// Place in the status of a stack's line.
 struct Line {
   size_t rank;
   size_t group;
   size_t op;
 };
 
-// Returns the place among status::kLaunchKinds; none: it is one of the rest.
+// Returns the place in status::kLaunchKinds, or nullopt for the rest.
 std::optional<size_t> launchKind(OpKind kind) {
   switch (kind) {
     case OpKind::broadcast: return 0;
@@ -132,8 +134,8 @@ std::optional<size_t> launchKind(OpKind kind) {
   }
 }
 
-// Counts the collectives that the rank has issued: those that have ended, and those in flight, with
-// whose lock it is called, so that none is missed or counted twice.
+// Counts the collectives that the rank has issued: ended ones and those in flight. Called with the
+// lock of the latter, so that none is missed or counted twice.
 std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::List& ops) {
   std::vector<uint64_t> counts(std::size(status::kLaunchKinds), 0);
   for (size_t kind = 0; kind < kOpKinds; ++kind) {
@@ -152,7 +154,7 @@ std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::Li
   return counts;
 }
 
-// Puts together what a rank's groups do. `stacks`: those of its operations; `lines`: their places.
+// Adds the status of a rank's group. `stacks`: its operations' stacks; `lines`: their places.
 void describeMember(
     const Shown& shown,
     bool known,
@@ -179,14 +181,14 @@ void describeMember(
     told.lateness = *judged;
   }
   told.collectives = group.issued().collectives();
-  // Reads what the group waits in before what it has issued, as for a verdict.
+  // Reads what the group waits for before what it has issued, as for a verdict.
   group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
     told.inFlight = ops.size();
     told.launched = launched(group, ops);
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
       if (op.collective && op.seq <= told.collectives) {
-        told.collectives = op.seq - 1;  // they end in their order
+        told.collectives = op.seq - 1;  // collectives end in order
       }
       const bool awaited = isAwaited(entry) && !told.queues;
       const bool waits = awaited || (told.queues && &entry == &ops.front()) || mayBeAwaited(entry);
@@ -240,8 +242,8 @@ status::Description describeProcess() {
   std::ranges::stable_sort(all, [](const auto& one, const auto& other) {
     return one.group->size() > other.group->size();
   });
-  // Ranks may be threads of one process; otherwise it has one number in the job, that of its
-  // largest group, though communicators of libraries may number their ranks by themselves.
+  // Ranks may be threads of one process. Otherwise the process has one global rank, taken from its
+  // largest group, even if communicators of libraries number their ranks themselves.
   std::map<uint64_t, int> parts;
   for (const auto& each : all) {
     ++parts[each.id];
@@ -256,7 +258,7 @@ status::Description describeProcess() {
   for (const auto& [number, groups] : ranks) {
     status::RankActivity activity;
     activity.rank = number;
-    std::map<uint64_t, int> keys;  // several groups of one key cannot be told apart
+    std::map<uint64_t, int> keys;  // several groups of one key cannot be distinguished
     for (const auto* const each : groups) {
       ++keys[each->group->key()];
     }
@@ -279,7 +281,7 @@ status::Description describeProcess() {
   return description;
 }
 
-// What the processes of the job have told.
+// What the processes of the job have reported.
 struct Told {
   std::vector<status::HostStatus> hosts;
   std::vector<status::UnreachedHost> unreached;

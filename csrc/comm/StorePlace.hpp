@@ -14,7 +14,7 @@
 
 namespace torchcomms_pg {
 
-// Where a group has its keys.
+// The place of a group's keys.
 struct StorePlace {
   explicit StorePlace(c10::intrusive_ptr<c10d::Store> of) : store(std::move(of)) {
     while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
@@ -23,11 +23,11 @@ struct StorePlace {
     }
   }
 
-  c10::intrusive_ptr<c10d::Store> store;  // the job's
-  std::string prefixes;                   // of the group's keys there
+  c10::intrusive_ptr<c10d::Store> store;  // the job's store
+  std::string prefixes;                   // prefixes of the group's keys in it
 
  private:
-  // Access to the prefix, of which c10d has no method.
+  // Gives access to the prefix, for which c10d has no method.
   struct WithPrefix : c10d::PrefixStore {
     static const std::string& of(const c10d::PrefixStore& store) {
       return store.*(&WithPrefix::prefix_);
@@ -35,11 +35,11 @@ struct StorePlace {
   };
 };
 
-// The T of each store, of which a process has one as long as somebody holds it. Thread-safe.
+// One T for each store, which lives as long as it has a holder. Thread-safe.
 template <class T>
 class PerStore {
  public:
-  // Returns that of the job's store, which `make` makes where there is none.
+  // Returns the T of the job's store, and makes it with `make` if it does not exist.
   std::shared_ptr<T> of(const c10::intrusive_ptr<c10d::Store>& store, auto make) {
     std::lock_guard lock(mutex_);
     std::erase_if(all_, [](const auto& each) { return each.second.expired(); });
@@ -52,7 +52,7 @@ class PerStore {
     return known;
   }
 
-  // Returns those that are held.
+  // Returns those that live.
   std::vector<std::shared_ptr<T>> all() {
     std::vector<std::shared_ptr<T>> held;
     std::lock_guard lock(mutex_);

@@ -34,16 +34,16 @@ class AwaitedEnd {
   };
   static_assert(std::is_trivially_copyable_v<Callback> && sizeof(Callback) == 2 * sizeof(void*));
 
-  // Returns that of the calling thread.
+  // Returns the calling thread's object.
   static AwaitedEnd& ofThread();
 
-  // Begins to wait for an operation, of whose end the callback is to be told.
+  // Begins to wait for an operation, whose end calls the callback.
   Callback await(Clock::time_point issued) {
     const auto since = issued.time_since_epoch().count();
     state_.store(since, std::memory_order_relaxed);
     return {this, since};
   }
-  // Returns the end of that operation; the epoch: it is not known.
+  // Returns when that operation ended, or the epoch if that is not known.
   Clock::time_point get() const {
     const auto state = state_.load(std::memory_order_relaxed);
     return Clock::time_point(Clock::duration(state < 0 ? -state : 0));
@@ -52,7 +52,7 @@ class AwaitedEnd {
  private:
   struct Owner;
 
-  std::atomic<Clock::rep> state_{0};  // time of the issue; negative: that of the end
+  std::atomic<Clock::rep> state_{0};  // time of the issue, or minus the time of the end
   AwaitedEnd* next_ = nullptr;        // among those that no thread has
 };
 

@@ -25,22 +25,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Interval of looks at the store, by one process of each host, and of looks whether it is this one.
+// Interval at which the answering process of a host looks into the store; interval at which each
+// process checks whether it is that one.
 constexpr milliseconds kStoreLook{250};
 constexpr milliseconds kTurn{1000};
 
-// Time that the processes of a host get to answer; Python gets less (StatusServer).
+// Limit of the wait for a host's processes; the limit for Python is smaller (StatusServer).
 constexpr milliseconds kGather{500};
 
-// Time in which the thread of the question before leaves the store, unless that hangs.
+// Limit of the wait for the previous question's thread, which leaves the store sooner unless that
+// hangs.
 constexpr milliseconds kLeaving{100};
 
-// Interval in which the host that has asked looks for answers, and what it grows by with each other
-// host, since one process answers all of them.
+// Interval at which the asking host polls for answers, and its increase for each other host, since
+// one process serves all of them.
 constexpr milliseconds kPoll{10};
 constexpr std::chrono::microseconds kPollOfHost{200};
 
-// Keys. A host has one answer, which the next replaces, so that the store does not grow.
+// Keys. Each answer of a host replaces its last one, so that the store does not grow.
 constexpr const char* kAsked = "torchcomms_pg/status/asked";
 constexpr const char* kHosts = "torchcomms_pg/status/hosts";
 std::string keyOfHost(int64_t number) {
@@ -50,12 +52,13 @@ std::string keyOfAnswer(const std::string& place) {
   return "torchcomms_pg/status/answer/" + place;
 }
 
-// The locks of this process on the folder's file of turns, a byte for each store. They go with the
-// process, and a forked child has none of them. One descriptor for all: to close one lets go of
-// all.
+// This process's locks on the folder's file of turns, one byte for each store. They end with the
+// process, and a forked child has none. One descriptor serves all, since closing any descriptor of
+// the file releases all locks.
 class Turns {
  public:
-  // Returns whether this process answers for its host: it has the turn, or who has it is stopped.
+  // Returns whether this process answers for its host: it has the turn, or the process that has it
+  // is stopped.
   bool have(const Folder& folder, const std::string& store) {
     std::lock_guard lock(mutex_);
     if (file_ < 0) {
@@ -108,7 +111,7 @@ std::vector<std::string> registered(SharedBoard& board) {
   return places;
 }
 
-// Returns the number of the question that an answer is to, and the rest of it.
+// Returns the number of the question to which the answer belongs, and the rest of the answer.
 std::pair<int64_t, std::string> split(const std::string& answer) {
   const auto blank = std::min(answer.find(' '), answer.size());
   return {std::atoll(answer.c_str()), answer.substr(std::min(blank + 1, answer.size()))};
@@ -129,12 +132,12 @@ struct Hosts::State {
   // State of a question to the other hosts, under the mutex.
   bool asking = false;  // a thread may be in the store
   uint64_t asked = 0;   // number of questions
-  bool done = false;    // the last of them has all its answers
+  bool done = false;    // the last question has all its answers
   Told told;
 
   void listen() {
     const Folder folder(StatusServer::folder());
-    std::unique_ptr<SharedBoard> board;  // that of the process whose turn it is
+    std::unique_ptr<SharedBoard> board;  // set if it is this process's turn
     int64_t heard = 0;
     Clock::time_point looked{};
     bool answers = false;
@@ -149,7 +152,7 @@ struct Hosts::State {
         if (!board) {
           board = makeBoard();
           enter(*board);
-          // A question that another process has left may still be open.
+          // The latest question may still be open: another process may have left it.
           heard = std::max<int64_t>(board->add(kAsked, 0) - 1, 0);
         }
         if (const auto count = board->add(kAsked, 0); count > heard) {
@@ -173,7 +176,7 @@ struct Hosts::State {
     }
   }
 
-  // Collects the answers to a question, unless another has been asked since.
+  // Collects the answers to a question, until another one is asked.
   void collect(uint64_t question, Clock::time_point until) {
     const auto board = makeBoard();
     const auto number = board->add(kAsked, 1);
@@ -229,15 +232,15 @@ Hosts::Hosts(std::string store, MakeBoard makeBoard)
     try {
       state->listen();
     } catch (const std::exception&) {
-      // The store went with the process that serves it, or no descriptor is free: this host is said
-      // not to answer.
+      // The store ended with the process that serves it, or no descriptor is free: other hosts
+      // report that this one does not answer.
     }
   });
 }
 
 Hosts::~Hosts() {
   if (state_->pid != host::processId()) {
-    return;  // the parent's, whose thread may hold the lock
+    return;  // this copy is the parent's, whose thread may hold the lock
   }
   {
     std::lock_guard lock(state_->mutex);
@@ -259,7 +262,7 @@ void Hosts::ask(Clock::time_point until) {
   state.told.unreached.push_back({"other hosts", "the job's store has not answered"});
   state.done = false;
   if (state.asking) {
-    return;  // a store that does not answer keeps one thread, not one for each question
+    return;  // a hanging store blocks one thread, not one for each question
   }
   startDetached("tcpg_hosts", "asking other hosts", [self = state_, question, until] {
     Told wrong;
@@ -293,7 +296,7 @@ Hosts::Told Hosts::take(
     }
     return over;
   });
-  ++state_->asked;  // the question is over, also for the thread that asks
+  ++state_->asked;  // ends the question for its thread, too
   return state_->told;
 }
 

@@ -18,10 +18,11 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Interval of looks. All ranks of a job look at one store.
+// Interval of looks, which all ranks of a job take at one store.
 constexpr std::chrono::milliseconds kBetweenLooks{1000};
 
-// Number of looks that a ring has to say for which group it is: a rank may die between the two.
+// Number of looks after which a ring without its group is skipped: a rank may die between writing
+// the two.
 constexpr int kPatienceInLooks = 3;
 
 constexpr const char* kCount = "torchcomms_pg/watch/rings";
@@ -39,9 +40,9 @@ struct Bell::State {
   std::vector<uint64_t> rings;                                         // groups to ring for
   bool stop = false;
 
-  // State of the thread.
-  int64_t heard = 0;  // number of rings that it knows of
-  int missed = 0;     // number of looks at which the next one has not told its group
+  // State of the bell's thread.
+  int64_t heard = 0;  // number of rings that were handled
+  int missed = 0;     // number of looks at which the next ring had no group yet
 
   void run(SharedBoard& board) {
     heard = board.add(kCount, 0);
@@ -94,10 +95,10 @@ std::shared_ptr<Bell> Bell::of(const c10::intrusive_ptr<c10d::Store>& store) {
 Bell::Bell(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>()) {
   startDetached("tcpg_bell", "the watch over groups", [state = state_, store]() mutable {
     try {
-      StoreBoard board(std::move(store));  // makes a connection of its own
+      StoreBoard board(std::move(store));  // opens a separate connection
       state->run(board);
     } catch (const std::exception&) {
-      // The store went with the process that serves it. Diagnoses say so where they need it.
+      // The store ended with the process that serves it. Diagnoses that need it report that.
     }
   });
 }

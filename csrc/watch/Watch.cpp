@@ -16,33 +16,33 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Id of the hooks, which users choose for theirs.
+// Id of this watch's hooks; users choose ids for theirs.
 constexpr int64_t kHookId = 0x7463'6f6d'6d73'7067;
 
 // An operation that a thread has begun to issue.
 struct Call {
   const Watch* watch;
-  int64_t id;                   // c10d's, by which the post hook knows it
+  int64_t id;                   // c10d's id, by which the post hook finds it
   std::weak_ptr<WatchedOp> op;  // gone once its group is closed
   c10::Device device;
-  bool told;  // the backend tells of its completion
+  bool told;  // the backend reports its completion
   bool fake;  // it ends with its call
 };
 // What is known of a thread.
 struct Thread {
-  // Operations that it has begun to issue; the innermost is the last. One whose call raises has no
-  // post hook, and stays until the thread's next.
+  // Operations that the thread has begun to issue; the innermost is the last. An operation whose
+  // call raises has no post hook, and stays until the thread's next one.
   std::vector<Call> calls;
-  // The operation whose end it has been waiting for since its call returned, if it does so.
+  // The operation whose end the thread has been waiting for since its call returned, if it waits.
   std::weak_ptr<WatchedOp> waiting;
-  // The same, where `told` is told of the end: the operation itself may be gone by then.
+  // The same operation, if its end is reported to `told`; the operation itself may be gone by then.
   bool timed = false;
   AwaitedEnd& told = AwaitedEnd::ofThread();
   Clock::time_point issued;
   bool collective = false;
   std::weak_ptr<WatchedGroup> group;
 
-  // Notes that it will wait for an operation. Returns what is to be told of its end.
+  // Records that the thread will wait for an operation. Returns the callback to call at its end.
   AwaitedEnd::Callback await(WatchedOp& op) {
     if (group.owner_before(op.owner()) || op.owner().owner_before(group)) {
       group = op.owner();  // a copy takes longer than the comparison
@@ -53,13 +53,13 @@ struct Thread {
     return told.await(issued);
   }
 
-  // Ends what it has been waiting for: it goes on.
+  // Ends the thread's wait: the thread goes on.
   void pass(Clock::time_point now) {
     auto op = waiting.lock();
     if (std::exchange(timed, false)) {
       auto end = told.get();
       if (end == Clock::time_point{} && (!op || op->ask())) {
-        end = now;  // it has ended, and is about to tell so
+        end = now;  // it has ended, and is about to report that
       }
       const auto known = op ? nullptr : group.lock();
       auto* const waitedIn = op ? &op->group() : known.get();
@@ -74,7 +74,7 @@ struct Thread {
     waiting.reset();
   }
 
-  // Forgets earlier calls that have raised, since it is now in another, of `watch`.
+  // Forgets earlier calls that have raised: the thread is now in another call, of `watch`.
   void forgetRaised(const Watch* watch, const Stack& stack) {
     while (!calls.empty()) {
       const auto& last = calls.back();
@@ -97,7 +97,7 @@ Thread& thisThreads() {
 
 std::optional<OpKind> kindOf(const latest::PreHookArgs& args, int size) {
   using Name = latest::HookOpName;
-  // A tensor for all ranks, in place of a list of one for each.
+  // One tensor for all ranks, instead of a list with one for each.
   const auto one = [size](const auto& whole, const auto& part) {
     return whole.size() == 1 && part.size() == 1 &&
            whole.front().numel() == part.front().numel() * size;
@@ -132,7 +132,7 @@ const at::Tensor* firstTensor(const latest::PreHookArgs& args) {
   return tensors.empty() ? nullptr : &tensors.front();
 }
 
-// Returns the part that counts the operation; null: there is none for its type of device.
+// Returns the part that counts the operation, or null if its type of device has none.
 auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
   const auto* const tensor = firstTensor(args);
   const auto found = std::ranges::find_if(parts, [&](const auto& part) {
@@ -141,7 +141,7 @@ auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
   return found == parts.end() ? nullptr : &*found;
 }
 
-// Returns the device of the operation: the current one where it has no tensor.
+// Returns the operation's device, or the current one if the operation has no tensor.
 c10::Device deviceOf(const latest::PreHookArgs& args, c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) {
     return type;
@@ -150,7 +150,7 @@ c10::Device deviceOf(const latest::PreHookArgs& args, c10::DeviceType type) {
   return tensor != nullptr ? tensor->device() : c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
-// Returns the type of device whose backend c10d chooses for a barrier, where it has the choice.
+// Returns the type of device whose backend c10d chooses for a barrier, if it has several.
 c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   switch (group.getBackendType()) {
     case c10d::ProcessGroup::NCCL: return c10::DeviceType::CUDA;
@@ -159,8 +159,8 @@ c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   }
 }
 
-// Has the lateness of the group told of the time for which the calling thread will have waited for
-// an operation whose call has returned.
+// Reports to the group's lateness the time for which the calling thread waits for an operation
+// whose call has returned.
 void followWait(Thread& thread, WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
   const auto& told = op.operation();
   auto& lateness = op.group().lateness();
@@ -221,7 +221,7 @@ std::shared_ptr<Watch> Watch::begin(
     parts.insert(type == barriers ? parts.begin() : parts.end(), std::move(part));
   }
   watch->groups_ = std::move(groups);
-  // The group keeps the watch by its hooks.
+  // The group keeps the watch alive through its hooks.
   registerHooks(
       group,
       kHookId,
@@ -252,7 +252,7 @@ Lateness Watch::lateness(const char* operation) const {
 }
 
 void Watch::close() {
-  // A program may keep a group that it has destroyed, and so this.
+  // A program may keep a destroyed group, which keeps this object.
   if (const auto groups = std::atomic_exchange(&groups_, {})) {
     for (const auto& group : *groups) {
       group->close();
@@ -273,7 +273,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   const auto device = deviceOf(args, part->type);
   if (group->queues() &&
       isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device))) {
-    return;  // goes into a graph, of whose replays nobody here hears
+    return;  // goes into a graph, whose replays are not seen
   }
   auto* const source = StackSource::get();
   auto stack = source == nullptr ? nullptr : source->capture();
@@ -283,7 +283,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   op.kind = *kind;
   op.issued = now;
   op.peer = static_cast<int>(args.root);
-  // A call that waits for a message by itself is not told from one that does not.
+  // A call that itself waits for a message looks like one that does not, except in Python's stack.
   op.async = args.async_op && !(source != nullptr && source->waits(stack));
   for (const auto& tensor : args.input_tensors) {
     op.numelIn += tensor.numel();
@@ -338,7 +338,7 @@ void Watch::after(const latest::PostHookArgs& args) {
       thread.waiting = std::move(call.op);
     }
   } catch (const std::exception&) {
-    group.end(*op, /*completed=*/false);  // out of threads: it is not watched
+    group.end(*op, /*completed=*/false);  // no thread can be started: it is not watched
   }
 }
 

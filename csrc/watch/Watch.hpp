@@ -12,13 +12,12 @@
 namespace torchcomms_pg {
 
 // The watch over one process group, which lives as long as the group, or until it is closed. It
-// changes nothing of the group's operations. Thread-safe.
+// does not change the group's operations. Thread-safe.
 class Watch : public std::enable_shared_from_this<Watch> {
  public:
-  // Watches the operations of `group` on these types of devices from the next one on. `ranks`: the
-  // global ones. A rank alone, or one of a group without a store, records them and tells of
-  // nothing. Call once for each group, before or between its operations. Raises what the store
-  // raises.
+  // Watches the operations of `group` on these types of devices from the next one on. `ranks`:
+  // global ranks. In a group of one rank or without a store, records the operations and reports
+  // nothing. Call once for each group, before or between its operations. Raises the store's errors.
   static std::shared_ptr<Watch> begin(
       c10d::ProcessGroup& group,
       const std::vector<int64_t>& ranks,
@@ -28,17 +27,17 @@ class Watch : public std::enable_shared_from_this<Watch> {
   ~Watch() { close(); }
 
   void setTimeout(Milliseconds timeout);
-  // Returns how late each rank is, by the operations on the CPU, see LatenessClient::ask.
+  // Returns how late each rank is, from the operations on the CPU, see LatenessClient::ask.
   Lateness lateness(const char* operation) const;
-  // Forgets the group, which is destroyed. Idempotent.
+  // Forgets the group, which is being destroyed. Idempotent.
   void close();
 
  private:
-  // A type of device, and who serves it there.
+  // A type of device, and the group's part for it.
   struct Part {
-    std::weak_ptr<WatchedGroup> group;  // gone once the watch is closed
+    std::weak_ptr<WatchedGroup> group;  // null once the watch is closed
     c10::DeviceType type;
-    bool told = false;  // the backend tells of completions
+    bool told = false;  // the backend reports completions
     bool fake = false;  // nothing is sent: operations end with their calls
   };
 
@@ -47,8 +46,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
   using Groups = std::vector<std::shared_ptr<WatchedGroup>>;
 
-  std::vector<Part> parts_;  // the first is that of operations without tensors
-  // Keeps those of the parts; accessed by std::atomic_exchange, null once closed.
+  std::vector<Part> parts_;  // the first serves operations without tensors
+  // Keeps the groups of the parts. Accessed by std::atomic_exchange; null once closed.
   std::shared_ptr<const Groups> groups_;
 };
 

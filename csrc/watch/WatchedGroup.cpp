@@ -60,7 +60,7 @@ WatchedGroup::WatchedGroup(
 
 WatchedGroup::~WatchedGroup() {
   if (!ofThisProcess()) {
-    return;  // threads of the parent may hold the locks for ever
+    return;  // threads of the parent may have held the locks at the fork
   }
   close();
   for (const auto& [device, watch] : devices_) {
@@ -81,8 +81,8 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
     return;
   }
   StoreBoard board(store);
-  // The ranks' groups of this name are counted, since one that is made again finds the keys of the
-  // one before in the store.
+  // Counts the groups of this name: a group that is made again must not find the keys of the one
+  // before in the store.
   const auto number = std::to_string(board.add("watch/" + std::to_string(rank_), 1));
   const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
   StoreBoard(own).set("who/" + std::to_string(rank_), Peer::self().text());
@@ -130,7 +130,7 @@ void WatchedGroup::close() {
     return;
   }
   lateness_.close();
-  // The store's port may be wanted again at once.
+  // Releases the store: its port may be needed again at once.
   if (const auto diagnosis = std::atomic_exchange(&diagnosis_, {})) {
     diagnosis->close();
     if (diagnosis->standing()) {
@@ -143,7 +143,7 @@ void WatchedGroup::close() {
   std::atomic_store(&status_, {});
   {
     std::lock_guard lock(mutex_);
-    told_.clear();  // the list keeps them
+    told_.clear();  // the list of operations in flight keeps them
   }
   for (const auto& op : operations([](const WatchedOp&) { return true; })) {
     endAsked(*op, op->ask().value_or(WatchedOp::End{}).completed);
@@ -199,7 +199,7 @@ void WatchedGroup::leave(
     inFlight_.leave(op->operation());
   }
   if (!work && !told && queues()) {
-    // Torch's nccl of up to 2.14 gives no Work to a caller that does not ask for one.
+    // Up to 2.14, torch's nccl gives no Work to a caller that does not ask for one.
     op->leaveInStream(device);
     askLater(op, device);
     return;
@@ -232,7 +232,7 @@ void WatchedGroup::leave(
 
 namespace {
 
-// Asks for the end of one operation.
+// Polls one operation for its end.
 class AskedOp final : public EventWatch::Awaited {
  public:
   explicit AskedOp(std::shared_ptr<WatchedOp> op) : op_(std::move(op)) {}
@@ -250,7 +250,7 @@ class AskedOp final : public EventWatch::Awaited {
   std::optional<WatchedOp::End> end_;
 };
 
-// Calls a function at each round of questions, until that returns true.
+// Calls a function at each round of polling, until it returns true.
 class AskedAgain final : public EventWatch::Awaited {
  public:
   explicit AskedAgain(std::function<bool()> ask) : ask_(std::move(ask)) {}
@@ -264,14 +264,14 @@ class AskedAgain final : public EventWatch::Awaited {
 }  // namespace
 
 void WatchedGroup::askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device) {
-  // Collectives of one group end in their order; messages do not.
+  // Collectives of one group end in order; messages do not.
   const auto queue = op->operation().collective ? reinterpret_cast<intptr_t>(this)
                                                 : reinterpret_cast<intptr_t>(op.get());
   watchOn(device).add(queue, std::make_shared<AskedOp>(op));
 }
 
-// Has the device's thread ask for the operations that threads wait in. Most have ended by then, and
-// the thread has told of it: pass().
+// Makes the device's thread poll the operations that threads wait for. Most have ended before, and
+// the waiting thread has reported that through pass().
 void WatchedGroup::askWaiting() {
   watchOn(c10::DeviceType::CPU)
       .add(
@@ -281,7 +281,8 @@ void WatchedGroup::askWaiting() {
             if (!self) {
               return true;
             }
-            self->asking_ = false;  // before it looks: a later one has it asked again
+            // reset before the look, so that a later operation starts another
+            self->asking_ = false;
             bool left = false;
             const auto waitedFor = self->operations(
                 [](const WatchedOp& op) { return op.returned() && !op.operation().async; });
@@ -304,7 +305,7 @@ void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
       op->drop();
     }
   } else {
-    inFlight_.leave(op->operation());  // it was not waited for after all
+    inFlight_.leave(op->operation());  // its caller did not wait for it
     askLater(op, c10::DeviceType::CPU);
   }
 }
@@ -353,7 +354,7 @@ void WatchedGroup::end(WatchedOp& op, bool completed, Clock::duration duration) 
 }
 
 void WatchedGroup::endAsked(WatchedOp& op, bool completed, Clock::time_point now) {
-  // Nobody knows how long after its end it is asked.
+  // It is unknown how long after its end an operation is polled.
   const auto lasted = op.lastPending() - op.operation().issued;
   finish(op, completed, {}, std::max(lasted, Clock::duration{}), now);
 }
@@ -389,7 +390,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     const bool known = forgetRaised(now, wanted);
     wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
     if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
-      return;  // who is said to be in a call may have left it
+      return;  // a thread that seems to be in a call may have left it
     }
     answer(*diagnosis, now);
     if (late && inFlight_.has(*late)) {
@@ -397,7 +398,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     }
     askAbout(*diagnosis, now);
   } catch (const std::exception&) {
-    // Out of memory, or of threads, while describing it; the next tick tries again.
+    // Out of memory, or no thread can be started; the next tick tries again.
   }
 }
 
@@ -436,7 +437,7 @@ std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
     std::optional<Operation> found;
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
-      // What is queued behind others waits for them first.
+      // A queued operation first waits for the one before it.
       const auto begun = op.collective ? std::max(op.issued, lastEnd) : op.issued;
       const bool extended = now < extendedUntil_ && op.issued <= extendedAt_;
       if (now - begun >= timeout && op.issued >= settled_ && !extended) {
@@ -492,7 +493,7 @@ void WatchedGroup::take(const Verdict& verdict, const Operation& op, Clock::time
 }
 
 void WatchedGroup::dump() {
-  // The GIL may take its time, and the monitor has none.
+  // Runs in another thread, since the wait for the GIL may be long and the monitor must not block.
   if (auto unfinished = OutstandingTask::begin()) {
     Monitor::get().runApart(
         [unfinished = std::move(unfinished), rank = static_cast<int>(globalRanks()[rank_])] {

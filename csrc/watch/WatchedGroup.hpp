@@ -1,4 +1,4 @@
-// A process group of another backend, of which this project's monitor tells who holds it up.
+// A process group of another backend whose ranks diagnose which of them holds it up.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -29,8 +29,8 @@
 namespace torchcomms_pg {
 
 // The operations of a group on one type of device: their numbers, what is in flight, and this
-// rank's part in finding out who holds them up. It fails nothing and waits for nothing. To be made
-// by Monitor::watch(). Thread-safe.
+// rank's part in their diagnoses. It fails nothing and waits for nothing. Construct by
+// Monitor::watch(). Thread-safe.
 class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
                            public Monitor::Watched,
                            public GroupActivity {
@@ -38,9 +38,9 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   WatchedGroup(Group group, int rank, int size, c10::DeviceType type, Milliseconds timeout);
   ~WatchedGroup() override;
 
-  // Has the group told of in diagnoses, by way of its store. Raises what the store raises.
+  // Takes part in diagnoses, through the group's store. Raises the store's errors.
   void open(const c10::intrusive_ptr<c10d::Store>& store);
-  // Forgets all that is in flight: the group is destroyed.
+  // Forgets all operations in flight: the group is being destroyed.
   void close();
   bool ofThisProcess() const { return process_.isThis(); }
 
@@ -48,28 +48,28 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
   // Functions in the order of an operation's life.
   //
-  // Numbers and records an operation that the calling thread is about to issue. `stack`: Python's.
-  // `told`: as of leave().
+  // Numbers and records an operation that the calling thread is about to issue. `stack`: Python's
+  // stack. `told`: as for leave().
   std::shared_ptr<WatchedOp> begin(
       Operation op, const latest::PreHookArgs& args, Stack stack, bool told);
-  // Notes that its call has returned; null: without a Work, which ends it, unless it is in a stream
-  // of the device. `device`: that of the operation. `told`: the backend tells of its completion,
-  // see completed().
+  // Records that the operation's call has returned. A null `work` ends the operation, unless it is
+  // in a stream of the device. `device`: the operation's device. `told`: the backend reports its
+  // completion, see completed().
   void leave(
       const std::shared_ptr<WatchedOp>& op,
       c10::intrusive_ptr<c10d::Work> work,
       c10::Device device,
       bool told);
-  // Notes that the thread that has waited for it is past that, at this time.
+  // Records that the thread that has waited for the operation goes on at this time.
   void pass(std::shared_ptr<WatchedOp> op, Clock::time_point now);
-  // Forgets an operation whose call has raised. Has an effect once, as the next two.
+  // Forgets an operation whose call has raised. This and the next two have an effect once.
   void discard(WatchedOp& op);
-  // Ends the operation that a backend has told to be completed.
+  // Ends the operation whose completion a backend reports.
   void completed(const latest::CompletionHookArgs& args);
-  // Ends an operation that has ended now. `duration`: from start to end, as the backend tells; 0:
-  // it does not.
+  // Ends an operation that has ended now. `duration`: from start to end, or 0 if the backend does
+  // not report it.
   void end(WatchedOp& op, bool completed, Clock::duration duration = {});
-  // Ends an operation whose Work was asked for it.
+  // Ends an operation whose end was found by polling its Work.
   void endAsked(WatchedOp& op, bool completed, Clock::time_point now = Clock::now());
 
   int rank() const override { return rank_; }
@@ -95,7 +95,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
  private:
   void record(WatchedOp& op, const latest::PreHookArgs& args);
-  // Ends an operation of which it is known that it has lasted so long at least.
+  // Ends an operation. `lasted`: lower limit of the time since its issue.
   void finish(
       WatchedOp& op,
       bool completed,
@@ -109,11 +109,11 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
-  // Returns the oldest operation that is overdue and of which no verdict tells yet.
+  // Returns the oldest overdue operation without a verdict.
   std::optional<Operation> overdue(Clock::time_point now);
-  // Forgets operations whose calls have raised, of which nobody tells: Python is asked about those
-  // that have not returned, now and then, and about all where that is wanted. False: it is being
-  // asked.
+  // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
+  // about calls that have not returned, and about all of them if `wanted`. Returns false while
+  // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted);
   void checkEnd(HangDiagnosis& diagnosis);
   void askAbout(HangDiagnosis& diagnosis, Clock::time_point now);
@@ -133,25 +133,26 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   InFlightOps inFlight_;
   RecordedOp::Recorders recorders_;
   std::atomic<Clock::rep> lastEnd_{0};
-  std::shared_ptr<HangDiagnosis> diagnosis_;  // accessed by std::atomic_load; null: a rank alone
-  std::shared_ptr<Bell> bell_;                // as diagnosis_
-  std::shared_ptr<StatusPart> status_;        // as diagnosis_
+  // accessed by std::atomic_load; null for a group of one rank
+  std::shared_ptr<HangDiagnosis> diagnosis_;
+  std::shared_ptr<Bell> bell_;          // as diagnosis_
+  std::shared_ptr<StatusPart> status_;  // as diagnosis_
 
-  std::atomic<bool> asking_{false};  // the device's thread asks for operations that threads wait in
+  std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
 
   std::mutex mutex_;
-  // Operations of which the backend tells, and the keys of those that it has told of before their
-  // call returned.
+  // Operations whose completion the backend reports, and the keys of completions that it reported
+  // before the call returned.
   std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
   std::unordered_set<uint64_t> early_;
-  int calls_ = 0;                                             // calls of these that go on
-  std::vector<std::pair<c10::Device, EventWatch*>> devices_;  // that were joined
+  int calls_ = 0;  // number of their calls that have not returned
+  std::vector<std::pair<c10::Device, EventWatch*>> devices_;  // joined devices
 
   // State of the monitor's thread.
-  std::optional<Operation> asked_;             // what the diagnosis is about
-  std::optional<Operation> subject_;           // what the verdict is about that stands
-  std::optional<Clock::time_point> wantedAt_;  // since when calls that have raised matter
-  Clock::time_point settled_{};                // operations issued before need no further verdict
+  std::optional<Operation> asked_;             // the diagnosed operation
+  std::optional<Operation> subject_;           // the operation of the standing verdict
+  std::optional<Clock::time_point> wantedAt_;  // time since when calls that have raised matter
+  Clock::time_point settled_{};        // operations issued before this time need no further verdict
   Clock::time_point dumped_{};         // time of the verdict for which the record was written
   Clock::time_point extendedUntil_{};  // deadline of operations issued before extendedAt_
   Clock::time_point extendedAt_{};

@@ -20,7 +20,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Bounds of the time from one question whether a thread is in its call to the next.
+// Bounds of the interval between questions whether a thread is in its call.
 constexpr Milliseconds kSoonest{200};
 constexpr Milliseconds kLatest{2000};
 
@@ -28,7 +28,7 @@ constexpr Milliseconds kLatest{2000};
 struct Dropped {
   std::mutex mutex;
   std::vector<std::pair<OutstandingTask, c10::intrusive_ptr<c10d::Work>>> works;
-  bool running = false;  // there is a thread that lets go of them
+  bool running = false;  // a thread is releasing them
 
   void run() {
     for (;;) {
@@ -38,13 +38,13 @@ struct Dropped {
         running = false;
         return;
       }
-      due.swap(works);  // `due` goes after the lock is released
+      due.swap(works);  // `due` is freed after the lock is released
     }
   }
 };
 
-// Lets go of a Work in a thread that may wait for the GIL, which tensors that Python knows take
-// when they go. Leaks it where the interpreter ends.
+// Releases a Work in a thread that may wait for the GIL, needed to free tensors that Python knows.
+// Leaks the Work if the interpreter is ending.
 void dropApart(c10::intrusive_ptr<c10d::Work> work) noexcept {
   static PerProcess<Dropped> ofProcess;
   auto unfinished = OutstandingTask::begin();
@@ -61,13 +61,13 @@ void dropApart(c10::intrusive_ptr<c10d::Work> work) noexcept {
       dropped.running = true;
     }
   } catch (const std::exception&) {
-    // No thread can be started: the next one drops it.
+    // No thread can be started: the next call releases the Work.
   }
 }
 
 }  // namespace
 
-// A question to Python, whose thread may wait for the GIL for any time.
+// A question to Python. Its thread may wait for the GIL for any time.
 struct WatchedOp::Question {
   const Clock::time_point asked = Clock::now();
   std::atomic<bool> answered{false};
@@ -79,7 +79,7 @@ WatchedOp::WatchedOp(
     : group_(std::move(group)),
       recording_(std::move(recorders), std::move(stack)),
       op_([&] {
-        // Does not keep it: both are this object's.
+        // A pointer without ownership, since both are members of this object.
         op.recording = std::shared_ptr<const RecordedOp>(std::shared_ptr<void>(), &recording_);
         return std::move(op);
       }()),
@@ -125,7 +125,7 @@ void WatchedOp::leaveInStream(c10::Device device) {
 
 std::optional<bool> WatchedOp::inCall(Clock::time_point now) {
   if (returned()) {
-    return true;  // and the operation goes on
+    return true;  // returned, and the operation goes on
   }
   if (!question_) {
     auto* const source = StackSource::get();
@@ -164,7 +164,7 @@ std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
   } catch (const std::exception&) {
     return End{};
   }
-  // On the CPU some end only in wait(): nobody waits any more for a Work that nobody else holds.
+  // On the CPU some Works end only in wait(); no thread will wait for a Work without other holders.
   if (work_ && !group_->queues() && work_.use_count() == 1) {
     return End{true};
   }

@@ -22,7 +22,7 @@ class WatchedGroup;
 // Kept by the group's list of operations in flight. Thread-safe.
 class WatchedOp final {
  public:
-  // Makes the operation that the calling thread is about to issue. `stack`: Python's.
+  // Makes the operation that the calling thread is about to issue. `stack`: Python's stack.
   WatchedOp(
       std::shared_ptr<WatchedGroup> group,
       Operation op,
@@ -41,21 +41,21 @@ class WatchedOp final {
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
 
-  // Notes that the call has returned. `work`: to be asked for the end; null: it is not.
+  // Records that the call has returned. `work`: polled for the end unless it is null.
   void leave(c10::intrusive_ptr<c10d::Work> work);
-  // Does the same for a call that gives no Work: the operation is in the device's current stream.
+  // Does the same for a call without a Work: the operation is in the device's current stream.
   void leaveInStream(c10::Device device);
   bool returned() const { return returned_.load(std::memory_order_acquire); }
 
-  // Returns whether the Work has ended, and how; none: it has not, or is not asked. Does not take
+  // Returns how the Work has ended, or nullopt if it has not ended or is not polled. Does not take
   // the GIL, but may block in the backend.
   struct End {
     bool completed = false;
   };
   std::optional<End> ask() const noexcept;
 
-  // Note, and return, when ask() has last said that it goes on; the epoch: never. One thread notes
-  // at a time.
+  // Record and return when ask() last found the operation unfinished; the epoch before. One thread
+  // records at a time.
   void notePending(Clock::time_point at) {
     const auto latest = std::max(at, lastPending());
     lastPending_.store(latest.time_since_epoch().count(), std::memory_order_relaxed);
@@ -64,24 +64,25 @@ class WatchedOp final {
     return Clock::time_point(Clock::duration(lastPending_.load(std::memory_order_relaxed)));
   }
 
-  // Returns whether its thread is still in the call, as far as is known. False: it has left it by
-  // an exception, as no post hook was called. None: Python is being asked, which takes kQuestion at
-  // most. For the monitor's thread, as the next.
+  // Returns whether its thread is still in the call, as far as is known. Returns false if the
+  // thread has left the call by an exception, so that no post hook was called; nullopt while Python
+  // is being asked, which takes kQuestion at most. This and the next are for the monitor's thread.
   std::optional<bool> inCall(Clock::time_point now);
-  // Returns whether to ask, if nobody wants to know: the longer it has been in the call, the more
-  // seldom, since it is asked with the GIL.
+  // Returns whether it is time to ask without a diagnosis. The interval grows with the time in the
+  // call, since each question takes the GIL.
   bool looksAgain(Clock::time_point now) const { return question_ || now >= nextLook_; }
   static constexpr Milliseconds kQuestion{1000};
 
-  // Returns true for the first caller, who is to end it.
+  // Returns true for the first caller, which must end the operation.
   bool takeEnd() { return !over_.exchange(true, std::memory_order_acq_rel); }
 
-  // Returns the future of the Work, which ends with it and calls back whoever wants to know; null:
-  // its backend has none.
+  // Returns the Work's future, which calls its callbacks at the Work's end, or null if the backend
+  // has none.
   static c10::intrusive_ptr<c10::ivalue::Future> futureOf(c10d::Work& work);
 
-  // Lets go of the Work in the calling thread, which may wait for the GIL, as tensors that Python
-  // knows take it when they go. To be called by the one who ended it, if nobody else has it.
+  // Releases the Work in the calling thread, which may then wait for the GIL, needed to free
+  // tensors that Python knows. Called by the thread that has ended the operation, if no other holds
+  // it.
   void drop() { work_.reset(); }
 
  private:
@@ -95,9 +96,9 @@ class WatchedOp final {
   std::atomic<bool> returned_{false};
   std::atomic<bool> over_{false};
   std::atomic<Clock::rep> lastPending_{0};
-  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, as the next
+  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, as is `behind_`
   std::optional<c10::Event> behind_;     // behind the operation in its stream
-  std::shared_ptr<Question> question_;   // of the monitor's thread, as the next
+  std::shared_ptr<Question> question_;   // of the monitor's thread, as is `nextLook_`
   Clock::time_point nextLook_;
 };
 
