@@ -67,7 +67,7 @@ def all_answered(body, kind, world, *args):
         with contextlib.ExitStack() as stack:
             ranks = stack.enter_context(Ranks(world, init=False))
             values = ranks.run(body, kind, ranks.store_args(), world, *args)
-            if not re.search("did not answer|its process is stopped", str(values)):
+            if not re.search("did not answer|has not answered|its process is stopped", str(values)):
                 stack.pop_all()
                 return ranks, values
     raise AssertionError(f"in none of four runs did all ranks answer: {values}")
