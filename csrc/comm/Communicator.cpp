@@ -36,7 +36,7 @@ Communicator::Communicator(
     NcclConfig config)
     : rank_(rank),
       size_(size),
-      place_(place),
+      place_(std::move(place)),
       group_(std::move(group)),
       config_(std::move(config)),
       timeoutMs_(timeout.count()),

@@ -54,7 +54,7 @@ std::shared_ptr<Communicator> own(
     const NcclApi& api,
     CommHandle::Made made,
     const Met& met,
-    Communicator::Place place,
+    const Communicator::Place& place,
     const NcclConfig& config = {}) {
   std::shared_ptr<Communicator> comm;
   auto* const handle = made.comm;

@@ -40,13 +40,13 @@ bool RasDialogue::hear(std::string_view bytes, std::string& answers) {
     if (line.ends_with('\r')) {
       line.pop_back();  // from telnet
     }
-    answers += obey(std::move(line));
+    answers += obey(line);
   }
   heard_.erase(0, begin);
   return asked_ || heard_.size() <= kLongestLine;
 }
 
-std::string RasDialogue::obey(std::string line) {
+std::string RasDialogue::obey(const std::string& line) {
   if (after(line, "CLIENT PROTOCOL")) {
     return "SERVER PROTOCOL 2\n";
   }

@@ -46,7 +46,7 @@ class RasDialogue {
   static std::string refused(const std::string& why) { return "ERROR: " + why + "\n"; }
 
  private:
-  std::string obey(std::string line);
+  std::string obey(const std::string& line);
   std::string setTimeout(const std::string& seconds);
   std::string setEvents(const std::string& groups);
 

@@ -289,7 +289,7 @@ struct StatusServer::State {
         std::lock_guard lock(mutex);
         if (auto text = done.extract(client.number)) {
           --jobs;
-          answer(client, std::move(text.mapped()), now);
+          answer(client, text.mapped(), now);
         }
         return true;
       }
