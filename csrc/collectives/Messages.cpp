@@ -15,6 +15,12 @@ void checkTag(const char* what, int tag) {
   TORCH_CHECK_VALUE(tag >= 0, what, ": tag ", tag, " is negative, wanted 0 or more");
 }
 
+// Returns whether a send ends only when the message has been received, as over Gloo: some programs'
+// ranks exit as soon as their sends have ended.
+bool confirms(const Communicator& comm) {
+  return comm.group().backend == "gloo";
+}
+
 }  // namespace
 
 WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
@@ -33,9 +39,7 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   const size_t count = source.numel() * wire.factor;
   const int peer = comm_.inLibrary(destination);
   call.message = Message{source.data_ptr(), count, wire.type, peer, tag};
-  // A send over Gloo ends only when the message has been received: some programs' ranks exit as
-  // soon as their sends have ended.
-  call.message->confirmed = comm_.group().backend == "gloo";
+  call.message->confirmed = confirms(comm_);
   call.launch = [&comm = comm_, source, sent = *call.message](
                     ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/true, sent, handle, stream);
@@ -66,6 +70,7 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
   OutputBuffer target(tensor, /*readFirst=*/false);
   const int peer = source == kAnyPeer ? source : comm_.inLibrary(source);
   call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, peer, tag};
+  call.message->confirmed = confirms(comm_);
   call.launch = [&comm = comm_, target, received = *call.message](
                     ncclComm_t handle, cudaStream_t stream) {
     return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);

@@ -160,11 +160,12 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     epilogue |= call.epilogue != nullptr;
     messages &= call.message.has_value();
   }
+  if (!merged.op.ordered) {  // all are messages
+    merged.parts = std::move(calls);
+    return merged;
+  }
   if (messages) {
     merged.parts = calls;
-  }
-  if (!merged.op.ordered) {
-    return merged;
   }
   const auto shared = std::make_shared<std::vector<PreparedOp>>(std::move(calls));
   merged.members = shared;

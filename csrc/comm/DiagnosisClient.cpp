@@ -31,6 +31,10 @@ constexpr Milliseconds kDeathPatience{500};
 // Interval in which a rank that waits for the others' dumps looks.
 constexpr Milliseconds kDumpLook{20};
 
+// Time after which the monitor has deferred operations finished. A thread that is going to wait for
+// one finishes it sooner.
+constexpr Milliseconds kNobodyWaits{20};
+
 // Returns the ranks that have connected.
 std::vector<int> members(const Communicator& comm) {
   auto ranks = comm.pair();
@@ -131,6 +135,7 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
   try {
     std::optional<Operation> overdue;
     std::optional<Operation> first;
+    bool left = false;
     const bool queued = comm_.executor().queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
       if (queued && !ops.empty()) {
@@ -143,9 +148,10 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
           break;
         }
       }
+      left = !ops.empty() && now - ops.front().op->issued >= kNobodyWaits;
       return ops.empty();
     });
-    if (!idle) {
+    if (left) {
       comm_.executor().wake();
     }
     answer(now);

@@ -80,13 +80,10 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-// Returns whether no operation is before this one, and only its Work would tell of its end.
+// Returns whether nobody but a user of its Work learns of its end, which may then wait for that
+// user.
 bool HostExecutor::mayBeDeferred(const Operation& op) const {
-  if (comm_.api().published == nullptr || comm_.timed() || op.hooked || comm_.groupHooks().end() ||
-      at::hasCallbacks()) {
-    return false;
-  }
-  return comm_.inFlight().single();
+  return !comm_.timed() && !op.hooked && !comm_.groupHooks().end() && !at::hasCallbacks();
 }
 
 void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
@@ -97,7 +94,8 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     const auto order = comm_.library().holdOrder();
     auto* const stream = worker_.handle();
     auto* const comm = comm_.usable();
-    const bool alone = mayBeDeferred(work->operation());
+    const bool alone = comm_.api().published != nullptr && mayBeDeferred(work->operation()) &&
+                       comm_.inFlight().single();
     worker_.defer();  // everything queued here wakes a thread once, if at all
     if (call.op.recording || comm_.timed()) {
       const auto start = [work] {
@@ -255,8 +253,15 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     }
     const auto& api = comm_.api();
     auto* const comm = comm_.usable();
+    const bool deferred = api.moveMessages != nullptr && mayBeDeferred(work->operation());
+    const auto noted = c10::make_scope_exit([&] {
+      if (deferred) {
+        messagesDeferred_.store(true, std::memory_order_relaxed);
+      }
+    });
     for (auto& part : calls) {
       auto message = *part.message;
+      message.deferred = deferred;
       auto one = std::make_unique<One>(One{{}, pending, std::move(part.epilogue)});
       message.done = One::done;
       message.context = one.get();
@@ -299,10 +304,15 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     comm_.lateness().wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
-    // Runs queued tasks only without a timeout, since they may take longer, and only where the work
-    // is behind them: other ranks may want what follows a message before they do their part.
+    // Runs queued tasks, or moves messages, in this thread only without a timeout, since that may
+    // take longer. A message runs no queued tasks: other ranks may need what follows the message
+    // before they do their part of those.
+    const auto done = [&work] { return work.done(); };
     if (work.operation().ordered) {
-      worker_.runQueued([&] { return work.done(); });
+      serveMessages();
+      worker_.runQueued(done);
+    } else if (comm_.api().moveMessages != nullptr) {
+      comm_.api().moveMessages(comm_.library().get(), done);
     } else {
       wake();
     }
@@ -322,6 +332,19 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
       failures.awaitHooks();
       throw CommError(*failures.get());
     }
+  }
+}
+
+void HostExecutor::wake() {
+  worker_.wake();
+  serveMessages();
+}
+
+// Has the library's thread move deferred messages.
+void HostExecutor::serveMessages() {
+  if (messagesDeferred_.load(std::memory_order_relaxed) &&
+      messagesDeferred_.exchange(false, std::memory_order_relaxed)) {
+    comm_.api().serveMessages(comm_.library().get());
   }
 }
 

@@ -2,6 +2,7 @@
 // run on a worker.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -21,7 +22,7 @@ class HostExecutor final : public Executor {
   void await(Work& work, Milliseconds timeout, bool onHost) override;
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
-  void wake() override { worker_.wake(); }
+  void wake() override;
   bool queues() const override { return false; }
   std::vector<c10::Device> outputDevices() const override { return {}; }
 
@@ -30,6 +31,7 @@ class HostExecutor final : public Executor {
   void runOnWorker(PreparedOp& call, const WorkPtr& work);
   void runMessages(PreparedOp& call, const WorkPtr& work);
   bool mayBeDeferred(const Operation& op) const;
+  void serveMessages();
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
@@ -39,6 +41,7 @@ class HostExecutor final : public Executor {
   Communicator& comm_;
   WorkerStream worker_;
   WorkerStream callbacks_;
+  std::atomic<bool> messagesDeferred_{false};  // since the last serveMessages()
 };
 
 }  // namespace torchcomms_pg

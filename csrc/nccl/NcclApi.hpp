@@ -126,14 +126,18 @@ struct Message {
   ncclDataType_t type = ncclInt8;
   int peer = 0;  // for recvTagged, kAnyPeer accepts the first sender
   int tag = 0;
-  // True if a send ends when the message has been received, and not when the buffer may be reused.
-  // Beyond a few hundred messages that are not yet received, further ones end as if it were false.
+  // True if the send ends when the message has been received, and not when the buffer may be
+  // reused. Beyond a few hundred messages that are not yet received, further ones end as if it were
+  // false. The receive of such a message has the same value.
   bool confirmed = false;
   // Called once if the call returns ncclSuccess, when the message has been delivered or has failed:
-  // by the call itself or by a thread of the library. Never called if the call returns an error.
-  // Null if the call orders the message on its stream.
+  // by this call, by moveMessages, or by another call or thread of the library that moves messages.
+  // Never called if the call returns an error. Null if the call orders the message on its stream.
   void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
+  // True for a message with `done` for which the library wakes no thread, once its peer has all
+  // that it needs of this rank: the caller calls moveMessages or serveMessages for the rest.
+  bool deferred = false;
 };
 
 inline constexpr int kAnyPeer = -1;
@@ -168,6 +172,13 @@ struct NcclApi {
       nullptr;
   ncclResult_t (*recvTagged)(const Message& message, ncclComm_t comm, cudaStream_t stream) =
       nullptr;
+
+  // Moves messages with `done` in the calling thread until `ended` returns true. Some message's
+  // `done` makes it true. Returns earlier if the communicator has failed or a signal interrupts the
+  // thread. Null if a thread of the library moves them, deferred or not.
+  void (*moveMessages)(ncclComm_t comm, const std::function<bool()>& ended) = nullptr;
+  // Has a thread of the library move all messages that were deferred.
+  void (*serveMessages)(ncclComm_t comm) = nullptr;
 
   // Returns the ranks, ascending, that the oldest unfinished operation of `comm` still waits for.
   // During initialization these are the ranks that have not joined; after a failure the ranks at

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.ranks import on_ranks
+from harness.ranks import connect_store, on_ranks, woken
 from harness.values import HUGE, MOVABLE, SIZES, assert_same, data
 
 beyond_gloo = pytest.mark.beyond_gloo
@@ -253,3 +253,57 @@ def test_waiting_for_a_message_does_not_wait_for_collectives(world):
             dist.all_reduce(tensor)
         assert_same(message, data(1, 3))
         assert_same(tensor, torch.full((size,), 2.0))
+
+
+def there_and_back(sent, received, peer):
+    steps = [lambda: dist.send(sent, peer), lambda: dist.recv(received, peer)]
+    for step in steps if dist.get_rank() == 0 else steps[::-1]:
+        step()
+
+
+def both_in_a_batch(sent, received, peer):
+    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def both_apart(sent, received, peer):
+    for work in [dist.irecv(received, peer), dist.isend(sent, peer)]:
+        work.wait()
+
+
+@beyond_gloo
+@on_ranks(2)
+@pytest.mark.parametrize("exchange", [there_and_back, both_in_a_batch, both_apart])
+def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange):
+    me = dist.get_rank()
+    sent, received = data(me, 3), torch.empty(3)
+    exchange(sent, received, 1 - me)
+    series = []
+    for _ in range(5):
+        before = woken()
+        for _ in range(100):
+            exchange(sent, received, 1 - me)
+        series.append(woken() - before)
+    assert_same(received, data(1 - me, 3))
+    # The monitor has one go on that nobody waits for, as when a rank is stopped before it does.
+    assert min(series) == 0, series
+
+
+@beyond_gloo
+@on_ranks(2)
+def test_receives_that_nobody_waits_for_make_room_for_more(port, prefix):
+    """Rank 0 sends more than fits between the ranks, and rank 1 waits for something else."""
+    me, store = dist.get_rank(), connect_store(port, prefix)
+    count = 5000
+    if me == 0:
+        for number in range(count):
+            dist.send(torch.tensor([number]), 1)
+        store.set("all is sent", "")
+    else:
+        received = [torch.empty(1, dtype=torch.int64) for _ in range(count)]
+        works = [dist.irecv(tensor, 0) for tensor in received]
+        store.wait(["all is sent"])
+        for work in works:
+            work.wait()
+        assert torch.cat(received).tolist() == list(range(count))

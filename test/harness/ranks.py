@@ -19,6 +19,7 @@ import itertools
 import os
 import pathlib
 import pickle
+import re
 import select
 import signal
 import socket
@@ -455,6 +456,17 @@ def thread_names():
         with contextlib.suppress(OSError):  # it has just ended
             names.append(path.read_text().strip())
     return names
+
+
+def woken():
+    """How often a thread of this process that runs asynchronous operations has gone to sleep."""
+    times = 0
+    for path in pathlib.Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has just ended
+            status = path.read_text()
+            if re.match(r"Name:\ttcpg_(worker|messages|callbacks)\n", status):
+                times += int(re.search(r"\nvoluntary_ctxt_switches:\t(\d+)", status)[1])
+    return times
 
 
 def wait_for(condition, timeout=5.0):

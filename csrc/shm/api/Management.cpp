@@ -251,6 +251,22 @@ std::vector<int> absentRanks(ncclComm_t handle) {
   return absent;
 }
 
+void moveMessages(ncclComm_t handle, const std::function<bool()>& ended) {
+  withComm(handle, "moveMessages", [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkProcess();
+    comm->pointToPoint().moveUntil(ended);
+    return ncclSuccess;
+  });
+}
+
+void serveMessages(ncclComm_t handle) {
+  withComm(handle, "serveMessages", [&](const std::shared_ptr<Comm>& comm) {
+    comm->checkProcess();
+    comm->pointToPoint().serveDeferred();
+    return ncclSuccess;
+  });
+}
+
 bool published(ncclComm_t handle) {
   bool published = false;
   guarded([&] {
@@ -316,6 +332,8 @@ void addManagement(NcclApi& table) {
   table.commShrink = commShrink;
   table.shrinkUntil = shrinkUntil;
   table.commRevoke = commRevoke;
+  table.moveMessages = moveMessages;
+  table.serveMessages = serveMessages;
   table.absentRanks = absentRanks;
   table.fail = fail;
   table.published = published;

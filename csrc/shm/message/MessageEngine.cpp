@@ -12,10 +12,6 @@ namespace {
 // Bytes of a message to this rank itself that one step moves.
 constexpr size_t kSelfPiece = 1 << 20;
 
-size_t bytesOf(const Transfer& transfer) {
-  return transfer.count * elementSize(transfer.type);
-}
-
 std::string amount(size_t count, ncclDataType_t type) {
   return std::to_string(count) + " " + typeName(type);
 }
@@ -67,7 +63,7 @@ void MessageEngine::sendToSelf(const std::shared_ptr<Transfer>& transfer) {
   message->tag = transfer->tag;
   message->count = transfer->count;
   message->type = transfer->type;
-  message->bytes = bytesOf(*transfer);
+  message->bytes = transfer->bytes();
   message->sender = transfer;
   if (const auto receive = matcher_.take(rank_, transfer->tag)) {
     match(message, receive);
@@ -192,7 +188,7 @@ void MessageEngine::pumpOut(int destination) {
     if (!out.channel.write(
             header,
             static_cast<const std::byte*>(transfer.buffer),
-            bytesOf(transfer),
+            transfer.bytes(),
             transfer.moved,
             published)) {
       return;
@@ -202,6 +198,7 @@ void MessageEngine::pumpOut(int destination) {
       end(out.current);
       out.current.reset();
     } else {
+      transfer.written = true;
       out.unreceived[out.slot] = std::move(out.current);
       ++out.unreceivedCount;
     }

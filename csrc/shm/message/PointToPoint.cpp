@@ -18,7 +18,7 @@ namespace {
 // Limit of the time that shutdown() waits for callbacks.
 constexpr auto kCallbackLimit = std::chrono::seconds(2);
 
-// Bytes that an independent transfer may move in the calling thread: they take less time than
+// Bytes that an independent transfer may move in the call that issues it: they take less time than
 // waking another thread.
 constexpr size_t kAtOnce = 16 << 10;
 
@@ -46,6 +46,11 @@ std::unique_lock<std::mutex> PointToPoint::lock() {
     contenders_.fetch_sub(1, std::memory_order_relaxed);
   }
   return lock;
+}
+
+// Wakes the threads of this rank that sleep here.
+void PointToPoint::ring() const {
+  comm_.segment().wakeRank(comm_.rank(), comm_.rank());
 }
 
 MessageEngine& PointToPoint::engine() {
@@ -76,25 +81,26 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Moves messages until satisfied() or nothing moves any more. Returns whether anything has moved.
+// Moves messages, and tells of those that have ended, until satisfied() or nothing moves any more.
+// Returns whether anything has moved.
 template <class Satisfied>
 bool PointToPoint::progress(const Satisfied& satisfied) {
   bool any = false;
   for (bool moved = true; moved && !satisfied() && !comm_.segment().failed();) {
     std::shared_ptr<const NcclError> problem;
-    bool wakeOthers = false;
+    bool ended = false;
     {
       const auto guard = lock();
       if (closed_) return any;
       moved = engine().step();
       any |= moved;
-      if (!engine().ended().empty()) {
-        handleEnded();
-        wakeOthers = runners_.load(std::memory_order_relaxed) + serving_ > 1;
-      }
+      ended = handleEnded();
       problem = engine().problem();
     }
-    if (wakeOthers) comm_.segment().wakeRank(comm_.rank(), comm_.rank());
+    if (ended) {
+      ring();
+      callBackAll();
+    }
     if (problem) {
       fail(problem);
       return any;
@@ -107,12 +113,16 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
   return any;
 }
 
-void PointToPoint::handleEnded() {
+// Returns whether any transfer has ended.
+bool PointToPoint::handleEnded() {
+  if (engine().ended().empty()) return false;
   for (auto& transfer : engine().ended()) {
     if (transfer->done == nullptr) continue;
+    served_ -= transfer->served;
     completed_.splice(completed_.end(), independent_, transfer->place);
   }
   engine().ended().clear();
+  return true;
 }
 
 // Returns whether an unfinished transfer cannot end without `rank`.
@@ -142,6 +152,36 @@ bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   return involved();
 }
 
+// Moves messages until satisfied() or the communicator is closed. The server moves none meanwhile.
+template <class Satisfied, class Needed>
+void PointToPoint::move(const Satisfied& satisfied, const Needed& needed) {
+  struct Mover {
+    PointToPoint& all;
+    explicit Mover(PointToPoint& all) : all(all) {
+      const auto guard = all.lock();
+      ++all.movers_;
+    }
+    ~Mover() {
+      const auto guard = all.lock();
+      --all.movers_;
+      if (all.serverMoves()) all.work_.notify_one();
+    }
+  } const mover(*this);
+  // Ends the wait when something has moved, so that the spin time begins anew.
+  const auto ready = [&] { return progress(satisfied) || satisfied() || closed_; };
+  while (!satisfied() && !closed_) comm_.waiter().wait(ready, needed);
+}
+
+void PointToPoint::moveUntil(FunctionRef<bool()> ended) {
+  try {
+    move(ended, [this](int rank) { return independentNeeds(rank); });
+  } catch (const NcclError& failure) {
+    // Otherwise a signal has interrupted this thread.
+    if (comm_.segment().failed()) close(std::make_shared<const NcclError>(failure));
+  }
+  callBackAll();
+}
+
 void PointToPoint::run(Transfers transfers) {
   {
     const auto guard = lock();
@@ -157,11 +197,6 @@ void PointToPoint::run(Transfers transfers) {
     }
     for (const auto& transfer : transfers) engine().start(transfer);
   }
-  struct Running {
-    std::atomic<int>& runners;
-    explicit Running(std::atomic<int>& runners) : runners(runners) { ++runners; }
-    ~Running() { --runners; }
-  } running(runners_);
   size_t first = 0;  // first transfer that has not ended
   const auto ended = [&] {
     while (first < transfers.size() && transfers[first]->ended.load(std::memory_order_acquire)) {
@@ -169,8 +204,6 @@ void PointToPoint::run(Transfers transfers) {
     }
     return first == transfers.size();
   };
-  // Ends the wait when something has moved, so that the spin time begins anew.
-  const auto ready = [&] { return progress(ended) || ended() || closed_; };
   const auto needed = [&](int rank) {
     return stillNeeds(rank, [&] {
       return std::any_of(transfers.begin() + first, transfers.end(), [&](const auto& transfer) {
@@ -179,7 +212,7 @@ void PointToPoint::run(Transfers transfers) {
     });
   };
   try {
-    while (!ended() && !closed_) comm_.waiter().wait(ready, needed);
+    move(ended, needed);
   } catch (const NcclError& failure) {
     close(std::make_shared<const NcclError>(failure));
     throw;
@@ -204,40 +237,43 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     handleEnded();
   }
   if (problem) return fail(problem);
-  if (transfer->count * elementSize(transfer->type) <= kAtOnce) {
+  callBackAll();
+  if (transfer->bytes() <= kAtOnce) {
     progress([&] { return transfer->ended.load(std::memory_order_acquire); });
-    completeHere(transfer);
   }
   {
     const auto guard = lock();
-    if (completed_.empty() && transfer->ended.load(std::memory_order_relaxed)) return;
-    work_.notify_one();
+    if (closed_ || transfer->ended.load(std::memory_order_relaxed)) return;
+    const bool given = transfer->sending ? transfer->written : !transfer->confirmed;
+    if (transfer->deferred && given && transfer->bytes() <= kAtOnce) return;
+    serve(*transfer);
   }
-  comm_.segment().wakeRank(comm_.rank(), comm_.rank());
+  ring();
+}
+
+// Has the server move the transfer while no other thread does.
+void PointToPoint::serve(Transfer& transfer) {
+  if (!std::exchange(transfer.served, true)) ++served_;
+  if (serverMoves()) work_.notify_one();
+}
+
+void PointToPoint::serveDeferred() {
+  const auto guard = lock();
+  for (const auto& transfer : independent_) serve(*transfer);
 }
 
 bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
   const auto guard = lock();
   if (closed_ || !engine().cancel(*receive)) return false;
+  served_ -= receive->served;
   independent_.erase(receive->place);
   return true;
-}
-
-// Calls `done` in this thread if it is due and no other thread has begun to.
-void PointToPoint::completeHere(const std::shared_ptr<Transfer>& transfer) {
-  {
-    const auto guard = lock();
-    const auto found = std::ranges::find(completed_, transfer);
-    if (found == completed_.end()) return;
-    completed_.erase(found);
-    ++callingBack_;
-  }
-  callBack(*transfer);
 }
 
 void PointToPoint::callBack(const Transfer& transfer) {
   transfer.done(
       transfer.context, transfer.result, transfer.partner.load(std::memory_order_relaxed));
+  ring();  // `done` may have made the condition true that another thread waits for
   const auto guard = lock();
   if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
 }
@@ -261,12 +297,12 @@ void PointToPoint::serve() {
   }
   const auto due = [this] {
     const auto guard = lock();
-    return closed_ || !completed_.empty() || independent_.empty();
+    return closed_ || !serverMoves();
   };
   for (;;) {
     {
       auto guard = lock();
-      work_.wait(guard, [this] { return closed_ || !completed_.empty() || !independent_.empty(); });
+      work_.wait(guard, [this] { return closed_ || serverMoves(); });
       if (closed_ && completed_.empty()) return;
     }
     callBackAll();
@@ -311,10 +347,11 @@ void PointToPoint::close(const std::shared_ptr<const NcclError>& why) {
     closed_ = true;
     for (const auto& transfer : independent_) transfer->result = why->result;
     completed_.splice(completed_.end(), independent_);
+    served_ = 0;
     if (engine_) engine_->clear();
     work_.notify_all();
   }
-  comm_.segment().wakeRank(comm_.rank(), comm_.rank());
+  ring();
 }
 
 void PointToPoint::shutdown(const std::string& why) {

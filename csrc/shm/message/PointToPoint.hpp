@@ -12,6 +12,7 @@
 
 #include "shm/message/MessageEngine.hpp"
 #include "shm/message/Transfer.hpp"
+#include "shm/segment/Wait.hpp"
 
 namespace torchcomms_pg::shm {
 
@@ -36,9 +37,17 @@ class PointToPoint {
 
   // Adds a transfer that proceeds by itself. Throws NcclError, and then never calls `done`; or
   // calls it once, whatever becomes of the communicator: from this call, if a small message can be
-  // moved at once, or else from a thread of the communicator. A thread moves no messages while it
-  // is in a callback.
+  // moved at once, or later from the thread that moves its last byte. That is a thread that waits
+  // here, or the server, the communicator's own thread, if none waits. A small transfer that is
+  // deferred does not wake the server, once the peer has all that it needs of this rank.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
+
+  // Blocks and moves messages until `ended` returns true, which the `done` of some transfer brings
+  // about. Returns earlier if the communicator has failed or a signal interrupts the thread.
+  void moveUntil(FunctionRef<bool()> ended);
+
+  // Has the server move the transfers that were deferred.
+  void serveDeferred();
 
   // Takes back a receive that was passed to runIndependently(), whose `done` is then never called.
   // Returns false if the receive has its message, or has failed.
@@ -57,14 +66,19 @@ class PointToPoint {
 
   // Called with mutex_ held.
   MessageEngine& engine();
-  void handleEnded();
+  bool handleEnded();
   void startServer();
+  bool serverMoves() const { return movers_ == 0 && served_ > 0; }
+  void serve(Transfer& transfer);
   [[noreturn]] void throwClosed() const;
 
   // Called without mutex_.
   std::unique_lock<std::mutex> lock();
+  void ring() const;
   template <class Satisfied>
   bool progress(const Satisfied& satisfied);
+  template <class Satisfied, class Needed>
+  void move(const Satisfied& satisfied, const Needed& needed);
   bool needs(const Transfer& transfer, int rank) const;
   template <class Involved>
   bool stillNeeds(int rank, const Involved& involved);
@@ -73,12 +87,10 @@ class PointToPoint {
   void serve();
   void callBackAll();
   void callBack(const Transfer& transfer);
-  void completeHere(const std::shared_ptr<Transfer>& transfer);
   bool independentNeeds(int rank);
 
   Comm& comm_;
   std::atomic<int> contenders_{0};   // threads that are blocked on mutex_
-  std::atomic<int> runners_{0};      // threads in run()
   std::atomic<bool> closed_{false};  // changes under mutex_
 
   std::mutex mutex_;  // guards the members below; held while content is copied
@@ -91,6 +103,9 @@ class PointToPoint {
   TransferList completed_;    // `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
+  int movers_ = 0;  // number of threads that wait and move messages, without the server
+  size_t served_ =
+      0;  // number of independent transfers that the server moves if no other thread does
   bool serving_ = false;
   int callingBack_ = 0;  // number of threads in `done`
   std::thread::id server_;

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 
+#include "nccl/ElementSize.hpp"
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg::shm {
@@ -26,17 +27,20 @@ struct Transfer : Message {
 
   // Owned by PointToPoint, for a transfer with `done`.
   TransferList::iterator place;
+  bool served = false;  // the server moves it if no other thread does
   ncclResult_t result = ncclSuccess;
 
   // Owned by MessageEngine, except the atomics.
   uint64_t order = 0;    // position in the order of add()
   bool started = false;  // the buffer may be touched
   bool matched = false;  // a receive knows its message, or a send to this rank its receive
+  bool written = false;  // a send has nothing left to do for its receiver
   size_t moved = 0;
   std::shared_ptr<Incoming> message;  // arrived, and still to be taken by this matched receive
   std::atomic<int> partner{0};        // `peer`, or the sender once it is known
   std::atomic<bool> ended{false};     // set on success only
 
+  size_t bytes() const { return count * elementSize(type); }
   // Returns the same message once more; for a transfer without `done`.
   std::shared_ptr<Transfer> again() const { return std::make_shared<Transfer>(sending, *this); }
 };
