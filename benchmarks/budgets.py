@@ -192,16 +192,20 @@ def half(results: Results) -> Budget:
 
 def promised(results: Results, call: programs.Call) -> Budget:
     """A call of programs."""
-    limits = {"gloo": ">= {:g} x", "fake": "<= {:g} x fake", "": "<= {:g} us"}
-    what, limit = f"{call.name}, 2 ranks", limits[call.beside].format(call.limit)
-    times = results.sections.get("programs", {}).get(call.name, {})
-    if not {"torchcomms", call.beside or "torchcomms"} <= times.keys():
+    found = results.sections.get("programs", {})
+    unit = f"x {call.beside}" if call.beside else "us"
+    limit = f">= {call.limit:g} x" if call.beside == "gloo" else f"<= {call.limit:g} {unit}"
+    what, times = f"{call.name}, 2 ranks", found.get(call.name, {})
+    ours = times.get("torchcomms")
+    # The other is a backend, or another call of torchcomms.
+    other = found.get(call.beside, {}).get("torchcomms", times.get(call.beside))
+    if not ours or not (other or not call.beside):
         return Budget(what, limit, "not measured", None)
-    ours, other = times["torchcomms"], times.get(call.beside, 1.0)
     if call.beside == "gloo":
         return Budget(what, limit, f"{table.ratio(other / ours)} x", other / ours >= call.limit)
-    measured = f"{table.ratio(ours / other)} {'x' if call.beside else 'us'}"
-    return Budget(what, limit, measured, ours / other <= call.limit)
+    value = ours / (other or 1)
+    measured = f"{table.ratio(value)} {'x' if call.beside else 'us'}"
+    return Budget(what, limit, measured, value <= call.limit)
 
 
 def step(results: Results) -> Budget:

@@ -11,10 +11,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from harness.ranks import woken
+
 from .plan import KB, MB
 from .timing import timed
 
 ROUNDS = 7
+WAKE_UPS = "wake-ups"
 Make = Callable[[dist.ProcessGroup], Callable[[], object]]
 
 
@@ -28,7 +31,8 @@ class Call:
     """In a round."""
     limit: float = 0
     beside: str = ""
-    """``gloo``: at least `limit` times faster; ``fake``: at most so many times as long; else us."""
+    """``gloo``: at least `limit` times faster; ``fake`` or another call: at most so many times as
+    long; else us."""
 
 
 def data_parallel_sync(group: dist.ProcessGroup) -> Callable[[], object]:
@@ -77,7 +81,62 @@ def functional_of(size: int, dtype: torch.dtype) -> Make:
     return make
 
 
+def all_reduce(group: dist.ProcessGroup) -> Callable[[], object]:
+    """The smallest, beside which messages are judged."""
+    tensor = torch.zeros(1)
+    return lambda: dist.all_reduce(tensor, group=group)
+
+
+def both_ways(size: int, exchange: Callable[..., None]) -> Make:
+    """Messages of so many bytes between two ranks, one each way."""
+
+    def make(group: dist.ProcessGroup) -> Callable[[], object]:
+        peer = group.rank() ^ 1
+        sent, received = torch.zeros(size // 4), torch.zeros(size // 4)
+        return lambda: exchange(sent, received, peer, group)
+
+    return make
+
+
+def there_and_back(
+    sent: torch.Tensor, received: torch.Tensor, peer: int, group: dist.ProcessGroup
+) -> None:
+    """One after the other."""
+    if peer:
+        dist.send(sent, peer, group)
+    dist.recv(received, peer, group)
+    if not peer:
+        dist.send(sent, peer, group)
+
+
+def in_a_batch(
+    sent: torch.Tensor, received: torch.Tensor, peer: int, group: dist.ProcessGroup
+) -> None:
+    """Both at once, as `torch.distributed.pipelining` sends."""
+    messages = [
+        dist.P2POp(dist.isend, sent, peer, group),
+        dist.P2POp(dist.irecv, received, peer, group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+
+
+def apart(sent: torch.Tensor, received: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+    """Both at once, each with a Work of its own."""
+    works = dist.isend(sent, peer, group), dist.irecv(received, peer, group)
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+ALL_REDUCE = "all_reduce of 4 B"
 CALLS = (
+    Call(ALL_REDUCE, all_reduce, 60),
+    Call("send and recv of 4 B, there and back", both_ways(4, there_and_back), 60, 2.2, ALL_REDUCE),
+    Call("batch_isend_irecv of 4 B both ways", both_ways(4, in_a_batch), 60, 2.5, ALL_REDUCE),
+    Call("isend, irecv and wait() of 4 B", both_ways(4, apart), 60),
+    Call("batch_isend_irecv of 64 KB both ways", both_ways(64 * KB, in_a_batch), 60),
+    Call("send and recv of 4 MB, there and back", both_ways(4 * MB, there_and_back), 4),
     Call("all_reduce, int32 4 x ranks (vLLM)", data_parallel_sync, 60, 25, "gloo"),
     Call("all_gather_into_tensor, int64 x 6 (SGLang)", scheduler_sync, 60, 40, "gloo"),
     Call("barrier", lambda group: lambda: dist.barrier(group=group), 60, 30, "gloo"),
@@ -92,7 +151,11 @@ CALLS = (
 def measure(
     groups: dict[str, dist.ProcessGroup], meet: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
-    """Returns the microseconds of each call by backend: medians. Every rank calls this together."""
+    """Returns the microseconds of each call by backend: medians. Every rank calls this together.
+
+    Beside the backends it has WAKE_UPS: how often a call over torchcomms wakes a thread of the
+    library that runs operations.
+    """
     found: dict[str, dict[str, float]] = {}
     for call in CALLS:
         made = {}
@@ -101,13 +164,17 @@ def measure(
             if name != "fake" or "object" not in call.name or group.rank() == 0:
                 made[name] = call.make(group)
         times: dict[str, list[float]] = {name: [] for name in made}
+        wake_ups = 0
         for turn in range(ROUNDS + 1):
             for name in groups:
                 meet()
                 if name not in made:
                     continue
+                before = woken()
                 took = [timed(made[name]) for _ in range(call.calls)]
                 if turn > 0:  # the first round warms up
                     times[name] += took
+                    wake_ups += woken() - before if name == "torchcomms" else 0
         found[call.name] = {name: median(all) for name, all in times.items()}
+        found[call.name][WAKE_UPS] = wake_ups / (ROUNDS * call.calls)
     return found

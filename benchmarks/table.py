@@ -175,11 +175,13 @@ def overlap(records: Sequence[dict[str, Any]]) -> str:
 
 def programs(found: dict[str, dict[str, float]]) -> str:
     """Writes the calls of programs."""
-    lines = [["call", "torchcomms", "Gloo", "ratio", "fake"]]
+    lines = [["call", "torchcomms", "Gloo", "ratio", "fake", "wake-ups"]]
     for name, times in found.items():
         ours, other = times.get("torchcomms"), times.get("gloo")
         cells = [time(value) if value else "-" for value in (ours, other, times.get("fake"))]
         cells.insert(2, ratio(other / ours) if ours and other else "-")
+        wake_ups = times.get("wake-ups")
+        cells.append("-" if ours is None or wake_ups is None else f"{wake_ups:.2f}")
         lines.append([name, *cells])
     return "What programs call, 2 ranks (microseconds)\n" + align(lines)
 
