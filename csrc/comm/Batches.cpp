@@ -21,7 +21,7 @@ void Batches::dropEnded() {
   if (!any()) {
     return;
   }
-  std::vector<Batch> ended;  // tensors go, and warnings come, without the lock
+  std::vector<Batch> ended;  // freed, and warned about, without the lock
   {
     std::lock_guard lock(mutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
@@ -88,8 +88,7 @@ void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
   call.inputs = std::move(inputs);
   auto work = comm_.newWork(call);
   std::lock_guard lock(mutex_);
-  // A batch that an exception between start and end left open was never launched, so it can be
-  // dropped.
+  // Replaces a batch that an exception between start and end left open, which was never launched.
   const bool isNew =
       batches_.insert_or_assign(threadLife(), Batch{{}, std::move(work), scoped, gettid()}).second;
   open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);

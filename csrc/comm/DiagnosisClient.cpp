@@ -20,15 +20,15 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Number of rounds in which the monitor has to see nothing in flight.
+// Number of rounds in which the monitor must see nothing in flight.
 constexpr int kIdleTicks = 2;
 
-// Interval in which the monitor looks at processes, and time for which an operation has to be in
-// flight beside a dead one: what has ended may not have been seen yet.
+// Interval at which the monitor looks at processes; and the time for which an operation must be in
+// flight beside a dead process, since its end may not have been seen yet.
 constexpr Milliseconds kDeathLook{200};
 constexpr Milliseconds kDeathPatience{500};
 
-// Interval in which a rank that waits for the others' dumps looks.
+// Interval at which a rank polls for the others' dumps.
 constexpr Milliseconds kDumpLook{20};
 
 // Time after which the monitor has deferred operations finished. A thread that is going to wait for
@@ -55,7 +55,7 @@ void DiagnosisClient::open(
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = std::move(peers);
-  // A group of c10d may have a communicator for each type of device, and for two ranks alone.
+  // A c10d group may have a communicator for each type of device, and for pairs of ranks.
   key_ = keyOf(comm_, c10::DeviceTypeName(comm_.device().type()) + joinRanks(comm_.pair()));
   HangDiagnosis::Options options;
   options.rank = comm_.rank();
@@ -73,7 +73,8 @@ void DiagnosisClient::open(
   const auto& global = comm_.group().globalRanks;
   const auto rank = static_cast<size_t>(comm_.rank());
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank()] {
-    // The GIL may take its time, and the thread that asks for the dump has none.
+    // Runs in another thread: the wait for the GIL may be long, and the thread that asks for the
+    // dump must not block.
     if (auto unfinished = OutstandingTask::begin()) {
       Monitor::get().runApart(
           [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
@@ -167,8 +168,8 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
       return;
     }
     checkDeadline(overdue, now);
-    // A late rank learns of the failure here, once it is clear that it is late: an operation in
-    // flight tells more, and sees it at the same time.
+    // A late rank learns of the failure at this point, once it has certainly nothing in flight: an
+    // operation in flight sees the failure at the same time, and reports more.
     idleTicks_ = idle ? idleTicks_ + 1 : 0;
     if (idleTicks_ > kIdleTicks && !comm_.closed()) {
       if (library.failed()) {
@@ -209,8 +210,8 @@ bool DiagnosisClient::noticeDeath(Clock::time_point now) {
   if (dead_.empty()) {
     return false;
   }
-  // Of ranks that have died since the look before, the later ones may have ended by the error that
-  // the first one's death has raised there: which of them it was is not known.
+  // If several ranks have died since the last look, the later ones may have been ended by an error
+  // that the first one's death caused: which died first is not known.
   Operation stuck;
   std::vector<int> ranks;
   comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
@@ -275,7 +276,7 @@ void DiagnosisClient::checkDeadline(
     comm_.failureState().timeOut(*overdue, overdue->timeout, {});
     return;
   }
-  // An operation whose diagnosis has begun is judged also if it ends meanwhile: other ranks may
+  // An operation whose diagnosis has begun is judged even if it ends meanwhile: other ranks may
   // have failed the group by then.
   if (!overdue_) {
     overdue_ = overdue;
@@ -311,7 +312,7 @@ void DiagnosisClient::explainFailure(const Operation& op) {
     comm_.failureState().asyncError(op);
     if (const auto failure = comm_.failureState().get()) {
       comm_.failureState().failLibrary(
-          *failure);  // queued operations must not wait for a peer that is gone
+          *failure);  // queued operations must not wait for a dead peer
     }
   });
 }
@@ -334,7 +335,7 @@ void DiagnosisClient::learnOfVerdict() {
   const auto diagnosis = this->diagnosis();
   const auto verdict = diagnosis ? diagnosis->final() : std::nullopt;
   const bool tells = comm_.api().ring != nullptr && comm_.api().probe == nullptr;
-  if (!verdict || tells) {  // such a library reports it in better words
+  if (!verdict || tells) {  // such a library reports it in more detail
     return;
   }
   apart([this, verdict = *verdict] {
@@ -342,12 +343,12 @@ void DiagnosisClient::learnOfVerdict() {
     failure.message += "an operation has timed out, or was not the same, on other ranks";
     failure.verdict = verdict.text;
     failure.ranks = verdict.ranks;
-    // The library is left alone: the ranks that have asked fail it, with their own words.
+    // Does not fail the library: the ranks that have asked do so, with their own text.
     comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
-// Runs `body` in a thread of its own, one at a time.
+// Runs `body` in a separate thread, one at a time.
 void DiagnosisClient::apart(std::function<void()> body) {
   if (explaining_.exchange(true)) {
     return;
@@ -360,7 +361,7 @@ void DiagnosisClient::apart(std::function<void()> body) {
       try {
         body();
       } catch (...) {
-        // Out of memory while describing it; a later round of the monitor tries again.
+        // Out of memory while describing a failure; a later round of the monitor tries again.
       }
       explaining_ = false;
     });
@@ -374,7 +375,7 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   if (!store_) {
     return;
   }
-  // The store may block for as long as it likes, or be gone.
+  // The store may block for any time, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
   Monitor::get().runApart(
@@ -389,7 +390,7 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
             }
           }
         } catch (const std::exception&) {
-          // The store went with the rank that served it.
+          // The store ended with the rank that served it.
         }
         done->set_value();
       });
@@ -452,7 +453,7 @@ Clock::time_point DiagnosisClient::relax(Milliseconds time) {
 
 void DiagnosisClient::endRelaxation(Clock::time_point end) {
   std::lock_guard lock(relaxationsMutex_);
-  relaxations_.extract(end);  // one of those that end then
+  relaxations_.extract(end);  // one of the relaxations that end at this time
   relaxedUntil_.store(
       relaxations_.empty() ? 0 : relaxations_.rbegin()->time_since_epoch().count(),
       std::memory_order_relaxed);
@@ -481,7 +482,7 @@ DiagnosisRequest DiagnosisClient::request(
   const bool certain = library.absenceIsCertain();
   if (certain || library.failed()) {
     request.absent = library.absentRanks();
-    // What the library misses, it misses at its oldest operation.
+    // The ranks that the library misses are missing at its oldest operation.
     request.absentIsAll = certain && comm_.api().absentRanks != nullptr && !library.failed() &&
                           collectives && request.seq > 0 && !request.absent.empty();
   }

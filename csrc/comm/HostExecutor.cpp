@@ -37,7 +37,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
 }
 
 void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
-  wake();  // it waits for operations issued before
+  wake();  // this operation waits for earlier ones
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
   try {
@@ -48,7 +48,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
       }
     }
     const auto result = call.launch(comm_.usable(), nullptr);
-    // A split or shrunk communicator may go on initializing by itself.
+    // A split or shrunk communicator may go on initializing in the background.
     if (result != ncclSuccess && result != ncclInProgress) {
       error = comm_.failureState().interruption();
       error = error ? error : comm_.failureState().error(call.op, result);
@@ -73,7 +73,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
     work->completeFutures();
   }
   comm_.tellEnd(call.op, work, error, call.op.issued, ended);
-  comm_.inFlight().remove(entry);  // before it waits for abort hooks, which may end the group
+  comm_.inFlight().remove(entry);  // before the wait for abort hooks, which may end the group
   if (error) {
     comm_.failureState().awaitHooks();
     std::rethrow_exception(error);
@@ -96,7 +96,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     auto* const comm = comm_.usable();
     const bool alone = comm_.api().published != nullptr && mayBeDeferred(work->operation()) &&
                        comm_.inFlight().single();
-    worker_.defer();  // everything queued here wakes a thread once, if at all
+    worker_.defer();  // all tasks queued by this function wake a thread once at most
     if (call.op.recording || comm_.timed()) {
       const auto start = [work] {
         work->setStarted(Clock::now());
@@ -111,11 +111,11 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
     }
     if (alone && comm_.api().published(comm)) {
-      // A waiting thread runs the rest, as late as it comes.
+      // The waiting thread runs the rest, whenever it arrives.
       waker.release();
       work->setStarted({});
     }
-    // Holds the whole call: its launch owns the buffers that are in use.
+    // Keeps the whole call alive: its launch owns the buffers in use.
     const auto held = std::make_shared<const PreparedOp>(std::move(call));
     host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
       std::exception_ptr error;
@@ -154,7 +154,7 @@ void HostExecutor::finish(
   }
   held->finish(error);
   comm_.tellEnd(held->operation(), held, error, held->started(), held->finished());
-  // Callbacks of a future may wait for operations that come after this one.
+  // A future's callbacks may wait for later operations.
   if (!held->hasFuture()) {
     inFlight.remove(entry);
   } else if (held->operation().ordered) {
@@ -186,12 +186,12 @@ bool HostExecutor::awaitUninterrupted(Work& work, std::optional<Clock::time_poin
   }
 }
 
-// Runs messages that no stream orders: they wait for nothing but their other sides.
+// Runs messages that no stream orders: each waits only for its peer.
 void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
-  // State that the messages of one Work share: the last to end finishes it.
+  // State shared by the messages of one Work, which the last message to end finishes.
   struct Pending {
     HostExecutor* executor;
-    WorkPtr work;  // keeps the communicator, and so the executor
+    WorkPtr work;  // keeps the communicator, and thereby the executor, alive
     InFlightOps::Entry entry;
     std::mutex mutex;
     size_t left;
@@ -272,7 +272,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
         const auto raised = comm_.failureState().interruption();
         std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
       }
-      one.release();  // done() has it now
+      one.release();  // done() owns it now
       ++launched;
     }
   } catch (...) {
@@ -285,7 +285,7 @@ void HostExecutor::runApart(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {
-    body();  // may wait for operations that wait for it: better late than never
+    body();  // may block, but a late call is better than none
     return;
   }
   callbacks_.enqueue([this, body = std::move(body)] {
@@ -361,7 +361,7 @@ void HostExecutor::drain(Milliseconds messages) {
   };
   while (!comm_.inFlight().awaitNone(patience(), Clock::now() - start >= messages)) {
     if (raised) {
-      break;  // leaves what does not end: the program is interrupted
+      break;  // the program is interrupted: leaves operations that do not end
     }
     raised = comm_.failureState().interruption();
   }

@@ -1,5 +1,5 @@
-// Execution in host memory: the caller's thread is the current stream, and asynchronous operations
-// run on a worker.
+// Execution in host memory: the caller's thread acts as the current stream, and asynchronous
+// operations run on a worker.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class HostExecutor final : public Executor {
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
-  // Runs `body`, which may block for long, in another thread, soon.
+  // Runs `body` soon, in another thread, since it may block for long.
   void runApart(std::function<void()> body);
 
   Communicator& comm_;

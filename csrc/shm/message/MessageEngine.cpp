@@ -9,7 +9,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Bytes of a message to this rank itself that one step moves.
+// Limit of the bytes of a message to this rank itself that one step moves.
 constexpr size_t kSelfPiece = 1 << 20;
 
 std::string amount(size_t count, ncclDataType_t type) {
@@ -153,7 +153,7 @@ const Transfer* MessageEngine::oldestPending() const {
   return oldest;
 }
 
-// Chooses the first started send that has no earlier one of its tag before it.
+// Chooses the first started send that has no earlier send of its tag before it.
 bool MessageEngine::chooseNext(Outgoing& out) {
   for (auto next = out.queue.begin(); next != out.queue.end(); ++next) {
     if (!(*next)->started) continue;
@@ -166,7 +166,8 @@ bool MessageEngine::chooseNext(Outgoing& out) {
     out.slot = 0;
     if (out.current->confirmed) {
       out.unreceived.resize(kSlots + 1);
-      // A slot that an unreceived message has is not used: then this one ends once written.
+      // If the slot still belongs to an unreceived message, sends without confirmation: this send
+      // then ends once it is written.
       const auto slot = static_cast<uint16_t>(out.messages % kSlots + 1);
       if (!out.unreceived[slot]) out.slot = slot;
     }

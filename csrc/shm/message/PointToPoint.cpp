@@ -15,14 +15,15 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Limit of the time that shutdown() waits for callbacks.
+// Limit of the time for which shutdown() waits for callbacks.
 constexpr auto kCallbackLimit = std::chrono::seconds(2);
 
-// Bytes that an independent transfer may move in the call that issues it: they take less time than
+// Bytes up to which an independent transfer moves in the issuing call, which takes less time than
 // waking another thread.
 constexpr size_t kAtOnce = 16 << 10;
 
-// Blocks all signals for a thread that is started meanwhile: signals stay with the application's.
+// Blocks all signals in threads started during its lifetime: signals are left to the application's
+// threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -48,7 +49,7 @@ std::unique_lock<std::mutex> PointToPoint::lock() {
   return lock;
 }
 
-// Wakes the threads of this rank that sleep here.
+// Wakes this rank's sleeping threads.
 void PointToPoint::ring() const {
   comm_.segment().wakeRank(comm_.rank(), comm_.rank());
 }
@@ -81,7 +82,7 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Moves messages, and tells of those that have ended, until satisfied() or nothing moves any more.
+// Moves messages, and calls `done` of ended ones, until satisfied() or nothing moves any more.
 // Returns whether anything has moved.
 template <class Satisfied>
 bool PointToPoint::progress(const Satisfied& satisfied) {
@@ -105,7 +106,8 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
       fail(problem);
       return any;
     }
-    // A mutex is not fair: a thread woken for it would find it locked again.
+    // Yields, since a mutex is not fair: a thread that waits for it would wake and find it locked
+    // again.
     for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
       std::this_thread::yield();
     }
@@ -130,7 +132,7 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   const int partner = transfer.partner.load(std::memory_order_relaxed);
   if (partner != kAnyPeer) return partner == rank;
   if (transfer.elsewhere) return false;
-  // A rank that has left is missed only when nobody else is there to send.
+  // A rank that has left is needed only if no other rank is left to send.
   const auto left = [this](int other) {
     return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
   };
@@ -141,8 +143,8 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   return true;
 }
 
-// Returns involved(): whether some transfer needs `rank`. If the rank has left, what it sent before
-// may be there and settle the matter, so progress() comes first.
+// Returns whether some transfer needs `rank`, by involved(). If the rank has left, calls progress()
+// first: an earlier message of the rank may have arrived, so that it is no longer needed.
 template <class Involved>
 bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   if (!involved()) return false;
@@ -152,7 +154,7 @@ bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   return involved();
 }
 
-// Moves messages until satisfied() or the communicator is closed. The server moves none meanwhile.
+// Moves messages until satisfied() or the communicator is closed. Meanwhile the server moves none.
 template <class Satisfied, class Needed>
 void PointToPoint::move(const Satisfied& satisfied, const Needed& needed) {
   struct Mover {
@@ -167,7 +169,7 @@ void PointToPoint::move(const Satisfied& satisfied, const Needed& needed) {
       if (all.serverMoves()) all.work_.notify_one();
     }
   } const mover(*this);
-  // Ends the wait when something has moved, so that the spin time begins anew.
+  // Ends the wait when something has moved, so that the spin time starts again.
   const auto ready = [&] { return progress(satisfied) || satisfied() || closed_; };
   while (!satisfied() && !closed_) comm_.waiter().wait(ready, needed);
 }
@@ -229,7 +231,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     if (closed_) throwClosed();
     startServer();
     MessageEngine& moving = engine();
-    // Nothing throws from here on: the thread that finds a failure has `done` called with it.
+    // Nothing throws after this point: the thread that finds a failure calls `done` with it.
     transfer->place = independent_.insert(independent_.end(), transfer);
     moving.add(transfer);
     if (!moving.problem()) moving.start(transfer);

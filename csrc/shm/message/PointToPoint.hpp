@@ -18,47 +18,47 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// Makes progress for all transfers of the communicator in every thread that waits. So no transfer
-// waits for another one, except that messages of one pair and tag keep their order and that
-// messages to one rank go through its channel one by one.
+// Every waiting thread moves all transfers of the communicator. So no transfer waits for another
+// one, except that messages of one pair and tag keep their order, and that messages to one rank
+// share its channel one by one.
 //
-// A send has ended once its content has been copied. Functions may be called from any thread.
+// A send has ended once its content has been copied. Thread-safe.
 class PointToPoint {
  public:
   explicit PointToPoint(Comm& comm) : comm_(comm) {}
 
-  // Fixes the place of a transfer without `done` in the order of its peer and tag.
-  // Does not touch the buffer and does not block. Throws NcclError after shutdown.
+  // Fixes the place of a transfer without `done` in the order of its peer and tag. Does not touch
+  // the buffer, and does not block. Throws NcclError after shutdown.
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Blocks until all of the given transfers, which have been added, have ended.
-  // When it throws NcclError, no buffer is touched any more.
+  // Blocks until all of these transfers, which add() has added, have ended. If it throws NcclError,
+  // no buffer is touched any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // Adds a transfer that proceeds by itself. Throws NcclError, and then never calls `done`; or
-  // calls it once, whatever becomes of the communicator: from this call, if a small message can be
-  // moved at once, or later from the thread that moves its last byte. That is a thread that waits
-  // here, or the server, the communicator's own thread, if none waits. A small transfer that is
-  // deferred does not wake the server, once the peer has all that it needs of this rank.
+  // Starts an asynchronous transfer. If it throws NcclError, `done` is never called. Otherwise
+  // `done` is called exactly once, even if the communicator fails: during this call if a small
+  // message can be moved at once, else in the thread that moves its end. That is a thread that
+  // waits for messages or, if none does, the server, a thread of the communicator. A small deferred
+  // transfer that has given its peer all that it needs does not wake the server.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Blocks and moves messages until `ended` returns true, which the `done` of some transfer brings
   // about. Returns earlier if the communicator has failed or a signal interrupts the thread.
   void moveUntil(FunctionRef<bool()> ended);
 
-  // Has the server move the transfers that were deferred.
+  // Makes the server move the deferred transfers.
   void serveDeferred();
 
-  // Takes back a receive that was passed to runIndependently(), whose `done` is then never called.
+  // Withdraws a receive that was passed to runIndependently(), whose `done` is then never called.
   // Returns false if the receive has its message, or has failed.
   bool cancel(const std::shared_ptr<Transfer>& receive);
 
   // Returns the ranks that the oldest unfinished transfer waits for.
   std::vector<int> absentRanks();
 
-  // Fails unfinished transfers: with the communicator's failure if it has one, or else with `why`.
+  // Fails unfinished transfers with the communicator's failure, or with `why` if it has none.
   // Returns once `done` has been called for all, or after 2 s: a stuck callback must not hang the
-  // thread that destroys the communicator. The callbacks behind it then come later.
+  // thread that destroys the communicator. Callbacks behind a stuck one are called later.
   void shutdown(const std::string& why);
 
  private:
@@ -97,17 +97,17 @@ class PointToPoint {
   std::unique_ptr<MessageEngine> engine_;
   std::shared_ptr<const NcclError> closedBy_;
 
-  // Transfers with `done`, which the thread that takes one off these lists calls; and the state of
-  // the server thread. Moving a transfer between the lists allocates nothing.
+  // Asynchronous transfers; moving one between the lists allocates nothing. The thread that removes
+  // one from `completed_` calls its `done`.
   TransferList independent_;  // not ended
-  TransferList completed_;    // `done` is due
+  TransferList completed_;    // whose `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
   int movers_ = 0;  // number of threads that wait and move messages, without the server
   size_t served_ =
       0;  // number of independent transfers that the server moves if no other thread does
   bool serving_ = false;
-  int callingBack_ = 0;  // number of threads in `done`
+  int callingBack_ = 0;  // number of threads that call a `done`
   std::thread::id server_;
 };
 

@@ -23,7 +23,7 @@ struct Transfer : Message {
   Transfer(bool sending, const Message& message) : Message(message), sending(sending) {}
 
   const bool sending;
-  bool elsewhere = false;  // receive from any rank: the sender may be outside this shared memory
+  bool elsewhere = false;  // receives from any rank, maybe of another host
 
   // Owned by PointToPoint, for a transfer with `done`.
   TransferList::iterator place;
@@ -33,11 +33,11 @@ struct Transfer : Message {
   // Owned by MessageEngine, except the atomics.
   uint64_t order = 0;    // position in the order of add()
   bool started = false;  // the buffer may be touched
-  bool matched = false;  // a receive knows its message, or a send to this rank its receive
-  bool written = false;  // a send has nothing left to do for its receiver
+  bool matched = false;  // a receive has its message, or a send to this rank its receive
+  bool written = false;  // a send has written all for its receiver
   size_t moved = 0;
-  std::shared_ptr<Incoming> message;  // arrived, and still to be taken by this matched receive
-  std::atomic<int> partner{0};        // `peer`, or the sender once it is known
+  std::shared_ptr<Incoming> message;  // arrived; this matched receive has not taken it yet
+  std::atomic<int> partner{0};        // `peer`, or the actual sender once it is known
   std::atomic<bool> ended{false};     // set on success only
 
   size_t bytes() const { return count * elementSize(type); }
@@ -56,7 +56,7 @@ struct Incoming {
   size_t moved = 0;
   bool arrived = false;
   std::shared_ptr<Transfer> target;   // null while no receive matches
-  std::shared_ptr<Transfer> sender;   // of a message to oneself
+  std::shared_ptr<Transfer> sender;   // of a message to this rank itself
   std::unique_ptr<std::byte[]> kept;  // the content, if no receive could take it
 };
 
