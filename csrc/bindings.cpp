@@ -7,7 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/Backend.hpp"
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "bindings/Bindings.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -52,17 +52,17 @@ NoGilDestructor<Backend> makeBackend(Args&&... args) {
   return NoGilDestructor<Backend>(c10::make_intrusive<Backend>(std::forward<Args>(args)...));
 }
 
-// Runs at the interpreter's exit, while threads can still take the GIL; see OutstandingTask.
+// Runs at the interpreter's exit, while threads can still take the GIL; see ExitGuard.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
   status::StatusServer::removeAtExit();
   constexpr std::chrono::seconds kGrace{2};     // time for peers that are about to arrive
   constexpr std::chrono::seconds kPatience{5};  // time for hooks
-  if (!OutstandingTask::awaitNone(kGrace)) {
-    Monitor::get().giveUp("the end of its Python interpreter");
+  if (!ExitGuard::awaitNone(kGrace)) {
+    Monitor::get().abortInFlight("the end of its Python interpreter");
   }
-  OutstandingTask::close();
-  OutstandingTask::awaitNone(kPatience);
+  ExitGuard::close();
+  ExitGuard::awaitNone(kPatience);
   awaitPrinted(kGrace);
 }
 

@@ -29,12 +29,12 @@ Group describeGroup(const GroupOptions& options) {
 namespace {
 
 // Groups of this process that know the processes of their ranks.
-struct Acquaintances {
+struct PeerRegistry {
   std::mutex mutex;
   std::set<const Backend*> groups;
 };
-Acquaintances& acquaintances() {
-  static PerProcess<Acquaintances> known;
+PeerRegistry& peerRegistry() {
+  static PerProcess<PeerRegistry> known;
   return known.get();
 }
 
@@ -69,8 +69,8 @@ Backend::Backend(
   cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
   peers_ = std::move(peers);
   start();
-  std::lock_guard lock(acquaintances().mutex);
-  acquaintances().groups.insert(this);
+  std::lock_guard lock(peerRegistry().mutex);
+  peerRegistry().groups.insert(this);
 }
 
 Backend::Backend(
@@ -149,8 +149,8 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
   std::map<int64_t, Peer> known;
   std::vector<CommPtr> looked;  // may hold the last references, which must end without the lock
   {
-    std::lock_guard lock(acquaintances().mutex);
-    for (const auto* const other : acquaintances().groups) {
+    std::lock_guard lock(peerRegistry().mutex);
+    for (const auto* const other : peerRegistry().groups) {
       looked.push_back(other->cpu());
       if (underlying(other->store_) != underlying(store_) || looked.back()->failureState().get()) {
         continue;
@@ -172,8 +172,8 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
 }
 
 void Backend::forgetPeers() {
-  std::lock_guard lock(acquaintances().mutex);
-  acquaintances().groups.erase(this);
+  std::lock_guard lock(peerRegistry().mutex);
+  peerRegistry().groups.erase(this);
 }
 
 void Backend::start() {

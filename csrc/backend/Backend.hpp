@@ -247,19 +247,19 @@ class Backend final : public latest::Backend {
   std::string childName(const GroupOptions& options, const char* how);
   void noteChild(const GroupOptions& options);
   // Messages of this rank to itself that a batch keeps until its end.
-  struct ToMyself {
+  struct SelfSend {
     std::vector<at::Tensor> sent;
     std::vector<at::Tensor> received;
     bool empty() const { return sent.empty() && received.empty(); }
   };
   // Ends the calling thread's batch, if it has one open. Returns the messages it kept.
-  ToMyself endBatch();
+  SelfSend endBatch();
   // Returns whether the message is kept and copied when the batch ends. That is a message of a
   // batch, from this rank to itself, on a device without a communicator: making one would need all
   // ranks.
-  bool keptForMyself(const at::Tensor& tensor, int peer, bool sends);
+  bool selfSend(const at::Tensor& tensor, int peer, bool sends);
   // Copies the kept messages. Returns null if none were kept.
-  WorkPtr copyToMyself(const ToMyself& kept) const;
+  WorkPtr copySelfSend(const SelfSend& kept) const;
   // Drops the operations that the calling thread has batched.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;
@@ -283,7 +283,7 @@ class Backend final : public latest::Backend {
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
-  ByThread<ToMyself> batches_;  // open batches, by thread
+  ByThread<SelfSend> batches_;  // open batches, by thread
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
   std::mutex dumpPipeMutex_;

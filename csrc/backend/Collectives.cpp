@@ -45,7 +45,7 @@ void sameLength(const char* what, size_t outputs, size_t inputs) {
 }
 
 // Words the failure of a monitored barrier as ProcessGroupGloo does, since programs may parse it.
-Failure inGloosWords(Failure failure, int rank, bool allRanks, const c10d::BarrierOptions& opts) {
+Failure toGlooMessage(Failure failure, int rank, bool allRanks, const c10d::BarrierOptions& opts) {
   const auto& missing = failure.ranks;
   if (missing.empty()) {
     return failure;
@@ -344,13 +344,13 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
     Collectives(*cpuCommunicator("monitored_barrier"), call).monitoredBarrier();
   } catch (const CommError& error) {
     if (options_->backend == kBackendName) throw;
-    throw CommError(inGloosWords(error.failure(), getRank(), waitAllRanks, opts));
+    throw CommError(toGlooMessage(error.failure(), getRank(), waitAllRanks, opts));
   }
 }
 
 Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   const auto& tensor = single("send", "tensors", tensors);
-  if (keptForMyself(tensor, destination, true)) {
+  if (selfSend(tensor, destination, true)) {
     return nullptr;
   }
   const auto comm = routeMessage("send", tensor, destination);
@@ -360,7 +360,7 @@ Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
   const auto& tensor = single("recv", "tensors", tensors);
-  if (keptForMyself(tensor, source, false)) {
+  if (selfSend(tensor, source, false)) {
     return nullptr;
   }
   const auto comm = routeMessage("recv", tensor, source);
@@ -372,7 +372,7 @@ Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
   return recv(tensors, kAnyPeer, tag);
 }
 
-bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
+bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
   if (peer != getRank() || !tensor.defined() || tensor.is_cpu()) {
     return false;
   }
@@ -389,7 +389,7 @@ bool Backend::keptForMyself(const at::Tensor& tensor, int peer, bool sends) {
   return true;
 }
 
-Backend::WorkPtr Backend::copyToMyself(const ToMyself& kept) const {
+Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
   if (kept.empty()) {
     return nullptr;
   }
@@ -434,7 +434,7 @@ void Backend::startCoalescing() {
   // torch wraps the abort of a group in a coalescing context, even if the group has no
   // communicator.
   {
-    ByThread<ToMyself> ended;  // its tensors are freed without the lock
+    ByThread<SelfSend> ended;  // its tensors are freed without the lock
     std::lock_guard lock(batchMutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
       const auto entry = it++;
@@ -449,13 +449,13 @@ void Backend::startCoalescing() {
   }
 }
 
-Backend::ToMyself Backend::endBatch() {
+Backend::SelfSend Backend::endBatch() {
   if (!process_.isThis()) {
     return {};
   }
   std::lock_guard lock(batchMutex_);
   auto ended = batches_.extract(threadLife());
-  return ended.empty() ? ToMyself() : std::move(ended.mapped());
+  return ended.empty() ? SelfSend() : std::move(ended.mapped());
 }
 
 void Backend::dropBatches() {
@@ -469,7 +469,7 @@ Backend::WorkPtr Backend::endCoalescing() {
   const auto kept = endBatch();
   WorkPtr work;
   try {
-    work = copyToMyself(kept);
+    work = copySelfSend(kept);
     for (const auto& comm : communicators()) {
       if (!comm->batches().open() && comm->device() != at::kCPU) {
         continue;  // an operation that raised has dropped it

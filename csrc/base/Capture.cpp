@@ -38,7 +38,7 @@ bool isCudaCapturing(cudaStream_t stream) {
   return ask != nullptr && ask(stream, &status) == 0 && status != 0;
 }
 
-void harmNoCudaCapture() {
+void useThreadLocalCaptureMode() {
   constexpr int kThreadLocal = 1;  // cudaStreamCaptureModeThreadLocal
   using Exchange = int (*)(int* mode);
   static std::atomic<Exchange> known = nullptr;

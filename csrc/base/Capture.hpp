@@ -13,6 +13,6 @@ bool isCudaCapturing(cudaStream_t stream);
 // default mode is invalidated by a query from any thread that is not in thread-local mode (CUDA
 // Runtime API, cudaThreadExchangeStreamCaptureMode). Lasts for the rest of the thread's life. Set
 // the thread's device first: the call creates a context.
-void harmNoCudaCapture();
+void useThreadLocalCaptureMode();
 
 }  // namespace torchcomms_pg

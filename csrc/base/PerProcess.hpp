@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 
 // An object that a forked child creates anew. The parent's object may be locked by a thread that
 // does not exist in the child, and may describe threads and objects of the parent. Never destroyed,
-// see leaked(). Declare it static, with a T that needs no arguments.
+// see neverDestroyed(). Declare it static, with a T that needs no arguments.
 template <class T>
 class PerProcess {
  public:

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
 #include "connect/Connect.hpp"
@@ -103,7 +103,9 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
 void bindCreation(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def(
-      "keep_store", [](StorePtr store) { leaked<StorePtr>(std::move(store)); }, py::arg("store"));
+      "keep_store",
+      [](StorePtr store) { neverDestroyed<StorePtr>(std::move(store)); },
+      py::arg("store"));
   module.def(
       "new_host_communicator",
       &newHost,

@@ -1,7 +1,7 @@
 // Failures as Python exceptions.
 #include <pybind11/stl.h>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 // The Python class of CommError, made in torchcomms_pg/errors.py and set by set_comm_error. Never
 // destroyed: it is needed until the interpreter ends.
 py::object& commErrorClass() {
-  static auto& type = leaked<py::object>();
+  static auto& type = neverDestroyed<py::object>();
   return type;
 }
 

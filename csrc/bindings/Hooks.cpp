@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/NanCheck.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 // The Python class of a Work in a hook's arguments. Never destroyed, see commErrorClass().
 py::object& workClass() {
-  static auto& type = leaked<py::object>();
+  static auto& type = neverDestroyed<py::object>();
   return type;
 }
 

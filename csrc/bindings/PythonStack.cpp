@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "bindings/Bindings.hpp"
 #include "recorder/Stack.hpp"
@@ -109,7 +109,7 @@ std::string text(PyObject* string) {
 // The code of functions that wait for the operations they issue, see StackSource::waits(). Owned,
 // and set once.
 std::vector<PyCodeObject*>& waiting() {
-  static auto& codes = leaked<std::vector<PyCodeObject*>>();
+  static auto& codes = neverDestroyed<std::vector<PyCodeObject*>>();
   return codes;
 }
 
@@ -205,7 +205,7 @@ class PythonStacks final : public StackSource {
 }  // namespace
 
 void usePythonStacks(py::module_& module) {
-  StackSource::set(&leaked<PythonStacks>());
+  StackSource::set(&neverDestroyed<PythonStacks>());
   module.def(
       "set_waiting_functions",
       [](const std::vector<py::function>& functions) {

@@ -1,7 +1,7 @@
 // Facts about this process for other ranks: where Python's threads are
 // (torchcomms_pg/python_stacks.py), and whether the process compiles (compile_watch.py).
 #include "monitor/PythonStackDump.hpp"
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -139,7 +139,7 @@ void bindPythonStackDump(py::module_& module) {
       "set_python_stack_source",
       [](py::function describe) {
         // Never destroyed: the function is needed until the interpreter ends.
-        auto& function = leaked<py::function>(std::move(describe));
+        auto& function = neverDestroyed<py::function>(std::move(describe));
         PythonStackDump::Source source;
         source.ask = [&function](const PythonStackDump::Stacks& stacks) -> PythonStackDump::Told {
           const std::vector<std::string> none(stacks.size());

@@ -1,7 +1,7 @@
 // Send and receive.
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "collectives/Collectives.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"

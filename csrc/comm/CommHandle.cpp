@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "monitor/Monitor.hpp"
@@ -87,8 +87,8 @@ CommHandle::Report CommHandle::report() const {
                                       "group: " +
                                           latest;
     }
-    if (api_.absentRanks != nullptr) {
-      report.absent = api_.absentRanks(comm);
+    if (api_.missingRanks != nullptr) {
+      report.absent = api_.missingRanks(comm);
     }
   } else if (joining_ != nullptr) {
     report.text = joining_->text();
@@ -97,11 +97,11 @@ CommHandle::Report CommHandle::report() const {
   return report;
 }
 
-std::vector<int> CommHandle::absentRanks() const {
+std::vector<int> CommHandle::missingRanks() const {
   std::vector<int> absent;
   with([&](ncclComm_t comm) {
-    if (api_.absentRanks != nullptr) {
-      absent = api_.absentRanks(comm);
+    if (api_.missingRanks != nullptr) {
+      absent = api_.missingRanks(comm);
     }
   });
   return absent;
@@ -123,8 +123,8 @@ void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner)
     return;
   }
   // NCCL may block until its kernels have ended. The caller must not block.
-  Monitor::get().runApart(
-      [unfinished = OutstandingTask(), owner = std::move(owner), this] { failNow(); });
+  Monitor::get().runDetached(
+      [unfinished = ExitGuard(), owner = std::move(owner), this] { failNow(); });
 }
 
 void CommHandle::failNow() {
@@ -242,7 +242,7 @@ CommHandle::Report CommHandle::close(bool failed) {
 }
 
 template <class Body>
-std::unique_ptr<BlockingCall> CommHandle::endApart(Body body) const {
+std::unique_ptr<BlockingCall> CommHandle::endDetached(Body body) const {
   if (blocks_) {
     try {
       return std::make_unique<BlockingCall>(api_, device_, [body](ncclComm_t*) {
@@ -267,7 +267,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
     return "";
   }
   const auto mismatch = std::make_shared<std::string>();
-  const auto call = endApart([&api = api_, comm, failed, blocks = blocks_, mismatch] {
+  const auto call = endDetached([&api = api_, comm, failed, blocks = blocks_, mismatch] {
     // A mismatch is reported. If a peer has left or failed meanwhile, that does not concern a rank
     // that leaves.
     if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
@@ -287,7 +287,7 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
 void CommHandle::discard(bool failed) {
   registrations_.forget();
   if (auto* const comm = comm_.exchange(nullptr); comm != nullptr && !leftToGraphs()) {
-    endApart(
+    endDetached(
         [&api = api_, comm, failed, blocks = blocks_] { giveBack(api, comm, failed, blocks); });
   }
 }

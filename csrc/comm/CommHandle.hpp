@@ -79,7 +79,7 @@ class CommHandle {
   }
 
   Report report() const;
-  std::vector<int> absentRanks() const;
+  std::vector<int> missingRanks() const;
   bool absenceIsCertain() const { return api_.absenceIsCertain; }
 
   // Adds `times` to the request count that all ranks' monitors poll, and returns the count, or 0 if
@@ -150,7 +150,7 @@ class CommHandle {
   // Calls `body`, which ends the communicator: in a separate thread if it may block. Returns null
   // if `body` was called in this thread.
   template <class Body>
-  std::unique_ptr<BlockingCall> endApart(Body body) const;
+  std::unique_ptr<BlockingCall> endDetached(Body body) const;
 
   const NcclApi& api_;
   const c10::Device device_;

@@ -208,7 +208,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   DiagnosisClient& diagnosis() const { return *diagnosis_; }
 
   void check(Clock::time_point now) noexcept override;
-  void giveUp(const char* why) noexcept override { failureState_.giveUp(why); }
+  void abortInFlight(const char* why) noexcept override { failureState_.abortInFlight(why); }
   std::string failureMessage() const override;
 
  private:

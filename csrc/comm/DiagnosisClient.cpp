@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Peer.hpp"
 #include "comm/StoreBoard.hpp"
@@ -75,8 +75,8 @@ void DiagnosisClient::open(
   options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank()] {
     // Runs in another thread: the wait for the GIL may be long, and the thread that asks for the
     // dump must not block.
-    if (auto unfinished = OutstandingTask::begin()) {
-      Monitor::get().runApart(
+    if (auto unfinished = ExitGuard::begin()) {
+      Monitor::get().runDetached(
           [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
     }
   };
@@ -354,17 +354,15 @@ void DiagnosisClient::apart(std::function<void()> body) {
     return;
   }
   try {
-    Monitor::get().runApart([unfinished = OutstandingTask(),
-                             self = comm_.shared_from_this(),
-                             this,
-                             body = std::move(body)] {
-      try {
-        body();
-      } catch (...) {
-        // Out of memory while describing a failure; a later round of the monitor tries again.
-      }
-      explaining_ = false;
-    });
+    Monitor::get().runDetached(
+        [unfinished = ExitGuard(), self = comm_.shared_from_this(), this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) {
+            // Out of memory while describing a failure; a later round of the monitor tries again.
+          }
+          explaining_ = false;
+        });
   } catch (...) {
     explaining_ = false;
     throw;
@@ -378,7 +376,7 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   // The store may block for any time, or be gone.
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runApart(
+  Monitor::get().runDetached(
       [store = store_, peers = peers_, rank = comm_.rank(), ranks = members(comm_), until, done] {
         try {
           StoreBoard board(store);
@@ -481,9 +479,9 @@ DiagnosisRequest DiagnosisClient::request(
   const auto& library = comm_.library();
   const bool certain = library.absenceIsCertain();
   if (certain || library.failed()) {
-    request.absent = library.absentRanks();
+    request.absent = library.missingRanks();
     // The ranks that the library misses are missing at its oldest operation.
-    request.absentIsAll = certain && comm_.api().absentRanks != nullptr && !library.failed() &&
+    request.absentIsAll = certain && comm_.api().missingRanks != nullptr && !library.failed() &&
                           collectives && request.seq > 0 && !request.absent.empty();
   }
   return request;

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "comm/HookCall.hpp"
@@ -90,7 +90,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   if (cause != Cause::requested) {
     process_totals::noteFailure(comm_.inFlight().totals());
   }
-  const auto unfinished = OutstandingTask::begin();
+  const auto unfinished = ExitGuard::begin();
   if (!unfinished) {  // hooks and dumps need the interpreter, which is ending
     if (end) {
       endProcess(ours->message);
@@ -105,15 +105,15 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     // failure must wait for neither.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
-    Monitor::get().runApart([unfinished,
-                             this,
-                             comm = comm_.shared_from_this(),
-                             first = std::move(first),
-                             table = std::move(table),
-                             end,
-                             dump,
-                             text = ours->message,
-                             done] {
+    Monitor::get().runDetached([unfinished,
+                                this,
+                                comm = comm_.shared_from_this(),
+                                first = std::move(first),
+                                table = std::move(table),
+                                end,
+                                dump,
+                                text = ours->message,
+                                done] {
       inAbortHook = true;
       if (dump) {
         comm->recorders().dump();
@@ -276,16 +276,16 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   const auto& library = comm_.library();
   auto ranks = verdict.ranks;
   if (!library.ready()) {
-    ranks = ranks.empty() ? library.absentRanks() : ranks;
+    ranks = ranks.empty() ? library.missingRanks() : ranks;
     text += ranks.empty() ? std::string("the group was still being set up")
                           : rankNames(ranks) + " did not join the group";
   } else if (!verdict.summary.empty()) {
     text += verdict.summary;
-  } else if (library.api().absentRanks == nullptr) {
+  } else if (library.api().missingRanks == nullptr) {
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
         "ranks it waits for";
-  } else if (const auto absent = library.absentRanks(); absent.empty()) {
+  } else if (const auto absent = library.missingRanks(); absent.empty()) {
     text += "it has not finished, and nobody knows who is late";
   } else if (library.absenceIsCertain()) {
     ranks = absent;
@@ -349,7 +349,7 @@ void FailureState::abort(const std::string& why) {
   awaitHooks();
 }
 
-void FailureState::giveUp(const char* why) noexcept {
+void FailureState::abortInFlight(const char* why) noexcept {
   try {
     if (!comm_.inFlight().empty()) {
       failBy(why);

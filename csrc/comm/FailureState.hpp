@@ -89,7 +89,7 @@ class FailureState {
   // Does the same as failBy(), then waits for the hooks, for at most 30 s.
   void abort(const std::string& why);
   // Does the same as failBy(), if an operation is in flight.
-  void giveUp(const char* why) noexcept;
+  void abortInFlight(const char* why) noexcept;
   // Fails the operations in flight when the communicator is shrunk. Does not fail the library,
   // which ends them itself.
   void shrink();

@@ -33,29 +33,29 @@ void Flight::depart(
     c10::Stream issuer,
     EventPtr start,
     EventPtr end,
-    std::shared_ptr<const void> shelf) {
+    std::shared_ptr<const void> keepAlive) {
   std::lock_guard lock(mutex_);
   stream_ = stream;
   issuer_ = issuer;
   start_ = std::move(start);
   end_ = std::move(end);
-  shelf_ = std::move(shelf);
+  keepAlive_ = std::move(keepAlive);
 }
 
 void Flight::departInGraph(
     c10::Stream stream,
     c10::Stream issuer,
     EventPtr end,
-    std::shared_ptr<const void> shelf,
+    std::shared_ptr<const void> keepAlive,
     uint64_t capture) {
-  depart(stream, issuer, /*start=*/nullptr, std::move(end), std::move(shelf));
+  depart(stream, issuer, /*start=*/nullptr, std::move(end), std::move(keepAlive));
   capture_ = capture;
   inGraph_.store(true, std::memory_order_release);
 }
 
 Flight::~Flight() {
-  if (inGraph() && shelf_) {
-    executor_.leaveGraph(*this, std::move(shelf_));
+  if (inGraph() && keepAlive_) {
+    executor_.leaveGraph(*this, std::move(keepAlive_));
   }
 }
 
@@ -75,18 +75,18 @@ std::optional<c10::Stream> Flight::issuer() const {
 }
 
 void Flight::release(const c10::Stream& waiting) {
-  std::shared_ptr<const void> shelf;  // freed after the lock is released
+  std::shared_ptr<const void> keepAlive;  // freed after the lock is released
   std::lock_guard lock(mutex_);
   if (issuer_ == waiting) {
-    shelf.swap(shelf_);
+    keepAlive.swap(keepAlive_);
   }
 }
 
 void Flight::release() {
-  std::shared_ptr<const void> shelf;  // freed after the lock is released
+  std::shared_ptr<const void> keepAlive;  // freed after the lock is released
   WorkPtr kept;
   std::lock_guard lock(mutex_);
-  shelf.swap(shelf_);
+  keepAlive.swap(keepAlive_);
   kept.swap(kept_);
 }
 

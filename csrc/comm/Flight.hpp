@@ -13,7 +13,7 @@
 #include "comm/InFlightOps.hpp"
 #include "comm/Work.hpp"
 #include "device/AcceleratorDevice.hpp"
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -23,7 +23,7 @@ class StreamExecutor;
 
 // State of the operation, for the monitor and for the thread that finishes it. The Work is the
 // caller's: the outputs are released with the caller's last reference to it. Thread-safe.
-class Flight final : public EventWatch::Awaited {
+class Flight final : public EventPoller::Awaited {
  public:
   // Tracks `op` of `comm`, whose executor is `executor`.
   Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op);
@@ -40,20 +40,20 @@ class Flight final : public EventWatch::Awaited {
   InFlightOps::Entry entry() const { return entry_; }
 
   // Records that the operation is queued in `stream`, and that its caller goes on in `issuer`. The
-  // operation ends with `end`, and needs `shelf` until then. `start` is null without timing.
+  // operation ends with `end`, and needs `keepAlive` until then. `start` is null without timing.
   void depart(
       c10::Stream stream,
       c10::Stream issuer,
       EventPtr start,
       EventPtr end,
-      std::shared_ptr<const void> shelf);
+      std::shared_ptr<const void> keepAlive);
   // Records the same for an operation in the graph that the stream captures. `capture`: the
   // capture's number, see GraphStream; 0 if the operation is in `issuer` itself.
   void departInGraph(
       c10::Stream stream,
       c10::Stream issuer,
       EventPtr end,
-      std::shared_ptr<const void> shelf,
+      std::shared_ptr<const void> keepAlive,
       uint64_t capture);
   // Records that a future waits for the operation, too.
   void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }
@@ -100,7 +100,7 @@ class Flight final : public EventWatch::Awaited {
   Clock::time_point started_;
   EventPtr start_;
   EventPtr end_;
-  std::shared_ptr<const void> shelf_;
+  std::shared_ptr<const void> keepAlive_;
   std::exception_ptr error_;
 };
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "comm/RecordedOp.hpp"
@@ -162,7 +162,7 @@ void HostExecutor::finish(
     held->completeFutures();
     inFlight.remove(entry);
   } else {
-    runApart([&inFlight, held, entry] {
+    runDetached([&inFlight, held, entry] {
       inFlight.tellHere(entry);
       held->completeFutures();
       inFlight.remove(entry);
@@ -212,7 +212,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     }
   };
   struct One {
-    OutstandingTask unfinished;
+    ExitGuard unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> epilogue;
 
@@ -281,7 +281,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-void HostExecutor::runApart(std::function<void()> body) {
+void HostExecutor::runDetached(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "comm/OwnProcess.hpp"
 #include "comm/StoreBoard.hpp"
@@ -178,7 +178,7 @@ void LatenessClient::close() {
     return;
   }
   try {
-    Monitor::get().runApart([unfinished = OutstandingTask(), state] {
+    Monitor::get().runDetached([unfinished = ExitGuard(), state] {
       try {
         state->takeBack();
       } catch (const std::exception&) {
@@ -199,7 +199,7 @@ void LatenessClient::check(Clock::time_point now) noexcept {
   if (latest == state->told || latest <= kFewestBlocks) {
     return;
   }
-  auto unfinished = OutstandingTask::begin();
+  auto unfinished = ExitGuard::begin();
   if (!unfinished) {
     return;
   }
@@ -207,7 +207,7 @@ void LatenessClient::check(Clock::time_point now) noexcept {
   state->told = latest;
   state->busy = true;
   try {
-    Monitor::get().runApart([unfinished = std::move(unfinished), state, now] {
+    Monitor::get().runDetached([unfinished = std::move(unfinished), state, now] {
       try {
         state->publish();
         if (state->rank == 0 && warns) {
@@ -238,7 +238,7 @@ Lateness LatenessClient::ask(const char* operation) const {
   }
   const auto done = std::make_shared<std::promise<Lateness>>();
   auto answer = done->get_future();
-  Monitor::get().runApart([unfinished = OutstandingTask(), state, done] {
+  Monitor::get().runDetached([unfinished = ExitGuard(), state, done] {
     try {
       done->set_value(judgeLateness(state->read()));
     } catch (...) {

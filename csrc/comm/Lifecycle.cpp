@@ -342,7 +342,7 @@ void Communicator::inheritFrom(const Communicator& former) {
 }
 
 void Communicator::retire(const char* why) {
-  giveUp(why);
+  abortInFlight(why);
   closeNow();
 }
 

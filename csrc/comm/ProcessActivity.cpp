@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
@@ -71,7 +71,7 @@ struct Run {
   std::string id;
 };
 Run& run() {
-  static Run& ofProcess = leaked<Run>();
+  static Run& ofProcess = neverDestroyed<Run>();
   return ofProcess;
 }
 
@@ -101,7 +101,7 @@ std::vector<Shown> shown() {
 void letGo(std::vector<Shown> groups) {
   for (auto& each : groups) {
     if (each.group.use_count() == 1) {
-      Monitor::get().runApart([group = std::move(each.group)]() mutable { group.reset(); });
+      Monitor::get().runDetached([group = std::move(each.group)]() mutable { group.reset(); });
     }
   }
 }

@@ -9,7 +9,7 @@
 
 #include "base/PerProcess.hpp"
 #include "comm/GroupActivity.hpp"
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 
 namespace torchcomms_pg::process_totals {
 
@@ -127,7 +127,7 @@ std::shared_ptr<GroupTotals> add(
 }
 
 Totals read() {
-  EventWatch::askNow(kPatience);
+  EventPoller::askNow(kPatience);
   const auto active = enlisted();
   auto& state = process_totals::state();
   std::lock_guard lock(state.mutex);

@@ -64,8 +64,8 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
       queue(call, AcceleratorDevice::handle(stream));
     }
     auto end = device_.record(stream, timed);
-    auto shelf = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
-    flight->depart(stream, issuer, std::move(start), std::move(end), std::move(shelf));
+    auto keepAlive = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
+    flight->depart(stream, issuer, std::move(start), std::move(end), std::move(keepAlive));
     if (work) {
       work->depart(flight);
     }
@@ -115,9 +115,9 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
     if (work) {
       const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, op);
       auto end = device_.record(stream, /*timed=*/false);
-      auto shelf = branch ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
+      auto keepAlive = branch ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
       flight->departInGraph(
-          stream, issuer, std::move(end), std::move(shelf), branch ? branch->capture : 0);
+          stream, issuer, std::move(end), std::move(keepAlive), branch ? branch->capture : 0);
       work->depart(flight);
     }
   } catch (...) {
@@ -149,7 +149,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
   // recorded in this thread, the only one for which a dump waits
   const bool recorded = recordEnd(*flight);
   // Finishes in another thread: releasing tensors may need the GIL, and hooks may take long.
-  device_.runApart([this, flight = std::move(flight), recorded] {
+  device_.runDetached([this, flight = std::move(flight), recorded] {
     auto error = flight->error();
     if (!error) {
       try {
@@ -276,14 +276,15 @@ bool StreamExecutor::goesOn(const Flight& flight) const {
                                : graphStream_.open(flight.capture());
 }
 
-void StreamExecutor::leaveGraph(const Flight& flight, std::shared_ptr<const void> shelf) noexcept {
+void StreamExecutor::leaveGraph(
+    const Flight& flight, std::shared_ptr<const void> keepAlive) noexcept {
   try {
     if (!goesOn(flight)) {
       return;
     }
     if (flight.hasFuture()) {
       // The stream of the future's holder will join it.
-      graphStream_.keep(flight.capture(), std::move(shelf));
+      graphStream_.keep(flight.capture(), std::move(keepAlive));
     } else {
       device_.await(*flight.end(), *flight.issuer());
     }
@@ -293,7 +294,7 @@ void StreamExecutor::leaveGraph(const Flight& flight, std::shared_ptr<const void
 }
 
 void StreamExecutor::drain(Milliseconds messages) {
-  const EventWatch::Hurry hurry(device_.watch());
+  const EventPoller::FastPolling fastPolling(device_.watch());
   const auto start = Clock::now();
   std::optional<Clock::time_point> failed;
   while (!comm_.inFlight().awaitNone(kInterruptInterval, Clock::now() - start >= messages)) {

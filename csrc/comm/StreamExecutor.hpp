@@ -36,9 +36,9 @@ class StreamExecutor final : public Executor {
   // separate thread.
   void finishFromEvent(std::shared_ptr<Flight> flight);
   // Ends an operation in a graph, when its Work is dropped: joins it to the stream that issued it,
-  // if no stream has joined it and none can any more, and releases its memory. `shelf`: buffers
+  // if no stream has joined it and none can any more, and releases its memory. `keepAlive`: buffers
   // that it still needs.
-  void leaveGraph(const Flight& flight, std::shared_ptr<const void> shelf) noexcept;
+  void leaveGraph(const Flight& flight, std::shared_ptr<const void> keepAlive) noexcept;
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
@@ -34,7 +34,7 @@ const NcclApi& plainApi() {
     plain.barrier = nullptr;
     plain.sendTagged = nullptr;
     plain.recvTagged = nullptr;
-    plain.absentRanks = nullptr;
+    plain.missingRanks = nullptr;
     plain.published = nullptr;
     plain.fail = nullptr;
     plain.allToAll = nullptr;
@@ -179,7 +179,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
 
 void useHostStreams(c10::DeviceType type, const std::string& library) {
   // Leaked: another thread may still use the previous path.
-  hostStreams[static_cast<size_t>(type)] = &leaked<std::string>(library);
+  hostStreams[static_cast<size_t>(type)] = &neverDestroyed<std::string>(library);
 }
 
 void checkCarried(const char* what, const std::string& group, c10::Device device) {

@@ -329,7 +329,7 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
       if (now >= deadline_) {
         known_ = true;
         throw CommError(
-            lateRanks(api.absentRanks == nullptr ? std::vector<int>() : api.absentRanks(comm)));
+            lateRanks(api.missingRanks == nullptr ? std::vector<int>() : api.missingRanks(comm)));
       }
     }
     poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));

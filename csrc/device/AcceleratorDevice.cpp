@@ -60,7 +60,7 @@ void takeDevice(c10::Device device) {
   // Not uncheckedSetDevice, which does not set a device that has no context yet.
   implementation(device).setDevice(device);
   if (device.is_cuda()) {
-    harmNoCudaCapture();
+    useThreadLocalCaptureMode();
   }
 }
 
@@ -68,7 +68,7 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
     : device_(device),
       own_(newStream(highPriority)),
       finisher_("tcpg_finish"),
-      watch_(EventWatch::of(device)) {
+      watch_(EventPoller::of(device)) {
   watch_.join();
 }
 

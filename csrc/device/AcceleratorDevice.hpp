@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 #include "device/WorkerStream.hpp"
 
 namespace torchcomms_pg {
@@ -59,7 +59,7 @@ class AcceleratorDevice final {
   }
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
-  void runApart(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
+  void runDetached(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
   // Lets later bodies run before the calling one has ended.
   void handOver() { finisher_.handOver(); }
 
@@ -79,7 +79,7 @@ class AcceleratorDevice final {
   void await(const c10::Event& event, const c10::Stream& stream) const;
 
   // Returns the thread that polls for the ends of operations.
-  EventWatch& watch() const { return watch_; }
+  EventPoller& watch() const { return watch_; }
 
   static cudaStream_t handle(const c10::Stream& stream) {
     return static_cast<cudaStream_t>(stream.native_handle());
@@ -96,7 +96,7 @@ class AcceleratorDevice final {
   const c10::Stream own_;
   const std::shared_ptr<Events> events_ = std::make_shared<Events>();
   WorkerStream finisher_;
-  EventWatch& watch_;
+  EventPoller& watch_;
 };
 
 }  // namespace torchcomms_pg

@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/Leaked.hpp"
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
@@ -18,7 +18,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   explicit State(std::string threadName) : name(std::move(threadName)) {}
 
   struct Task {
-    OutstandingTask unfinished;
+    ExitGuard unfinished;
     std::function<void()> run;
   };
 
@@ -116,7 +116,7 @@ WorkerStream::WorkerStream(std::string threadName)
 WorkerStream::~WorkerStream() {
   if (state_->pid != getpid()) {
     // A forked child has none of the threads; a join would wait forever.
-    leaked<std::shared_ptr<State>>(std::move(state_));
+    neverDestroyed<std::shared_ptr<State>>(std::move(state_));
     return;
   }
   std::unique_lock lock(state_->mutex);

@@ -259,7 +259,7 @@ NcclApi fill() {
     return shm::isHandle(child) ? shm::api() : api();
   };
   t.absenceIsCertain = false;
-  t.absentRanks = [](ncclComm_t comm) { return from(comm)->absentRanks(); };
+  t.missingRanks = [](ncclComm_t comm) { return from(comm)->missingRanks(); };
   t.fail = [](ncclComm_t comm,
               ncclResult_t result,
               const std::string& reason,

@@ -208,15 +208,15 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
       nullptr};
 }
 
-std::vector<int> Comm::absentRanks() const {
+std::vector<int> Comm::missingRanks() const {
   if (const auto failure = fault_->known()) {
     return failure->ranks;
   }
   if (lane_ != nullptr) {
-    auto absent = lane_->absentRanks();
+    auto absent = lane_->missingRanks();
     if (!absent.empty()) return absent;
   }
-  auto absent = inside_->absentRanks();
+  auto absent = inside_->missingRanks();
   for (int& rank : absent) {
     rank = topology().inside()[rank];
   }

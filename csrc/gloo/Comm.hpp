@@ -96,7 +96,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Child split(int color, int key, const Place& place);
 
   // Returns the ranks missing at the oldest waiting collective, or after a failure those at fault.
-  std::vector<int> absentRanks() const;
+  std::vector<int> missingRanks() const;
 
   // Returns a function that polls the store, for ranks that wait for nothing and so notice no
   // broken connection. It fails this rank with a failure that another has written, and connects the

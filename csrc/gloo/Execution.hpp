@@ -114,7 +114,7 @@ class Execution {
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
-  void doubleUp(const Collective& c, const std::function<void(void*)>& reduced);
+  void recursiveDoubling(const Collective& c, const std::function<void(void*)>& reduced);
   void reduceInPieces(const Collective& c);
   void spreadSlices(const Collective& c, Piece& piece, char* result);
   void gatherSlices(const Collective& c, Piece& piece, char* slice);

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
 #include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
@@ -73,8 +73,8 @@ void Fault::fail(const host::NcclError& failure) {
   }
   call(&Actions::release);
   // Runs in another thread, since the store may block.
-  Monitor::get().runApart(
-      [unfinished = OutstandingTask(), self = shared_from_this()] { self->tellOthers(); });
+  Monitor::get().runDetached(
+      [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
 }
 
 void Fault::lookForSignals() {
@@ -118,11 +118,11 @@ void Fault::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
-    Monitor::get().runApart([unfinished = OutstandingTask(),
-                             store = store_,
-                             key = std::move(key),
-                             text = std::move(text),
-                             written] {
+    Monitor::get().runDetached([unfinished = ExitGuard(),
+                                store = store_,
+                                key = std::move(key),
+                                text = std::move(text),
+                                written] {
       try {
         store->set(key, text);
         announce(*store);

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <vector>
 
-#include "gloo/SignalWatch.hpp"
+#include "gloo/InterruptibleWait.hpp"
 #include "host/NcclError.hpp"
 
 namespace torchcomms_pg::gloo {

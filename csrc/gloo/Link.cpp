@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "host/FailureText.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
@@ -389,7 +389,7 @@ void Link::learn() {
   }
   const auto done = std::make_shared<std::atomic<bool>>(false);
   try {
-    Monitor::get().runApart([unfinished = OutstandingTask(), reasons, done] {
+    Monitor::get().runDetached([unfinished = ExitGuard(), reasons, done] {
       while (!*done) {
         std::this_thread::sleep_for(kArrivalLook);
         for (const auto& [peer, reason] : reasons) {
@@ -430,7 +430,7 @@ void Link::release() {
   }
 }
 
-std::vector<int> Link::absentRanks() const {
+std::vector<int> Link::missingRanks() const {
   std::lock_guard lock(mutex_);
   return late_.empty() ? std::vector<int>{} : std::vector<int>{setup_.members[late_.front()]};
 }

@@ -21,7 +21,7 @@
 
 #include "base/TorchCompat.hpp"
 #include "gloo/Fault.hpp"
-#include "gloo/SignalWatch.hpp"
+#include "gloo/InterruptibleWait.hpp"
 #include "host/Collective.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -101,7 +101,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
   // Connects the ranks in the calling thread, which may block for long, through its own connection
   // to the group's store. Calls `tell` with that first. An error fails the group.
-  void connectApart(const std::function<void(c10d::Store& group)>& tell);
+  void connectDetached(const std::function<void(c10d::Store& group)>& tell);
 
   // Connects the ranks if only this one may need it: the others notice by polling the store and
   // follow within about a second. Returns when they are connected. Raises the group's failure, for
@@ -112,7 +112,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // Posts the message to Gloo; blocks only as awaitConnections() does.
   std::shared_ptr<PendingMessage> post(PendingMessage pending);
 
-  // Waits until the message has been sent or received. `late`: absentRanks() reports the peer
+  // Waits until the message has been sent or received. `late`: missingRanks() reports the peer
   // meanwhile.
   void complete(PendingMessage& pending, bool late);
 
@@ -128,7 +128,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void lookForOthers(c10d::Store& group);
 
   // Returns the ranks of the group that have not arrived at the oldest waiting collective.
-  std::vector<int> absentRanks() const;
+  std::vector<int> missingRanks() const;
 
   // Ends the connections, after notifying the peers that this rank leaves. What was sent before
   // still arrives. If the ranks are not connected, the notice is a key in the store.
@@ -173,7 +173,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void disconnect();
 
   const Setup setup_;
-  const std::shared_ptr<SignalWatch> watch_ = SignalWatch::hold();
+  const std::shared_ptr<InterruptibleWait> watch_ = InterruptibleWait::hold();
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

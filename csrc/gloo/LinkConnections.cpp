@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
@@ -141,7 +141,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   changed_.notify_all();
 }
 
-void Link::connectApart(const std::function<void(c10d::Store& group)>& tell) {
+void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) {
   auto& fault = *setup_.fault;
   std::string why;
   try {
@@ -180,8 +180,8 @@ void Link::startConnecting(bool tells) {
     connecting_ = true;
   }
   try {
-    startDetached("tcpg_gloo", [unfinished = OutstandingTask(), self = shared_from_this(), tells] {
-      self->connectApart([&](c10d::Store& group) {
+    startDetached("tcpg_gloo", [unfinished = ExitGuard(), self = shared_from_this(), tells] {
+      self->connectDetached([&](c10d::Store& group) {
         if (tells) {
           group.set(self->key(kConnectKey), std::vector<uint8_t>{});
           Fault::announce(group);

@@ -4,7 +4,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -13,13 +13,13 @@ namespace {
 
 // Store keys: how many ranks want to connect with `rank`; the rank that was the `number`-th to want
 // it; whether `rank` has left.
-std::string wishesOf(int rank) {
+std::string connectRequestKey(int rank) {
   return "messages/wanted/" + std::to_string(rank);
 }
 std::string wishOf(int rank, int64_t number) {
-  return wishesOf(rank) + "/" + std::to_string(number);
+  return connectRequestKey(rank) + "/" + std::to_string(number);
 }
-std::string departureOf(int rank) {
+std::string leftKey(int rank) {
   return "messages/left/" + std::to_string(rank);
 }
 
@@ -160,7 +160,7 @@ Messages::Pair& Messages::pairWith(int peer) {
   }
   try {
     startDetached(
-        "tcpg_gloo", [self = shared_from_this(), peer, &pair] { self->converse(peer, pair); });
+        "tcpg_gloo", [self = shared_from_this(), peer, &pair] { self->receiveLoop(peer, pair); });
   } catch (const std::system_error&) {
     pairs_.erase(entry);
     throw;
@@ -170,7 +170,7 @@ Messages::Pair& Messages::pairWith(int peer) {
 
 // Runs in one thread for each peer: connects, sends what waited for that, then receives envelopes.
 // Data is left to complete().
-void Messages::converse(int peer, Pair& pair) {
+void Messages::receiveLoop(int peer, Pair& pair) {
   try {
     connect(peer, pair);
     for (;;) {
@@ -190,12 +190,12 @@ void Messages::converse(int peer, Pair& pair) {
 
 void Messages::connect(int peer, Pair& pair) {
   {
-    const OutstandingTask unfinished;
+    const ExitGuard unfinished;
     if (pair.shared) {
       pair.link->awaitConnections();
     } else {
-      pair.link->connectApart([&](c10d::Store& group) {
-        const auto number = group.add(wishesOf(peer), 1);
+      pair.link->connectDetached([&](c10d::Store& group) {
+        const auto number = group.add(connectRequestKey(peer), 1);
         group.set(wishOf(peer, number), std::to_string(rank_));
         Fault::announce(group);
       });
@@ -373,7 +373,7 @@ void Messages::completeOutside(Request& request) {
 }
 
 void Messages::lookForOthers(c10d::Store& group) {
-  const auto wishes = wishesOf(rank_);
+  const auto wishes = connectRequestKey(rank_);
   const auto count = group.check({wishes}) ? group.add(wishes, 0) : 0;
   for (; looked_ < count && group.check({wishOf(rank_, looked_ + 1)}); ++looked_) {
     const auto text = group.get(wishOf(rank_, looked_ + 1));
@@ -394,7 +394,7 @@ void Messages::lookForOthers(c10d::Store& group) {
     }
   }
   for (const int peer : awaited) {
-    if (group.check({departureOf(peer)})) {
+    if (group.check({leftKey(peer)})) {
       ways_.fault->fail(
           {ncclRemoteError,
            ways_.topology->nameOf(peer) + " has left before the first message between it and " +
@@ -431,7 +431,7 @@ void Messages::close() {
     mayBeWanted |= t.hostOf[peer] != t.host() && !isCounterpart(peer);
   }
   if (mayBeWanted && !ways_.fault->known()) {
-    ways_.fault->write(departureOf(rank_), "");
+    ways_.fault->write(leftKey(rank_), "");
   }
 }
 

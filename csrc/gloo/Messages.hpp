@@ -99,7 +99,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void receiveOutside(const std::shared_ptr<Request>& request);
   void endInside(Request& request, ncclResult_t result, int local);
   Pair& pairWith(int peer);
-  void converse(int peer, Pair& pair);
+  void receiveLoop(int peer, Pair& pair);
   void connect(int peer, Pair& pair);
   void take(int peer, Pair& pair, const PendingMessage& envelope);
   void accept(Request& receive, int peer, const Pair& pair, PendingMessage envelope);

@@ -91,7 +91,7 @@ void Execution::allReduceSmall(const Collective& c) {
   if (local() != 0) {
     reduced(nullptr);
   } else if (hosts_ > kStraight && !mayLeaveRange(c)) {
-    doubleUp(c, reduced);
+    recursiveDoubling(c, reduced);
   } else {
     const auto sums = block(hosts_ * bytes);
     Step step(*this);
@@ -112,7 +112,7 @@ void Execution::allReduceSmall(const Collective& c) {
 // Gropp, "Optimization of collective communication operations in MPICH", 2005). Each host beyond a
 // power of two sends its sum to one of the others and receives the result. Partners add the lower
 // host's sum first, so that both get the same bits.
-void Execution::doubleUp(const Collective& c, const std::function<void(void*)>& reduced) {
+void Execution::recursiveDoubling(const Collective& c, const std::function<void(void*)>& reduced) {
   const size_t bytes = c.count * elementSize(c.type);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(hosts_)));
   std::vector<int> partners;

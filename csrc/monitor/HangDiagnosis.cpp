@@ -32,11 +32,11 @@ constexpr milliseconds kFollow{3200};
 // process serves the store, the store ends with it.
 constexpr milliseconds kParting{500};
 
-constexpr milliseconds kBehind{200};
+constexpr milliseconds kLagging{200};
 
 // Time after which a call to the store counts as hanging, and other ranks' messages in the store
 // are not awaited any longer.
-constexpr milliseconds kHanging{1000};
+constexpr milliseconds kStuck{1000};
 
 void print(const std::string& rank, const std::string& text) {
   printLine("[rank " + rank + "] torchcomms_pg: " + text);
@@ -89,7 +89,7 @@ void HangDiagnosis::wake() {
     if (options_.poll) {
       startDetached("tcpg_verdict", "verdicts", [self = shared_from_this()] { self->run(); });
     } else {
-      Monitor::get().runApart([self = shared_from_this()] {
+      Monitor::get().runDetached([self = shared_from_this()] {
         pthread_setname_np(pthread_self(), "tcpg_verdict");
         self->run();
       });
@@ -183,19 +183,19 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
 
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
   // If the library cannot ring all ranks, a failure's reason may arrive before its diagnosis.
-  const auto until = Clock::now() + (options_.poll ? kBehind : milliseconds(0));
+  const auto until = Clock::now() + (options_.poll ? kLagging : milliseconds(0));
   const auto end = Clock::now() + kPatience;  // a limit for calls of the store, which may have none
   std::unique_lock lock(mutex_);
   const auto known = [&] {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
   };
-  const auto hangs = [&] { return stepping_ && Clock::now() - *stepping_ > kHanging; };
+  const auto hangs = [&] { return stepping_ && Clock::now() - *stepping_ > kStuck; };
   do {
     const auto looked = looked_;
     noticed_ = true;
     wake();
     while (!known() && looked_ == looked && !hangs() && Clock::now() < end) {
-      changed_.wait_for(lock, kHanging / 10);
+      changed_.wait_for(lock, kStuck / 10);
     }
   } while (!known() && !hangs() && Clock::now() < until);
   if (!known() && hangs() && asked_) {
@@ -208,7 +208,7 @@ void HangDiagnosis::askForDumps() {
   std::unique_lock lock(mutex_);
   dumpsWanted_ = true;
   wake();
-  changed_.wait_for(lock, kHanging, [&] { return !dumpsWanted_ || closed_ || !broken_.empty(); });
+  changed_.wait_for(lock, kStuck, [&] { return !dumpsWanted_ || closed_ || !broken_.empty(); });
 }
 
 void HangDiagnosis::run() {

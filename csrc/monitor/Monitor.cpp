@@ -85,7 +85,7 @@ std::shared_ptr<const Monitor::List> Monitor::watched() {
   return watched_;
 }
 
-void Monitor::runApart(std::function<void()> body) {
+void Monitor::runDetached(std::function<void()> body) {
   // Shared, since a thread that cannot be started destroys what it was given.
   const auto shared = std::make_shared<std::function<void()>>(std::move(body));
   const auto once = [shared] { std::exchange(*shared, nullptr)(); };
@@ -100,10 +100,10 @@ void Monitor::runApart(std::function<void()> body) {
   }
 }
 
-void Monitor::giveUp(const char* why) {
+void Monitor::abortInFlight(const char* why) {
   for (const auto& known : *watched()) {
     if (const auto watched = known.lock()) {
-      watched->giveUp(why);
+      watched->abortInFlight(why);
     }
   }
 }

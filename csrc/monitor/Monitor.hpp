@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "monitor/SpareThread.hpp"
 
 namespace torchcomms_pg {
@@ -35,7 +35,7 @@ class Monitor {
     // return soon and not throw.
     virtual void check(Clock::time_point now) noexcept = 0;
     // Ends the operations in flight, for the reason `why`. Otherwise like check().
-    virtual void giveUp(const char* why) noexcept = 0;
+    virtual void abortInFlight(const char* why) noexcept = 0;
     // Returns the message of its failure, or "" if it has not failed.
     virtual std::string failureMessage() const = 0;
   };
@@ -72,10 +72,10 @@ class Monitor {
 
   // Runs `body` in a new thread, or in the spare thread if no other can be started. Raises
   // std::runtime_error if no Hold exists.
-  void runApart(std::function<void()> body);
+  void runDetached(std::function<void()> body);
 
   // Makes every watched object end its operations in flight.
-  void giveUp(const char* why);
+  void abortInFlight(const char* why);
 
   // Returns when the thread's last round began, or the epoch if it does not run.
   Clock::time_point lastRound() const {
@@ -96,8 +96,8 @@ class Monitor {
       return;
     }
     try {
-      get().runApart(
-          [unfinished = OutstandingTask(), object, hold = std::move(hold)] { delete object; });
+      get().runDetached(
+          [unfinished = ExitGuard(), object, hold = std::move(hold)] { delete object; });
     } catch (const std::exception&) {
       // Leaks the object: memory has run out, and deleting it in this thread could wait forever.
     }

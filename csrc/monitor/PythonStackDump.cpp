@@ -5,8 +5,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/Leaked.hpp"
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
@@ -28,7 +28,7 @@ struct PythonStackDump::State {
 };
 
 void PythonStackDump::setSource(Source set) {
-  source() = &leaked<Source>(std::move(set));
+  source() = &neverDestroyed<Source>(std::move(set));
 }
 
 PythonStackDump::PythonStackDump(Stacks stacks)
@@ -38,7 +38,7 @@ PythonStackDump::PythonStackDump(Stacks stacks)
     state_->told = Told{"", none};
     return;
   }
-  auto unfinished = OutstandingTask::begin();
+  auto unfinished = ExitGuard::begin();
   if (!unfinished) {
     state_->told = Told{"Python ends", none};
     return;

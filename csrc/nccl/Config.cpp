@@ -6,7 +6,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -27,8 +27,8 @@ void checkHeader(const NcclConfig::Field& field) {
 
 // Returns the one copy of the text, which is never freed.
 const std::string* kept(const std::string& text) {
-  static auto& mutex = leaked<std::mutex>();
-  static auto& all = leaked<std::set<std::string>>();
+  static auto& mutex = neverDestroyed<std::mutex>();
+  static auto& all = neverDestroyed<std::set<std::string>>();
   const std::lock_guard lock(mutex);
   return &*all.insert(text).first;
 }
@@ -92,7 +92,7 @@ std::string NcclConfig::Field::range() const {
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
   // Never destroyed: threads that make communicators may read them while the process exits.
-  static const auto& all = leaked<std::vector<Field>>(fieldsOf<ncclConfig_t>());
+  static const auto& all = neverDestroyed<std::vector<Field>>(fieldsOf<ncclConfig_t>());
   return all;
 }
 

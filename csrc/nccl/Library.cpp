@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg {
 
@@ -63,7 +63,7 @@ std::mutex mutex;
 
 std::map<void*, std::unique_ptr<const Library>>& libraries() {
   // Never destroyed: the library's threads may run until the process ends.
-  static auto& all = leaked<std::map<void*, std::unique_ptr<const Library>>>();
+  static auto& all = neverDestroyed<std::map<void*, std::unique_ptr<const Library>>>();
   return all;
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg {
 
@@ -20,7 +20,7 @@ struct Live {
 };
 
 Live& live() {
-  static auto& instance = leaked<Live>();
+  static auto& instance = neverDestroyed<Live>();
   return instance;
 }
 

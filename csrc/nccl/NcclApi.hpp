@@ -183,8 +183,8 @@ struct NcclApi {
   // Returns the ranks, ascending, that the oldest unfinished operation of `comm` still waits for.
   // During initialization these are the ranks that have not joined; after a failure the ranks at
   // fault, if known. Callable from any thread at any time.
-  std::vector<int> (*absentRanks)(ncclComm_t comm) = nullptr;
-  // True if the ranks of absentRanks() certainly have not arrived. If false, they may have arrived
+  std::vector<int> (*missingRanks)(ncclComm_t comm) = nullptr;
+  // True if the ranks of missingRanks() certainly have not arrived. If false, they may have arrived
   // and wait for others themselves, or the data they sent is lost on a broken connection.
   bool absenceIsCertain = true;
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -27,7 +27,7 @@ std::shared_ptr<FlightRecorder> recorder() {
   auto found = process_recorder::get();
   // A process without a group also answers: the page shows all processes.
   static const auto& nothing =
-      leaked<std::shared_ptr<FlightRecorder>>(std::make_shared<FlightRecorder>(0, false));
+      neverDestroyed<std::shared_ptr<FlightRecorder>>(std::make_shared<FlightRecorder>(0, false));
   return found ? found : nothing;
 }
 

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -76,7 +76,7 @@ struct DumpPipe::Reader {
         return;
       }
       if (ready > 0 && drain()) {
-        if (const auto unfinished = OutstandingTask::begin()) {
+        if (const auto unfinished = ExitGuard::begin()) {
           dump();
         }
       }

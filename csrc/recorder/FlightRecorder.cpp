@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 #include "monitor/Compiling.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
@@ -431,7 +431,7 @@ int FlightRecorder::rank() const {
 }
 
 std::string FlightRecorder::json(What what) const {
-  EventWatch::askNow(kDriverPatience);
+  EventPoller::askNow(kDriverPatience);
   const auto from = state_->snapshot();
   auto text = from->ring.dump_json(from->comms, what.entries, !what.completed);
   const auto end = text.rfind('}');
@@ -461,7 +461,7 @@ std::string FlightRecorder::json(What what) const {
 
 // Does the same as c10d::FlightRecorder::dump(), but with this recorder's stacks.
 std::string FlightRecorder::pickle(What what) const {
-  EventWatch::askNow(kDriverPatience);
+  EventPoller::askNow(kDriverPatience);
   const auto from = state_->snapshot();
   auto& ring = from->ring;
   auto result = c10d::new_dict();

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -60,10 +60,9 @@ std::string pickleInTime(
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {
-      startDetached(
-          "tcpg_dump", [unfinished = OutstandingTask(), task = std::move(task)]() mutable {
-            std::exchange(task, {})();
-          });
+      startDetached("tcpg_dump", [unfinished = ExitGuard(), task = std::move(task)]() mutable {
+        std::exchange(task, {})();
+      });
       if (pickle.wait_for(patience) == std::future_status::ready) {
         return pickle.get();
       }

@@ -178,7 +178,7 @@ void Comm::awaitPlans() {
   if (segment_->failed()) awaitQuiet();
 }
 
-std::vector<int> Comm::absentRanks() {
+std::vector<int> Comm::missingRanks() {
   if (segment_->failed()) {
     return segment_->failure().ranks;
   }
@@ -192,11 +192,11 @@ std::vector<int> Comm::absentRanks() {
     return absent;
   }
   if (exchanging_.load(std::memory_order_relaxed)) {
-    std::vector<int> absent = exchange_.absentRanks();
+    std::vector<int> absent = exchange_.missingRanks();
     if (!absent.empty()) return absent;
   }
-  std::vector<int> absent = windows_.absentRanks();
-  return absent.empty() ? pointToPoint_.absentRanks() : absent;
+  std::vector<int> absent = windows_.missingRanks();
+  return absent.empty() ? pointToPoint_.missingRanks() : absent;
 }
 
 void Comm::finalize() {

@@ -76,7 +76,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Returns the ranks that the oldest unfinished operation waits for; after a failure the ranks at
   // fault, if known.
-  std::vector<int> absentRanks();
+  std::vector<int> missingRanks();
 
   // Marks an access to the user's buffers, for its lifetime.
   class Active {

@@ -182,7 +182,7 @@ void Windows::run(const SignalWait& wait) {
   }
 }
 
-std::vector<int> Windows::absentRanks() const {
+std::vector<int> Windows::missingRanks() const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks(awaited_.begin(), awaited_.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

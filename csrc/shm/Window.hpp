@@ -47,7 +47,7 @@ class Windows {
       ncclWindow_t handle, const char* operation);
 
   // Returns the peers that threads are waiting for.
-  std::vector<int> absentRanks() const;
+  std::vector<int> missingRanks() const;
 
  private:
   Comm& comm_;

@@ -19,7 +19,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "host/Process.hpp"
@@ -89,7 +89,7 @@ struct Places {
   std::string ras;
 };
 Places& places() {
-  static Places& named = leaked<Places>();
+  static Places& named = neverDestroyed<Places>();
   return named;
 }
 std::string rasAddress() {
@@ -271,7 +271,7 @@ struct StatusServer::State {
     switch (client.phase) {
       case Phase::asks:
         if (client.ras) {
-          return converse(client, events, now);
+          return receiveLoop(client, events, now);
         }
         return events != 0 ? hear(client, now) : now < client.until;
       case Phase::awaitsPython:
@@ -332,7 +332,7 @@ struct StatusServer::State {
   }
 
   // Same as hear(), for a RAS client, which gets an answer to each line.
-  bool converse(Client& client, short events, Clock::time_point now) {
+  bool receiveLoop(Client& client, short events, Clock::time_point now) {
     if ((events & POLLIN) != 0) {
       char buffer[RasDialogue::kLongestLine];
       const auto bytes = recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);

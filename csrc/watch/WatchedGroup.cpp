@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
@@ -233,7 +233,7 @@ void WatchedGroup::leave(
 namespace {
 
 // Polls one operation for its end.
-class AskedOp final : public EventWatch::Awaited {
+class AskedOp final : public EventPoller::Awaited {
  public:
   explicit AskedOp(std::shared_ptr<WatchedOp> op) : op_(std::move(op)) {}
   bool ask() noexcept override {
@@ -251,7 +251,7 @@ class AskedOp final : public EventWatch::Awaited {
 };
 
 // Calls a function at each round of polling, until it returns true.
-class AskedAgain final : public EventWatch::Awaited {
+class AskedAgain final : public EventPoller::Awaited {
  public:
   explicit AskedAgain(std::function<bool()> ask) : ask_(std::move(ask)) {}
   bool ask() noexcept override { return ask_(); }
@@ -310,14 +310,14 @@ void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
   }
 }
 
-EventWatch& WatchedGroup::watchOn(c10::Device device) {
+EventPoller& WatchedGroup::watchOn(c10::Device device) {
   std::lock_guard lock(mutex_);
   for (const auto& [known, watch] : devices_) {
     if (known == device) {
       return *watch;
     }
   }
-  auto& watch = EventWatch::of(device);
+  auto& watch = EventPoller::of(device);
   watch.join();
   devices_.emplace_back(device, &watch);
   watch.start();
@@ -494,8 +494,8 @@ void WatchedGroup::take(const Verdict& verdict, const Operation& op, Clock::time
 
 void WatchedGroup::dump() {
   // Runs in another thread, since the wait for the GIL may be long and the monitor must not block.
-  if (auto unfinished = OutstandingTask::begin()) {
-    Monitor::get().runApart(
+  if (auto unfinished = ExitGuard::begin()) {
+    Monitor::get().runDetached(
         [unfinished = std::move(unfinished), rank = static_cast<int>(globalRanks()[rank_])] {
           process_recorder::dumpAfterFailure(rank);
         });

@@ -19,7 +19,7 @@
 #include "comm/OwnProcess.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "comm/RecordedOp.hpp"
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 #include "monitor/HangDiagnosis.hpp"
 #include "monitor/Monitor.hpp"
 #include "operation/Operation.hpp"
@@ -90,7 +90,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   void check(Clock::time_point now) noexcept override;
-  void giveUp(const char*) noexcept override {}
+  void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return ""; }
 
  private:
@@ -102,7 +102,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
       Clock::duration duration,
       Clock::duration lasted,
       Clock::time_point now);
-  EventWatch& watchOn(c10::Device device);
+  EventPoller& watchOn(c10::Device device);
   void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
   void askWaiting();
   // Returns the operations in flight for which `chosen` is true.
@@ -146,7 +146,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
   std::unordered_set<uint64_t> early_;
   int calls_ = 0;  // number of their calls that have not returned
-  std::vector<std::pair<c10::Device, EventWatch*>> devices_;  // joined devices
+  std::vector<std::pair<c10::Device, EventPoller*>> devices_;  // joined devices
 
   // State of the monitor's thread.
   std::optional<Operation> asked_;             // the diagnosed operation

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/OutstandingTask.hpp"
+#include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
@@ -27,7 +27,7 @@ constexpr Milliseconds kLatest{2000};
 // Works of operations that have ended.
 struct Dropped {
   std::mutex mutex;
-  std::vector<std::pair<OutstandingTask, c10::intrusive_ptr<c10d::Work>>> works;
+  std::vector<std::pair<ExitGuard, c10::intrusive_ptr<c10d::Work>>> works;
   bool running = false;  // a thread is releasing them
 
   void run() {
@@ -45,9 +45,9 @@ struct Dropped {
 
 // Releases a Work in a thread that may wait for the GIL, needed to free tensors that Python knows.
 // Leaks the Work if the interpreter is ending.
-void dropApart(c10::intrusive_ptr<c10d::Work> work) noexcept {
+void dropDetached(c10::intrusive_ptr<c10d::Work> work) noexcept {
   static PerProcess<Dropped> ofProcess;
-  auto unfinished = OutstandingTask::begin();
+  auto unfinished = ExitGuard::begin();
   if (!unfinished) {
     work.release();
     return;
@@ -88,7 +88,7 @@ WatchedOp::WatchedOp(
 
 WatchedOp::~WatchedOp() {
   if (work_) {
-    dropApart(std::move(work_));
+    dropDetached(std::move(work_));
   }
 }
 
@@ -129,16 +129,16 @@ std::optional<bool> WatchedOp::inCall(Clock::time_point now) {
   }
   if (!question_) {
     auto* const source = StackSource::get();
-    auto unfinished = OutstandingTask::begin();
+    auto unfinished = ExitGuard::begin();
     if (source == nullptr || !unfinished) {
       return true;
     }
     question_ = std::make_shared<Question>();
-    Monitor::get().runApart([unfinished = std::move(unfinished),
-                             question = question_,
-                             source,
-                             thread = thread_,
-                             stack = stack()] {
+    Monitor::get().runDetached([unfinished = std::move(unfinished),
+                                question = question_,
+                                source,
+                                thread = thread_,
+                                stack = stack()] {
       question->inCall = source->stands(thread, stack);
       question->answered = true;
     });

@@ -146,7 +146,7 @@ TEST(rankKilledDuringInitIsNamed) {
     config.blocking = 0;
     ncclComm_t comm = nullptr;
     CHECK_EQUAL(nccl().commInitRankConfig(&comm, 3, id, 1, &config), ncclInProgress);
-    while (nccl().absentRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+    while (nccl().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
     CHECK(write(joined[1], "x", 1) == 1);
     pause();
   });
@@ -166,7 +166,7 @@ TEST(abortReleasesEveryRank) {
     if (rank == 2) {
       // Another thread than the blocked one aborts.
       std::thread blockedThread([&] { CHECK_EQUAL(sum(comm, data), ncclRemoteError); });
-      while (nccl().absentRanks(comm) != std::vector<int>{0, 1}) std::this_thread::yield();
+      while (nccl().missingRanks(comm) != std::vector<int>{0, 1}) std::this_thread::yield();
       CHECK_NCCL(nccl().commAbort(comm));
       blockedThread.join();
       CHECK_EQUAL(sum(comm, data), ncclInvalidArgument);
@@ -191,7 +191,7 @@ TEST(revokeReleasesEveryRank) {
       CHECK_EQUAL(sum(comm, data), ncclRemoteError);
       CHECK_CONTAINS(nccl().getLastError(comm), "revoked");
     } else {
-      while (nccl().absentRanks(comm) != std::vector<int>{}) {
+      while (nccl().missingRanks(comm) != std::vector<int>{}) {
       }
       CHECK_NCCL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT));
       CHECK_EQUAL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT), ncclInvalidArgument);
@@ -441,7 +441,7 @@ TEST(whoLeavesTheQueueOfOperationsForASignalHoldsUpNobodyBehindIt) {
     } else {
       std::thread first([&] { CHECK_EQUAL(sum(comm, data), ncclRemoteError); });
       const auto ours = torchcomms_pg::shm::findHandle(comm, "this test");
-      while (ours->absentRanks() != std::vector<int>{1}) std::this_thread::yield();
+      while (ours->missingRanks() != std::vector<int>{1}) std::this_thread::yield();
       void* memory = nullptr;
       CHECK_NCCL(nccl().memAlloc(&memory, 4096));
       ncclWindow_t window = nullptr;

@@ -25,7 +25,7 @@ class Counting : public Monitor::Watched {
     ++checks_;
     changed_.notify_all();
   }
-  void giveUp(const char* why) noexcept override {
+  void abortInFlight(const char* why) noexcept override {
     std::lock_guard lock(mutex_);
     why_ = why;
   }
@@ -91,7 +91,7 @@ TEST(failuresAreThoseOfTheWatchedObjectsThatHaveFailed) {
   auto failed = Monitor::watch<Counting>();
   const auto healthy = Monitor::watch<Counting>();
   CHECK(Monitor::get().failures().empty());
-  failed->giveUp("lost a rank");
+  failed->abortInFlight("lost a rank");
   CHECK(Monitor::get().failures() == std::vector<std::string>{"lost a rank"});
   const std::weak_ptr<Counting> last = failed;
   failed.reset();
@@ -102,7 +102,7 @@ TEST(failuresAreThoseOfTheWatchedObjectsThatHaveFailed) {
 TEST(watchedObjectsAreToldToGiveUp) {
   const auto first = Monitor::watch<Counting>();
   const auto second = Monitor::watch<Counting>();
-  Monitor::get().giveUp("a test");
+  Monitor::get().abortInFlight("a test");
   CHECK(first->why() == "a test");
   CHECK(second->why() == "a test");
 }
@@ -126,7 +126,7 @@ class LetGo : public Counting {
     if (inCheck) holder = nullptr;
     Counting::check(now);
   }
-  void giveUp(const char*) noexcept override { holder = nullptr; }
+  void abortInFlight(const char*) noexcept override { holder = nullptr; }
 
   std::atomic<bool> inCheck{false};
   std::shared_ptr<LetGo> holder;
@@ -159,7 +159,7 @@ TEST(theLastHolderMayLetGoOfAWatchedObjectWhenItGivesUp) {
     auto made = Monitor::watch<LetGo>(ended);
     made->holder = made;
   }
-  Monitor::get().giveUp("a test");
+  Monitor::get().abortInFlight("a test");
   ended->get_future().wait();
 }
 

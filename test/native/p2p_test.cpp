@@ -318,10 +318,10 @@ TEST(absentRanksNamesWhomARecvWaitsFor) {
       send(comm, {1}, 0);
     } else if (rank == 0) {
       std::thread waiting([&] { receive(comm, 1, 2); });
-      while (nccl().absentRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+      while (nccl().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
       send(comm, {1}, 2, 1);
       waiting.join();
-      CHECK(nccl().absentRanks(comm).empty());
+      CHECK(nccl().missingRanks(comm).empty());
     }
   });
 }

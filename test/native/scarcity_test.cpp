@@ -34,7 +34,7 @@ struct NoThreadAtAll {
 
 struct Idle : Monitor::Watched {
   void check(Monitor::Clock::time_point) noexcept override {}
-  void giveUp(const char*) noexcept override {}
+  void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return "watched"; }
 };
 
@@ -71,8 +71,8 @@ TEST(theMonitorsSpareThreadRunsWhatHasNone) {
   std::promise<void> first, second;
   {
     const NoThread none;
-    Monitor::get().runApart([&] { first.set_value(); });
-    Monitor::get().runApart([&] { second.set_value(); });
+    Monitor::get().runDetached([&] { first.set_value(); });
+    Monitor::get().runDetached([&] { second.set_value(); });
     first.get_future().wait();
     second.get_future().wait();
   }

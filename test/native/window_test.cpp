@@ -317,7 +317,7 @@ TEST(waitForADeadRankNamesIt) {
       CHECK_EQUAL(wait(comm, 1), ncclRemoteError);
       CHECK_CONTAINS(nccl().getLastError(comm), "rank 1 (pid ");
       CHECK_CONTAINS(nccl().getLastError(comm), "died");
-      CHECK(nccl().absentRanks(comm) == std::vector<int>{1});
+      CHECK(nccl().missingRanks(comm) == std::vector<int>{1});
       CHECK_EQUAL(put(comm, window, {1}, 1, 0), ncclRemoteError);
       CHECK_NCCL(nccl().commDestroy(comm));
     });
@@ -336,7 +336,7 @@ TEST(abortAndFailureEndAWait) {
       const ncclComm_t comm = init(id, 2, rank);
       if (rank == 0) {
         std::thread watch([&] {
-          while (nccl().absentRanks(comm) != std::vector<int>{1}) std::this_thread::yield();
+          while (nccl().missingRanks(comm) != std::vector<int>{1}) std::this_thread::yield();
           waiting = true;
         });
         CHECK_EQUAL(wait(comm, 1), ncclRemoteError);

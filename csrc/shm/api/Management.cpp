@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "shm/api/Group.hpp"
 #include "shm/api/Lifecycle.hpp"
 #include "shm/api/ResultCodes.hpp"
@@ -68,7 +68,7 @@ bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
     comm->checkProcess();
     return false;
   } catch (const NcclError&) {
-    leaked<std::shared_ptr<Comm>>(comm);
+    neverDestroyed<std::shared_ptr<Comm>>(comm);
     removeHandle(handle);
     return true;
   }
@@ -240,12 +240,12 @@ ncclResult_t commDeregister(const ncclComm_t handle, void* registration) {
   });
 }
 
-std::vector<int> absentRanks(ncclComm_t handle) {
+std::vector<int> missingRanks(ncclComm_t handle) {
   std::vector<int> absent;
   guarded([&] {
-    const std::shared_ptr<Comm> comm = findHandle(handle, "absentRanks");
+    const std::shared_ptr<Comm> comm = findHandle(handle, "missingRanks");
     comm->checkProcess();
-    absent = comm->absentRanks();
+    absent = comm->missingRanks();
     return ncclSuccess;
   });
   return absent;
@@ -334,7 +334,7 @@ void addManagement(NcclApi& table) {
   table.commRevoke = commRevoke;
   table.moveMessages = moveMessages;
   table.serveMessages = serveMessages;
-  table.absentRanks = absentRanks;
+  table.missingRanks = missingRanks;
   table.fail = fail;
   table.published = published;
   table.ring = ring;

@@ -76,7 +76,7 @@ void Exchange::check(int peer, uint64_t step) {
   throw segment_.failure();
 }
 
-std::vector<int> Exchange::absentRanks() const {
+std::vector<int> Exchange::missingRanks() const {
   const uint64_t step = closed_.load(std::memory_order_relaxed);
   std::vector<int> absent;
   for (int rank = 0; rank < segment_.size(); ++rank) {

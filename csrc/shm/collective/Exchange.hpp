@@ -14,7 +14,7 @@ namespace torchcomms_pg::shm {
 
 // This rank's side of the steps. All ranks execute the same steps in the same order; a step may be
 // opened and published before the step before it is closed. Used only by the thread whose turn it
-// is, except absentRanks().
+// is, except missingRanks().
 class Exchange {
  public:
   Exchange(Segment& segment, const Waiter& waiter, int self)
@@ -49,7 +49,7 @@ class Exchange {
   size_t bytes() const { return kStagingBytes; }
 
   // Returns the ranks that have not published the oldest unclosed step.
-  std::vector<int> absentRanks() const;
+  std::vector<int> missingRanks() const;
 
   // Compares the signatures that no later open() will compare, as far as possible without waiting.
   void checkLastSteps();

@@ -366,7 +366,7 @@ void PointToPoint::shutdown(const std::string& why) {
       guard, kCallbackLimit, [this] { return completed_.empty() && callingBack_ == 0; });
 }
 
-std::vector<int> PointToPoint::absentRanks() {
+std::vector<int> PointToPoint::missingRanks() {
   const auto guard = lock();
   const Transfer* oldest = engine_ ? engine_->oldestPending() : nullptr;
   if (oldest == nullptr) return {};

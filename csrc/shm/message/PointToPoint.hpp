@@ -54,7 +54,7 @@ class PointToPoint {
   bool cancel(const std::shared_ptr<Transfer>& receive);
 
   // Returns the ranks that the oldest unfinished transfer waits for.
-  std::vector<int> absentRanks();
+  std::vector<int> missingRanks();
 
   // Fails unfinished transfers with the communicator's failure, or with `why` if it has none.
   // Returns once `done` has been called for all, or after 2 s: a stuck callback must not hang the

@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg::shm {
 
@@ -13,7 +13,7 @@ namespace torchcomms_pg::shm {
 template <class State>
 State& forkSafe() {
   static State& instance = []() -> State& {
-    static auto& made = leaked<State>();
+    static auto& made = neverDestroyed<State>();
     pthread_atfork(
         [] { made.mutex.lock(); },
         [] { made.mutex.unlock(); },

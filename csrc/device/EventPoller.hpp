@@ -22,7 +22,7 @@ namespace torchcomms_pg {
 // thread that queries an event: a cudaFree behind a stuck kernel holds the context's lock until
 // that kernel ends. The monitor must keep its deadlines meanwhile, and so queries nothing of the
 // device. Thread-safe.
-class EventWatch {
+class EventPoller {
  public:
   // An operation in a stream whose end the watch polls for.
   class Awaited {
@@ -37,7 +37,7 @@ class EventWatch {
     std::chrono::steady_clock::time_point lastPending() const { return lastPending_; }
 
    private:
-    friend class EventWatch;
+    friend class EventPoller;
     std::chrono::steady_clock::time_point lastPending_{};
   };
 
@@ -47,8 +47,8 @@ class EventWatch {
 
   // Returns the device's only watch. Never freed: its thread may be inside the driver when the
   // process ends.
-  static EventWatch& of(c10::Device device);
-  explicit EventWatch(c10::Device device) : device_(device) {}  // for of()
+  static EventPoller& of(c10::Device device);
+  explicit EventPoller(c10::Device device) : device_(device) {}  // for of()
 
   // Count the users of the device. The thread ends some time after the last user has left.
   void join();
@@ -66,15 +66,15 @@ class EventWatch {
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
   // Makes the watch poll every kHurriedTick while this object lives.
-  class Hurry {
+  class FastPolling {
    public:
-    explicit Hurry(EventWatch& watch);
-    ~Hurry();
-    Hurry(const Hurry&) = delete;
-    Hurry& operator=(const Hurry&) = delete;
+    explicit FastPolling(EventPoller& watch);
+    ~FastPolling();
+    FastPolling(const FastPolling&) = delete;
+    FastPolling& operator=(const FastPolling&) = delete;
 
    private:
-    EventWatch& watch_;
+    EventPoller& watch_;
   };
 
  private:

@@ -1,4 +1,4 @@
-#include "device/EventWatch.hpp"
+#include "device/EventPoller.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 // The watches of this process.
 struct Watches {
   std::mutex mutex;
-  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventWatch> all;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventPoller> all;
 };
 Watches& watches() {
   static PerProcess<Watches> ofProcess;
@@ -28,14 +28,14 @@ Watches& watches() {
 
 }  // namespace
 
-EventWatch& EventWatch::of(c10::Device device) {
+EventPoller& EventPoller::of(c10::Device device) {
   std::lock_guard lock(watches().mutex);
   return watches().all.try_emplace({device.type(), device.index()}, device).first->second;
 }
 
-void EventWatch::askNow(std::chrono::milliseconds patience) {
+void EventPoller::askNow(std::chrono::milliseconds patience) {
   const auto until = Clock::now() + patience;
-  std::vector<std::pair<EventWatch*, uint64_t>> rounds;
+  std::vector<std::pair<EventPoller*, uint64_t>> rounds;
   {
     std::lock_guard lock(watches().mutex);
     for (auto& [device, watch] : watches().all) {
@@ -49,14 +49,14 @@ void EventWatch::askNow(std::chrono::milliseconds patience) {
   }
 }
 
-uint64_t EventWatch::hasten() {
+uint64_t EventPoller::hasten() {
   std::lock_guard lock(mutex_);
   hastened_ = !idle_;
   wake_.notify_one();
   return begun_ + 1;  // the current round may already have passed an event
 }
 
-void EventWatch::awaitRound(
+void EventPoller::awaitRound(
     uint64_t round, Clock::time_point until, std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const bool stuck = begun_ != ended_ && Clock::now() - beganAt_ > patience;
@@ -65,12 +65,12 @@ void EventWatch::awaitRound(
   }
 }
 
-void EventWatch::join() {
+void EventPoller::join() {
   std::lock_guard lock(mutex_);
   ++users_;
 }
 
-void EventWatch::leave() {
+void EventPoller::leave() {
   {
     std::lock_guard lock(mutex_);
     --users_;
@@ -78,7 +78,7 @@ void EventWatch::leave() {
   wake_.notify_one();
 }
 
-void EventWatch::start() {
+void EventPoller::start() {
   std::lock_guard lock(mutex_);
   if (started_) {
     return;
@@ -88,7 +88,7 @@ void EventWatch::start() {
   pid_.store(getpid(), std::memory_order_relaxed);
 }
 
-void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
+void EventPoller::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
   bool wake = false;
   {
     std::lock_guard lock(mutex_);
@@ -100,11 +100,11 @@ void EventWatch::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
   }
 }
 
-void EventWatch::run() {
+void EventPoller::run() {
   // Sets the device: otherwise the first query would create a context on device 0.
   c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   if (device_.is_cuda()) {
-    harmNoCudaCapture();
+    useThreadLocalCaptureMode();
   }
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -134,7 +134,7 @@ void EventWatch::run() {
   }
 }
 
-void EventWatch::askAll() {
+void EventPoller::askAll() {
   for (auto stream = awaited_.begin(); stream != awaited_.end();) {
     auto& queue = stream->second.all;
     while (!queue.empty() && queue.front()->ask()) {
@@ -149,7 +149,7 @@ void EventWatch::askAll() {
   }
 }
 
-EventWatch::Hurry::Hurry(EventWatch& watch) : watch_(watch) {
+EventPoller::FastPolling::FastPolling(EventPoller& watch) : watch_(watch) {
   {
     std::lock_guard lock(watch_.mutex_);
     ++watch_.hurried_;
@@ -157,7 +157,7 @@ EventWatch::Hurry::Hurry(EventWatch& watch) : watch_(watch) {
   watch_.wake_.notify_one();
 }
 
-EventWatch::Hurry::~Hurry() {
+EventPoller::FastPolling::~FastPolling() {
   std::lock_guard lock(watch_.mutex_);
   --watch_.hurried_;
 }

@@ -18,16 +18,16 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 // thread: the caller then checks for signals and waits again. Gloo's waits do not check for
 // signals, and a wait that times out ends the connections of all ranks. Waiting in another thread
 // instead would cost two thread switches for each operation, a third of the time of a small one.
-class SignalWatch {
+class InterruptibleWait {
  public:
   // Returns the process's watch, which exists as long as a caller holds it. A forked child gets its
   // own.
-  static std::shared_ptr<SignalWatch> hold();
+  static std::shared_ptr<InterruptibleWait> hold();
 
-  SignalWatch();
-  ~SignalWatch();
-  SignalWatch(const SignalWatch&) = delete;
-  SignalWatch& operator=(const SignalWatch&) = delete;
+  InterruptibleWait();
+  ~InterruptibleWait();
+  InterruptibleWait(const InterruptibleWait&) = delete;
+  InterruptibleWait& operator=(const InterruptibleWait&) = delete;
 
   // Same as `work`.wait() for a message, but never times out. Returns false if the watch has
   // aborted the wait: the message is still under way, and the caller may wait again. If no thread

@@ -1,4 +1,4 @@
-#include "gloo/SignalWatch.hpp"
+#include "gloo/InterruptibleWait.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -8,13 +8,13 @@
 #include <system_error>
 #include <thread>
 
-#include "base/Leaked.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
 
 // State for the one thread of a process that checks for signals while it waits: the main thread.
-struct SignalWatch::State {
+struct InterruptibleWait::State {
   const pid_t pid = getpid();
   std::mutex mutex;
   std::condition_variable changed;
@@ -57,24 +57,24 @@ struct SignalWatch::State {
   }
 };
 
-std::shared_ptr<SignalWatch> SignalWatch::hold() {
+std::shared_ptr<InterruptibleWait> InterruptibleWait::hold() {
   // The process's watch. Never destroyed: groups may be dropped while the process exits.
   struct Shared {
     std::mutex mutex;
-    std::weak_ptr<SignalWatch> watch;
+    std::weak_ptr<InterruptibleWait> watch;
   };
-  static auto& shared = leaked<Shared>();
+  static auto& shared = neverDestroyed<Shared>();
   const std::lock_guard lock(shared.mutex);
   auto watch = shared.watch.lock();
   if (watch == nullptr || watch->state_->pid != getpid()) {
-    shared.watch = watch = std::make_shared<SignalWatch>();
+    shared.watch = watch = std::make_shared<InterruptibleWait>();
   }
   return watch;
 }
 
-SignalWatch::SignalWatch() : state_(std::make_unique<State>()) {}
+InterruptibleWait::InterruptibleWait() : state_(std::make_unique<State>()) {}
 
-SignalWatch::~SignalWatch() {
+InterruptibleWait::~InterruptibleWait() {
   if (!state_->thread.joinable()) {
     return;
   }
@@ -90,7 +90,7 @@ SignalWatch::~SignalWatch() {
   state_->thread.join();
 }
 
-bool SignalWatch::wait(c10d::Work& work) {
+bool InterruptibleWait::wait(c10d::Work& work) {
   if (!host::runsHandlers()) {
     return work.wait(kNever);
   }

@@ -22,12 +22,12 @@ namespace torchcomms_pg {
 // after them.
 //
 // A forked child has none of the threads, and so starts with no task.
-class OutstandingTask {
+class ExitGuard {
  public:
-  OutstandingTask() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
-  OutstandingTask(const OutstandingTask&) noexcept : OutstandingTask() {}
-  OutstandingTask& operator=(const OutstandingTask&) noexcept { return *this; }
-  ~OutstandingTask() {
+  ExitGuard() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  ExitGuard(const ExitGuard&) noexcept : ExitGuard() {}
+  ExitGuard& operator=(const ExitGuard&) noexcept { return *this; }
+  ~ExitGuard() {
     if (process_ == processes_) {
       count_.fetch_sub(1, std::memory_order_release);
     }
@@ -35,8 +35,8 @@ class OutstandingTask {
 
   // Begins a task that may be requested at any time, such as a dump or a hook. Returns nullopt
   // after close().
-  static std::optional<OutstandingTask> begin() noexcept {
-    std::optional<OutstandingTask> begun(std::in_place);
+  static std::optional<ExitGuard> begin() noexcept {
+    std::optional<ExitGuard> begun(std::in_place);
     if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
       begun.reset();
     }
