@@ -378,5 +378,5 @@ def what_is_left(before):
         new = [link for number, link in descriptors().items() if before.get(number) != link]
         return [*library_threads(), *mappings(), *new]
 
-    wait_for(lambda: not left(), 10)
+    wait_for(lambda: not left(), 30)
     return f"left behind: {left()}" if left() else ""
