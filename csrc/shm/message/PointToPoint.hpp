@@ -103,9 +103,8 @@ class PointToPoint {
   TransferList completed_;    // whose `done` is due
   std::condition_variable work_;
   std::condition_variable quiet_;
-  int movers_ = 0;  // number of threads that wait and move messages, without the server
-  size_t served_ =
-      0;  // number of independent transfers that the server moves if no other thread does
+  int movers_ = 0;     // number of threads that wait and move messages, without the server
+  size_t served_ = 0;  // number of transfers that the server moves if no other thread does
   bool serving_ = false;
   int callingBack_ = 0;  // number of threads that call a `done`
   std::thread::id server_;
