@@ -162,6 +162,7 @@ void HostExecutor::finish(
     held->completeFutures();
     inFlight.remove(entry);
   } else {
+    inFlight.tellElsewhere(entry);  // this thread may end the group next, and has to wait then
     runDetached([&inFlight, held, entry] {
       inFlight.tellHere(entry);
       held->completeFutures();

@@ -46,6 +46,7 @@ void InFlightOps::leave(const Operation& op) {
 void InFlightOps::end(Entry entry, const OpEnd& end) {
   std::lock_guard lock(mutex_);
   noteEnd(*entry->op, end);
+  entry->ended = true;
   entry->teller = std::this_thread::get_id();
   ending_.splice(ending_.end(), ops_, entry);
   countInFlight();
@@ -59,6 +60,11 @@ void InFlightOps::end(Entry entry, const OpEnd& end) {
   }
 }
 
+void InFlightOps::tellElsewhere(Entry entry) {
+  std::lock_guard lock(mutex_);
+  entry->teller = {};
+}
+
 void InFlightOps::tellHere(Entry entry) {
   std::lock_guard lock(mutex_);
   entry->teller = std::this_thread::get_id();
@@ -68,8 +74,7 @@ void InFlightOps::remove(Entry entry) {
   List gone;  // freed after the lock is released
   {
     std::lock_guard lock(mutex_);
-    const bool ended = entry->teller != std::thread::id();
-    gone.splice(gone.begin(), ended ? ending_ : ops_, entry);
+    gone.splice(gone.begin(), entry->ended ? ending_ : ops_, entry);
     countInFlight();
     if (!ops_.empty() || !ending_.empty()) {
       return;

@@ -21,7 +21,8 @@ struct InFlight {
   const Operation* op;
   WorkPtr work;                    // keeps `op` alive; null if a calling thread or `flight` does
   std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
-  std::thread::id teller;          // thread that reports its end; none before its end
+  std::thread::id teller = {};     // thread that reports its end, if one does at the moment
+  bool ended = false;              // its end is being reported
   bool left = false;               // its call has returned, and it is unknown who waits for it
   std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
 };
@@ -45,6 +46,8 @@ class InFlightOps {
   // Records that an operation has ended, and that the calling thread is about to report it. A
   // completed one becomes the last completed one.
   void end(Entry entry, const OpEnd& end);
+  // Records that the calling thread leaves the reporting to another one.
+  void tellElsewhere(Entry entry);
   // Records that the calling thread takes over the reporting.
   void tellHere(Entry entry);
   // Removes an operation whose end has been reported, or needs no report.
