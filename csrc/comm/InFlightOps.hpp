@@ -22,9 +22,9 @@ struct InFlight {
   WorkPtr work;                    // keeps `op` alive; null if a calling thread or `flight` does
   std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
   std::thread::id teller = {};     // thread that reports its end, if one does at the moment
-  bool ended = false;              // its end is being reported
   bool left = false;               // its call has returned, and it is unknown who waits for it
   std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
+  bool ended = false;              // its end is being reported
 };
 
 // The list of operations in flight, and the last completed one. For deadlines and diagnoses an
