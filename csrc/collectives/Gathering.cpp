@@ -135,22 +135,16 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
   // One broadcast from each rank, in one group.
   const auto targets = buffersOf(outputs);
   call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
-    return grouped(comm.api(), [&] {
-      for (int root = 0; root < comm.size(); ++root) {
-        const auto& target = targets[root];
-        const auto result = comm.api().broadcast(
-            root == comm.rank() ? source.data_ptr() : target.data(),
-            target.data(),
-            target.buffer().numel() * wire.factor,
-            wire.type,
-            root,
-            handle,
-            stream);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-      return ncclSuccess;
+    return groupedByRoot(comm.api(), comm.size(), [&](int root) {
+      const auto& target = targets[root];
+      return comm.api().broadcast(
+          root == comm.rank() ? source.data_ptr() : target.data(),
+          target.data(),
+          target.buffer().numel() * wire.factor,
+          wire.type,
+          root,
+          handle,
+          stream);
     });
   };
   call.epilogue = [targets] { copyBack(targets); };

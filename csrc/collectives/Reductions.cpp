@@ -219,22 +219,16 @@ WorkPtr Collectives::reduceScatter(
     if (op.made() != ncclSuccess) {
       return op.made();
     }
-    return grouped(comm.api(), [&] {
-      for (int root = 0; root < comm.size(); ++root) {
-        const auto result = comm.api().reduce(
-            sources[root].data_ptr(),
-            target.data(),
-            sources[root].numel() * reduction.wire().factor,
-            reduction.wire().type,
-            op,
-            root,
-            handle,
-            stream);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-      return ncclSuccess;
+    return groupedByRoot(comm.api(), comm.size(), [&](int root) {
+      return comm.api().reduce(
+          sources[root].data_ptr(),
+          target.data(),
+          sources[root].numel() * reduction.wire().factor,
+          reduction.wire().type,
+          op,
+          root,
+          handle,
+          stream);
     });
   };
   if (target.needsCopy()) {

@@ -52,4 +52,16 @@ ncclResult_t grouped(const NcclApi& api, Body&& body) {
   return result != ncclSuccess ? result : ended;
 }
 
+// Calls `launch` with each rank as the root, in one group, up to the first error.
+template <class Launch>
+ncclResult_t groupedByRoot(const NcclApi& api, int ranks, const Launch& launch) {
+  return grouped(api, [&] {
+    auto result = ncclSuccess;
+    for (int root = 0; root < ranks && result == ncclSuccess; ++root) {
+      result = launch(root);
+    }
+    return result;
+  });
+}
+
 }  // namespace torchcomms_pg

@@ -1,7 +1,9 @@
 """Hooks: what they are told, in which order, and what a hook may do, on both front ends."""
 
+import contextlib
 import datetime
 import gc
+import os
 import re
 import sys
 import threading
@@ -362,15 +364,32 @@ def test_end_hook_may_issue_operations(world):
     comm.finalize()
 
 
+@contextlib.contextmanager
+def on_one_core():
+    """For this thread and those it starts, which so begin only when this one waits."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @each_backend
 @on_ranks(2)
 @pytest.mark.parametrize("kind", ["collective", "message"])
 def test_finalize_waits_until_everybody_has_been_told_of_the_last_operation(world, backend, kind):
+    with on_one_core():
+        waits_for_the_last_callback(backend, kind)
+
+
+def waits_for_the_last_callback(backend, kind):
     comm, peer, told = make("told", backend), 1 - dist.get_rank(), []
     tensor = torch.ones(1)
     if kind == "collective":
         work = comm.all_reduce(tensor, torchcomms().ReduceOp.SUM, True)
     elif peer == 1:
+        time.sleep(0.3)  # the other rank waits by now, and so moves the message itself
         work = comm.send(tensor, peer, True)
     else:
         work = comm.recv(tensor, peer, True)

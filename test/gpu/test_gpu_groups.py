@@ -428,14 +428,19 @@ def waits_for_a_killed_rank(port, prefix, world, connected):
         assert raised.value.ranks == [1]
 
 
+def the_last_is_killed(body, world, *args):
+    """And the others return from `body`."""
+    with ranks.Ranks(world, init=False, started_with=gpus.environment) as all:
+        all.start(body, *all.store_args(), world, *args)
+        outcomes = all.wait()
+        ranks.check(outcomes[:-1])
+        assert "exit code -9" in outcomes[-1].died
+
+
 @pytest.mark.parametrize("connected", (True, False), ids=("connected", "new"))
 def test_a_killed_rank_is_named_long_before_the_deadline(connected):
     """Inside a host NCCL tells nobody."""
-    with ranks.Ranks(2, init=False, started_with=gpus.environment) as both:
-        both.start(waits_for_a_killed_rank, *both.store_args(), 2, connected)
-        outcomes = both.wait()
-        ranks.check(outcomes[:1])
-        assert "exit code -9" in outcomes[1].died
+    the_last_is_killed(waits_for_a_killed_rank, 2, connected)
 
 
 def waits_for_two_killed_ranks(port, prefix, world):
@@ -517,11 +522,7 @@ def waits_for_a_killed_rank_in_what_is_left(port, prefix, world):
     ids=("split", "shrunk"),
 )
 def test_a_killed_rank_is_named_in_what_was_made_from_its_communicator(body):
-    with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
-        all.start(body, *all.store_args(), 3)
-        outcomes = all.wait()
-        ranks.check(outcomes[:2])
-        assert "exit code -9" in outcomes[2].died
+    the_last_is_killed(body, 3)
 
 
 def receives_from_a_killed_rank(port, prefix, world):
@@ -542,11 +543,7 @@ def receives_from_a_killed_rank(port, prefix, world):
 
 @gpus.emulated_only  # NCCL may have got all of a message
 def test_a_receive_from_a_killed_rank_ends_at_its_deadline_which_names_it():
-    with ranks.Ranks(2, init=False, started_with=gpus.environment) as both:
-        both.start(receives_from_a_killed_rank, *both.store_args(), 2)
-        outcomes = both.wait()
-        ranks.check(outcomes[:1])
-        assert "exit code -9" in outcomes[1].died
+    the_last_is_killed(receives_from_a_killed_rank, 2)
 
 
 def goes_on_after_its_deadline(port, prefix, world):

@@ -117,6 +117,14 @@ def make_group_without(victim, args, places):
     return told_by(lambda: dist.new_group(timeout=HALF_AN_HOUR))
 
 
+def all_name(victim, outcomes):
+    """Soon, and nobody else."""
+    check(outcomes)
+    for text, named, took in (outcome.value for outcome in outcomes):
+        assert re.search(rf"rank {victim} \(pid \d+\) died", text), text
+        assert named == [victim] and took < grown(SOON), (named, took)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
 def test_a_death_before_new_group_is_told_on_all_hosts(victim):
     others = [rank for rank in range(4) if rank != victim]
@@ -125,11 +133,7 @@ def test_a_death_before_new_group_is_told_on_all_hosts(victim):
         assert ranks.wait_report(victim) == "goes" and ranks.exit_code(victim) == -9
         for rank in others:
             ranks.tell(rank, "go on")
-        outcomes = ranks.wait(ranks=others)
-        check(outcomes)
-    for text, named, took in (outcome.value for outcome in outcomes):
-        assert re.search(rf"rank {victim} \(pid \d+\) died", text), text
-        assert named == [victim] and took < grown(SOON), (named, took)
+        all_name(victim, ranks.wait(ranks=others))
 
 
 @pytest.mark.parametrize("places", ["aabb", "aaaa"])
@@ -141,11 +145,7 @@ def test_a_rank_that_was_told_of_a_death_and_has_ended_since_is_not_the_one_that
         for others in ([1, 2], [0]):
             for rank in others:
                 ranks.tell(rank, "go on")
-            outcomes = ranks.wait(ranks=others)
-            check(outcomes)
-            for text, named, took in (outcome.value for outcome in outcomes):
-                assert re.search(r"rank 3 \(pid \d+\) died", text), text
-                assert named == [3] and took < grown(SOON), (named, took)
+            all_name(3, ranks.wait(ranks=others))
             ranks.kill(1)
             ranks.exit_code(1)
 
