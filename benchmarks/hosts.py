@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from harness.network import Network
 from harness.network import missing as no_network
 
+from . import native
 from .rounds import torch_team
 from .team import Team
 
@@ -17,6 +18,15 @@ PLACEMENTS = {"2 x 2": (0, 0, 1, 1), "2 x 1": (0, 1), "3 + 1": (0, 0, 0, 1)}
 """The host of each rank."""
 LINKS = (1, None)
 """Gigabits per second; None: as fast as this machine copies."""
+
+SCATTERED = (0, 0, 1, 2)
+"""The host of each rank where links are not perfect."""
+IMPERFECT = {
+    "50 ms each way": (50, 0, 0, 0),
+    "1 % of packets lost": (0.1, 0.01, 0, 0),
+    "5 % of packets 3 ms late": (0.1, 0, 0.05, 3),
+}
+"""Milliseconds of delay, the shares of packets lost and late, and how many milliseconds late."""
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
@@ -74,6 +84,17 @@ class Site:
     def team(self, network: Network, backends: Sequence[str]) -> Team:
         """Starts the ranks on their hosts."""
         return torch_team(self.ranks, backends, network, self.hosts)
+
+
+@contextmanager
+def joined_imperfectly(name: str) -> Iterator[Network]:
+    """Makes hosts whose links are those of IMPERFECT; they are gone at the end."""
+    numbers = [str(number) for number in (*IMPERFECT[name], 1)]
+    made = Network(max(SCATTERED) + 1, switch=(str(native.program("switch")), *numbers))
+    with ExitStack() as stack:
+        with undisturbed():
+            stack.enter_context(made)
+        yield made
 
 
 def missing() -> str:

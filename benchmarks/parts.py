@@ -216,6 +216,22 @@ def measure_hosts(args: argparse.Namespace, results: Results) -> None:
             results.failures.append(f"{site.name}: {error}")
             complain(f"failed: {site.name}: {error}")
         show(table.operations(row for row in results.rows if row.contender.network == site.name))
+    if not args.quick:
+        measure_imperfect(args, results)
+
+
+def measure_imperfect(args: argparse.Namespace, results: Results) -> None:
+    """Links that delay, lose or reorder packets: a group's making, and all-reduces."""
+    records = []
+    for name in hosts.IMPERFECT:
+        for backend in of_torch(args):
+            note(f"{name}: {backend}")
+            with hosts.joined_imperfectly(name) as network:
+                with torch_team(len(hosts.SCATTERED), (), network, hosts.SCATTERED) as team:
+                    answers = team.call("over_link", backend)
+            records.append({"link": name, "backend": backend, **slowest(answers)})
+    results.sections["imperfect"] = records
+    show(table.imperfect(records))
 
 
 def measure_scale(args: argparse.Namespace, results: Results) -> None:

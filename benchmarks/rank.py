@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from array import array
@@ -84,11 +85,15 @@ class TorchRank(Rank):
             self.groups[backend] = self.new_group(backend)
         self.meeting = self.new_group("torchcomms" if "torchcomms" in backends else "gloo")
 
-    def init(self, backend: str) -> float:
-        """Makes the default group. Returns the seconds that takes, without the store."""
+    def init(self, backend: str, name: str = "default") -> float:
+        """Makes the default group. Returns the seconds that takes, without the store.
+
+        `name` is new for each that is made: Gloo leaves its addresses in the store.
+        """
         start = time.perf_counter()
+        store = dist.PrefixStore(name, self.store)
         dist.init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
+            backend, store=store, rank=self.rank, world_size=self.ranks, timeout=TIMEOUT
         )
         return time.perf_counter() - start
 
@@ -100,6 +105,27 @@ class TorchRank(Rank):
         first = time.perf_counter() - start
         dist.destroy_process_group()
         return {"init": init, "first": first}
+
+    def over_link(self, backend: str) -> dict[str, float]:
+        """Times a group's making with its first all-reduce, and all-reduces: medians in seconds."""
+        small, large = torch.zeros(1), torch.zeros(800_000)
+        made = []
+        for number in range(7):
+            if dist.is_initialized():
+                dist.barrier()
+                dist.destroy_process_group()
+            start = time.perf_counter()
+            self.init(backend, f"made {number}")
+            dist.all_reduce(small)
+            made.append(time.perf_counter() - start)
+        found = {"made": median(made)}
+        assert dist.group.WORLD is not None  # just made
+        self.meeting = dist.group.WORLD
+        for name, tensor in (("4 B", small), ("3.2 MB", large)):
+            found[name] = self._median(functools.partial(dist.all_reduce, tensor), 7) / 1e6
+        dist.barrier()
+        dist.destroy_process_group()
+        return found
 
     def new_group(self, backend: str) -> dist.ProcessGroup:
         """Makes a group of all ranks."""

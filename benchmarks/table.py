@@ -186,6 +186,15 @@ def programs(found: dict[str, dict[str, float]]) -> str:
     return "What programs call, 2 ranks (microseconds)\n" + align(lines)
 
 
+def imperfect(records: Sequence[dict[str, Any]]) -> str:
+    """Writes what takes how long over links that are not perfect."""
+    whats = ("made", "4 B", "3.2 MB")
+    lines = [["link", "backend", "group and its first", *(f"all_reduce {w}" for w in whats[1:])]]
+    for r in records:
+        lines.append([r["link"], r["backend"], *(f"{r[what] * 1e3:,.0f}" for what in whats)])
+    return "Imperfect links, 4 ranks on 3 hosts (milliseconds)\n" + align(lines, 2)
+
+
 def deepspeed(records: Sequence[dict[str, Any]]) -> str:
     """Writes all-reduces beside DeepSpeed's."""
     lines = [["all_reduce", "dtype", "DeepSpeed", "TorchComm", "ratio", "dist", "ratio"]]

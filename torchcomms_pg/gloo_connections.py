@@ -20,9 +20,16 @@ ELSEWHERE = ("203.0.113.1", "2001:db8::1")
 
 
 def connect(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, across_hosts: bool
+    store: dist.Store,
+    addresses: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    across_hosts: bool,
 ) -> dist.Backend:
     """Returns the connections of the ranks that share the store; collective over them.
+
+    The ranks exchange their addresses through `addresses`, which is the same store, read faster.
 
     Gloo listens on the interfaces ``GLOO_SOCKET_IFNAME``, else at the address to which the host's
     name resolves. On many machines that is a loopback address, which other hosts cannot reach;
@@ -41,7 +48,7 @@ def connect(
         raise OSError(str(error)) from error
     options._timeout, options._threads = timeout, 2 * len(options._devices)
     make: Any = dist.ProcessGroupGloo
-    made: dist.Backend = make(store, rank, size, options)
+    made: dist.Backend = make(addresses, rank, size, options)
     return made
 
 

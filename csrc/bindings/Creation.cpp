@@ -10,6 +10,7 @@
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
 #include "connect/Connect.hpp"
+#include "gloo/AddressStore.hpp"
 
 namespace torchcomms_pg {
 
@@ -78,11 +79,17 @@ std::unique_ptr<Comm> newAccelerator(
 }  // namespace
 
 ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
-  return [name, timeout](StorePtr store, int rank, int size, bool acrossHosts) {
+  return [name, timeout](const StorePtr& store, int rank, int size, bool acrossHosts) {
     py::gil_scoped_acquire gil;
     try {
       return py::module_::import("torchcomms_pg.gloo_connections")
-          .attr("connect")(std::move(store), rank, size, timeout, acrossHosts)
+          .attr("connect")(
+              store,
+              StorePtr(c10::make_intrusive<gloo::AddressStore>(store, size)),
+              rank,
+              size,
+              timeout,
+              acrossHosts)
           .cast<gloo::Connections>();
     } catch (const py::error_already_set& error) {
       const auto why = py::str(error.value()).cast<std::string>();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/StoreValue.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
@@ -21,14 +22,7 @@ class StoreBoard final : public SharedBoard {
     store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
   }
 
-  // Reads by a comparison that never matches: for a missing key every store returns the expected
-  // value. get() would wait for a key that another rank erases after check() has found it.
-  std::optional<std::string> get(const std::string& key) override {
-    static const std::string text = "no value on a board";
-    static const std::vector<uint8_t> none(text.begin(), text.end());
-    const auto value = store().compareSet(key, none, none);
-    return value == none ? std::nullopt : std::optional<std::string>({value.begin(), value.end()});
-  }
+  std::optional<std::string> get(const std::string& key) override { return valueOf(store(), key); }
 
   bool claim(const std::string& key, const std::string& value) override {
     const std::vector<uint8_t> wanted(value.begin(), value.end());

@@ -132,47 +132,45 @@ ncclComm_t joinInside(
   return made;
 }
 
-// Joins the ranks through Gloo. Ranks for which `placeOf` returns the same name share memory; if it
-// is null, no ranks do.
-std::shared_ptr<Communicator> connectThroughGloo(
-    const RendezvousInfo& info,
+// Connects ranks that have met through Gloo. Ranks for which `placeOf` returns the same name share
+// memory; if it is null, no ranks do.
+std::shared_ptr<Communicator> connectMet(
+    RendezvousInfo info,
     const ConnectGloo& connectGloo,
     gloo::Connected connected,
-    std::string (*placeOf)(const Peer& peer)) {
-  auto overGloo = info;
-  overGloo.members += "/gloo";
-  return rendezvous(overGloo, [&](const Met& met, const std::function<void()>& look) {
-    std::vector<std::string> places;
-    places.reserve(info.size);
-    const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
-      return peer.host != met.peers[info.rank].host;
-    });
-    for (int rank = 0; rank < info.size; ++rank) {
-      places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
-      if (placeOf != nullptr) {
-        overGloo.group.hosts.push_back(met.peers[rank].host);
-      }
-    }
-    const auto topology = gloo::Topology::of(places, overGloo.group.hosts, info.rank);
-    const auto died = [peers = met.peers, topology](int rank) {
-      const auto& peer = peers[rank];
-      return peer.dead() ? topology->nameOf(rank) + " (pid " + std::to_string(peer.pid) + ") died"
-                         : "";
-    };
-    auto* const comm = gloo::newComm(
-        {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
-         .topology = topology,
-         .inside = joinInside(overGloo, met.peers, *topology),
-         .connect =
-             [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
-               return connectGloo(std::move(store), rank, size, acrossHosts);
-             },
-         .timeout = info.timeout,
-         .died = died},
-        connected,
-        look);
-    return own(overGloo, gloo::api(), {comm}, met, {});
+    std::string (*placeOf)(const Peer& peer),
+    const Met& met,
+    const std::function<void()>& look) {
+  std::vector<std::string> places;
+  places.reserve(info.size);
+  const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
+    return peer.host != met.peers[info.rank].host;
   });
+  for (int rank = 0; rank < info.size; ++rank) {
+    places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
+    if (placeOf != nullptr) {
+      info.group.hosts.push_back(met.peers[rank].host);
+    }
+  }
+  const auto topology = gloo::Topology::of(places, info.group.hosts, info.rank);
+  const auto died = [peers = met.peers, topology](int rank) {
+    const auto& peer = peers[rank];
+    return peer.dead() ? topology->nameOf(rank) + " (pid " + std::to_string(peer.pid) + ") died"
+                       : "";
+  };
+  auto* const comm = gloo::newComm(
+      {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
+       .topology = topology,
+       .inside = joinInside(info, met.peers, *topology),
+       .connect =
+           [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
+             return connectGloo(std::move(store), rank, size, acrossHosts);
+           },
+       .timeout = info.timeout,
+       .died = died},
+      connected,
+      look);
+  return own(info, gloo::api(), {comm}, met, {});
 }
 
 }  // namespace
@@ -207,34 +205,38 @@ void refuseCapture(const std::string& group, c10::Device device) {
 
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
-  auto joined = joinOnHost(shm::api(), info, [&](ncclComm_t comm, const Met& met) {
+  const auto share = [&](ncclComm_t comm, const Met& met) {
     return own(info, shm::api(), {comm}, met, {});
-  });
-  if (peers != nullptr) {
-    *peers = joined.peers;
-  }
-  if (joined.comm != nullptr) {
-    return std::move(joined.comm);
-  }
+  };
+  const auto overGloo = [&](const Met& met, const std::function<void()>& look) {
+    return connectMet(
+        info,
+        connectGloo,
+        presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
+        [](const Peer& peer) { return peer.place(); },
+        met,
+        look);
+  };
+  auto joined = joinOnHost(
+      shm::api(), info, share, {}, connectGloo != nullptr ? Connecting(overGloo) : nullptr);
   TORCH_CHECK(
-      connectGloo != nullptr,
+      joined.comm != nullptr,
       "'",
       info.group.name,
       "' goes through shared memory, and its ranks are on different hosts: ",
       joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
-  auto introduced = info;
-  introduced.known = std::move(joined.peers);
-  return connectThroughGloo(
-      introduced,
-      connectGloo,
-      presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
-      [](const Peer& peer) { return peer.place(); });
+  if (peers != nullptr) {
+    *peers = std::move(joined.peers);
+  }
+  return std::move(joined.comm);
 }
 
 std::shared_ptr<Communicator> connectThroughGloo(
     const RendezvousInfo& info, const ConnectGloo& connectGloo) {
-  return connectThroughGloo(info, connectGloo, gloo::Connected::now, nullptr);
+  return rendezvous(info, [&](const Met& met, const std::function<void()>& look) {
+    return connectMet(info, connectGloo, gloo::Connected::now, nullptr, met, look);
+  });
 }
 
 std::shared_ptr<Communicator> connect(

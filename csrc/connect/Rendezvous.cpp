@@ -146,6 +146,27 @@ std::string pairIds(const NcclApi& api, const RendezvousInfo& info, std::vector<
   return id.front() == kId ? gatherIds(said, {0}) : id;
 }
 
+// Makes the communicator of the ranks that have met.
+std::shared_ptr<Communicator> makeLooking(
+    StoreRendezvous& rendezvous, const std::string& group, const Connecting& make) {
+  const auto look = [&] {
+    try {
+      rendezvous.look();
+    } catch (const CommError& error) {
+      throw host::NcclError(ncclRemoteError, reasonOf(group, error), error.failure().ranks);
+    }
+  };
+  try {
+    return make(rendezvous.met(), look);
+  } catch (const host::NcclError& failure) {
+    rendezvous.checkRefused();
+    failInit(group, failure.what(), failure.ranks);
+  } catch (const std::exception&) {
+    rendezvous.checkRefused();
+    throw;
+  }
+}
+
 }  // namespace
 
 RendezvousInfo among(RendezvousInfo info, const std::vector<int>& pair) {
@@ -166,7 +187,11 @@ std::string keyOf(const std::string& name) {
 }
 
 JoinResult joinOnHost(
-    const NcclApi& api, const RendezvousInfo& info, const Make& make, const NcclConfig& config) {
+    const NcclApi& api,
+    const RendezvousInfo& info,
+    const Make& make,
+    const NcclConfig& config,
+    const Connecting& elsewhere) {
   if (info.size == 1) {
     std::vector<ncclUniqueId> ids(1);
     check(api, api.getUniqueId(&ids.front()), info);
@@ -184,7 +209,8 @@ JoinResult joinOnHost(
     };
     const auto answer = rendezvous.exchange("", judge, judge);
     if (answer.front() == kApart) {
-      return {nullptr, answer.substr(1), rendezvous.peers()};
+      auto comm = elsewhere ? makeLooking(rendezvous, info.group.name, elsewhere) : nullptr;
+      return {std::move(comm), answer.substr(1), rendezvous.peers()};
     }
     const auto met = rendezvous.met();
     auto* const handle =
@@ -257,23 +283,7 @@ std::shared_ptr<Communicator> rendezvous(const RendezvousInfo& info, const Conne
     const MonitorRuns monitor;
     const auto meet = [](const std::vector<std::string>&) { return std::string(1, kId); };
     rendezvous.exchange("", meet, meet);
-    const auto& group = info.group.name;
-    const auto look = [&] {
-      try {
-        rendezvous.look();
-      } catch (const CommError& error) {
-        throw host::NcclError(ncclRemoteError, reasonOf(group, error), error.failure().ranks);
-      }
-    };
-    try {
-      return make(rendezvous.met(), look);
-    } catch (const host::NcclError& failure) {
-      rendezvous.checkRefused();
-      failInit(group, failure.what(), failure.ranks);
-    } catch (const std::exception&) {
-      rendezvous.checkRefused();
-      throw;
-    }
+    return makeLooking(rendezvous, info.group.name, make);
   });
 }
 

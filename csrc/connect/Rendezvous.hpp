@@ -70,9 +70,15 @@ struct Met {
 // Makes a Communicator from the library's communicator, which may still be initializing.
 using Make = std::function<std::shared_ptr<Communicator>(ncclComm_t comm, const Met& met)>;
 
+// Makes the communicator after the rendezvous. `look` raises host::NcclError if another rank has
+// died or cannot join, and the exception of a signal's handler.
+using Connecting =
+    std::function<std::shared_ptr<Communicator>(const Met& met, const std::function<void()>& look)>;
+
 // Joins the ranks through shared memory. Collective: returns when every rank has joined. Ranks on
-// different hosts or in different containers cannot see each other's processes; they get no
-// communicator but the reason, which names rank and host. Raises CommError:
+// different hosts or in different containers cannot see each other's processes; they get what
+// `elsewhere` makes, or if that is null no communicator but the reason, which names rank and host.
+// Raises CommError:
 // - if ranks do not arrive within the timeout, naming them;
 // - if a rank has died, naming it, within a second after a rank on its host that has arrived knows
 //   its process, from `known` or from the dead rank's own message;
@@ -82,12 +88,8 @@ JoinResult joinOnHost(
     const NcclApi& api,
     const RendezvousInfo& info,
     const Make& make,
-    const NcclConfig& config = {});
-
-// Makes the communicator after the rendezvous. `look` raises host::NcclError if another rank has
-// died or cannot join, and the exception of a signal's handler.
-using Connecting =
-    std::function<std::shared_ptr<Communicator>(const Met& met, const std::function<void()>& look)>;
+    const NcclConfig& config = {},
+    const Connecting& elsewhere = nullptr);
 
 // Returns when every rank has arrived, on whichever hosts. Raises the errors of joinOnHost. If
 // `make` raises, the ranks that still wait get its reason.

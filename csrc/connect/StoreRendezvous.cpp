@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/StoreValue.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
@@ -22,13 +23,10 @@ constexpr Milliseconds kLookWhileJoining{50};
 // Longest interval at which a rank polls the library during the join, for each rank of the host:
 // the ranks share the host's cores.
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
-
-// Intervals at which a rank polls the store. It polls because a store prints a warning for each
-// wait that times out. The intervals grow, up to a limit that rises with the number of ranks in the
-// rendezvous, since one process answers all of them.
 constexpr std::chrono::microseconds kFirstPoll{200};
-constexpr std::chrono::microseconds kLastPoll{20'000};
-constexpr std::chrono::microseconds kPollOfRank{100};
+
+// Interval of a rank that expects an event of another process at once.
+constexpr Milliseconds kSoon{20};
 
 // Longest time from a rank's decision on a round until the answer is in the store.
 constexpr Milliseconds kWriting{1000};
@@ -105,10 +103,7 @@ std::string differences(const std::vector<std::string>& said, const std::string&
 StoreRendezvous::StoreRendezvous(const RendezvousInfo& info)
     : info_(info),
       store_(*info.store),
-      // The ranks of all parts of a group poll the store at the same time.
-      turn_(
-          std::max<int64_t>(info.size, static_cast<int64_t>(info.group.hosts.size())) *
-          kPollOfRank),
+      ranks_(std::max<int64_t>(info.size, static_cast<int64_t>(info.group.hosts.size()))),
       deadline_(Clock::now() + info.timeout),
       home_("torchcomms_pg/" + keyOf(info.members) + "/"),
       peers_(info.known),
@@ -133,12 +128,10 @@ void StoreRendezvous::enter(int64_t round) {
 }
 
 bool StoreRendezvous::over() {
-  if (!store_.check({prefix_ + kAnswer})) {
-    return false;
-  }
+  const auto answer = value(kAnswer);
   // A refusal must fail every rank once, late ones included: for this rank the round is over only
   // after it has written its own key.
-  return get(kAnswer).front() != kRefusal || store_.check({prefix_ + rankKey(info_.rank)});
+  return answer && (answer->front() != kRefusal || value(rankKey(info_.rank)));
 }
 
 std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
@@ -159,7 +152,7 @@ void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
     if (const int dead = deadPeer(); dead >= 0) {
       raiseDied(dead);
     }
-    std::this_thread::sleep_for(kLastPoll);
+    std::this_thread::sleep_for(kSoon);
   }
   const std::string text = error.what_without_backtrace();
   failInit(
@@ -191,7 +184,7 @@ std::string StoreRendezvous::exchange(
       }
     } else if (answer.front() == kGivenUp) {
       for (int peer = 0; peer < info_.size; ++peer) {
-        seen_[peer] = seen_[peer] || store_.check({prefix_ + rankKey(peer)});
+        seen_[peer] = seen_[peer] || value(rankKey(peer));
       }
     } else {
       break;
@@ -205,7 +198,7 @@ std::string StoreRendezvous::exchange(
     peers_[info_.rank] = self_;
     for (const int rank : pair_) {
       if (rank != info_.rank && !heard_[rank]) {
-        hear(rank, get(rankKey(rank)));
+        hear(rank, value(rankKey(rank)).value());
       }
     }
     return answer;
@@ -226,15 +219,17 @@ std::string StoreRendezvous::exchange(
     begin = end + 1;
   }
   heard_.assign(info_.size, true);
-  forget();
+  allMet_ = true;
+  if (info_.rank != 0) {
+    forget();
+  }
   return answer.front() + answer.substr(begin);
 }
 
 void StoreRendezvous::forget() {
   try {
-    // Until the last rank has read the answer, another rank may still read any key. Rank 0 wrote
-    // the answer and is not counted.
-    if (info_.rank == 0 || store_.add(prefix_ + kRead, 1) != info_.size - 1) {
+    // Until all have counted themselves, another rank may still read any key.
+    if (store_.add(prefix_ + kRead, 1) != info_.size) {
       return;
     }
     for (int rank = 0; rank < info_.size; ++rank) {
@@ -284,14 +279,14 @@ std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
 
 std::string StoreRendezvous::meetPair() {
   const int peer = info_.peer;
-  if (peer <= info_.rank || !store_.check({prefix_ + rankKey(peer)})) {
+  if (peer <= info_.rank) {
     return "";
   }
-  const auto text = get(rankKey(peer));
-  if (text.front() != kId || wantedIn(text) != info_.rank) {
+  const auto text = value(rankKey(peer));
+  if (!text || text->front() != kId || wantedIn(*text) != info_.rank) {
     return "";
   }
-  const auto said = judgePair_({mine_, hear(peer, text)});
+  const auto said = judgePair_({mine_, hear(peer, *text)});
   return decide(kPair + joinRanks({info_.rank, peer}) + "|" + said);
 }
 
@@ -300,14 +295,13 @@ std::string StoreRendezvous::decide(const std::string& answer) {
     set(kAnswer, answer);
     return answer;
   }
-  const auto end = Clock::now() + kWriting;
-  while (!store_.check({prefix_ + kAnswer})) {
-    if (Clock::now() >= end) {
-      return std::string(1, kGivenUp);  // the rank that decided first has died or is stopped
+  for (const auto end = Clock::now() + kWriting; Clock::now() < end;) {
+    if (auto decided = value(kAnswer)) {
+      return *std::move(decided);
     }
-    std::this_thread::sleep_for(kLastPoll);
+    std::this_thread::sleep_for(kSoon);
   }
-  return get(kAnswer);
+  return std::string(1, kGivenUp);  // the rank that decided first has died or is stopped
 }
 
 void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
@@ -324,7 +318,7 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
       return;  // no rank has refused: the communicator was made and has failed since
     }
     if (const auto now = Clock::now(); now >= next) {
-      next = now + std::max<Clock::duration>(kLookWhileJoining, turn_);
+      next = now + std::max<Clock::duration>(kLookWhileJoining, StorePauses::longestOf(ranks_));
       look();
       if (now >= deadline_) {
         known_ = true;
@@ -338,8 +332,8 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
 }
 
 void StoreRendezvous::checkRefused() {
-  if (store_.check({prefix_ + "refused"})) {
-    raiseRefused(get("refused"));
+  if (const auto refusal = value("refused")) {
+    raiseRefused(*refusal);
   }
 }
 
@@ -350,8 +344,11 @@ void StoreRendezvous::look() {
   // Rank 0 reads the messages of all ranks. The others read rank 0's message, and learn of all
   // ranks from its answer.
   for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {
-    if (!heard_[peer] && store_.check({prefix_ + rankKey(peer)})) {
-      hear(peer, get(rankKey(peer)));
+    if (heard_[peer]) {
+      continue;
+    }
+    if (const auto text = value(rankKey(peer))) {
+      hear(peer, *text);
     }
   }
   const int dead = deadPeer();
@@ -381,9 +378,8 @@ void StoreRendezvous::set(const std::string& key, const std::string& value) {
   store_.set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
 }
 
-std::string StoreRendezvous::get(const std::string& key) {
-  const auto value = store_.get(prefix_ + key);
-  return {value.begin(), value.end()};
+std::optional<std::string> StoreRendezvous::value(const std::string& key) {
+  return valueOf(store_, prefix_ + key);
 }
 
 void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why) noexcept {
@@ -444,9 +440,10 @@ void StoreRendezvous::tellAgain(const std::string& refusal) {
 
 std::string StoreRendezvous::await(const std::string& key) {
   auto next = Clock::now() + kLook;
-  for (auto poll = kFirstPoll; !store_.check({prefix_ + key}); poll += poll / 4) {
-    poll = std::min(poll, std::max(kLastPoll, turn_));
-    std::this_thread::sleep_for(poll);
+  for (StorePauses pauses(ranks_);; pauses.next()) {
+    if (auto found = value(key)) {
+      return *std::move(found);
+    }
     const auto now = Clock::now();
     if (now >= deadline_) {
       known_ = true;
@@ -458,16 +455,15 @@ std::string StoreRendezvous::await(const std::string& key) {
     }
     if (now >= next) {
       look();
-      if (store_.check({prefix_ + kAnswer})) {
-        return get(kAnswer);
+      if (auto answer = value(kAnswer)) {
+        return *std::move(answer);
       }
       if (auto answer = meetPair(); !answer.empty()) {
         return answer;
       }
-      next = Clock::now() + std::max<Clock::duration>(kLook, turn_);
+      next = Clock::now() + std::max<Clock::duration>(kLook, StorePauses::longestOf(ranks_));
     }
   }
-  return get(key);
 }
 
 Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
@@ -475,7 +471,7 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   std::vector<int> gone;
   const bool all = std::find(heard_.begin(), heard_.end(), false) == heard_.end();
   for (int peer = 0; !all && peer < info_.size; ++peer) {
-    if (!store_.check({prefix_ + rankKey(peer)})) {
+    if (!value(rankKey(peer))) {
       (seen_[peer] ? gone : missing).push_back(peer);
     }
   }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,7 +59,11 @@ class StoreRendezvous {
   template <class Body>
   auto run(const Body& body) {
     try {
-      return reachingStore(body);
+      auto result = reachingStore(body);
+      if (info_.rank == 0 && allMet_) {
+        forget();
+      }
+      return result;
     } catch (const std::exception& error) {
       if (!known_) {
         const auto [why, ranks] = blame(error);
@@ -102,7 +107,9 @@ class StoreRendezvous {
   // is the lower one. Returns an empty text if not, or not yet.
   std::string meetPair();
 
-  // Deletes the round's keys, if this is the last rank to have read the answer.
+  // Counts this rank, which has read the answer, and deletes the round's keys if it is the last.
+  // Rank 0, which is often on the store's host, counts itself when it has joined the others, and
+  // so mostly is.
   void forget();
 
   // Decides the round with `answer`, unless another rank was first. Returns the round's answer.
@@ -133,7 +140,8 @@ class StoreRendezvous {
 
   void set(const std::string& key, const std::string& value);
 
-  std::string get(const std::string& key);
+  // Returns the value of a key of the round, or null if it does not exist.
+  std::optional<std::string> value(const std::string& key);
 
   void tell(const std::vector<int>& ranks, const std::string& why) noexcept;
 
@@ -157,8 +165,7 @@ class StoreRendezvous {
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
-  // Longest interval between two requests of a waiting rank to the store.
-  const std::chrono::microseconds turn_;
+  const int64_t ranks_;  // that poll the store at the same time: the ranks of all parts of a group
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
   std::string mine_;        // this rank's message
@@ -171,6 +178,7 @@ class StoreRendezvous {
   std::vector<bool> heard_;            // true if the peer is known from this rendezvous
   std::vector<bool> seen_;             // true if the peer arrived in an earlier round
   std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
+  bool allMet_ = false;                // true if all ranks met in the round, without a refusal
   bool said_ = false;                  // true if this rank has sent its message
   bool known_ = false;                 // true if the other ranks know, or will notice, the failure
 };

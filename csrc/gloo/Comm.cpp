@@ -224,35 +224,37 @@ std::vector<int> Comm::missingRanks() const {
 }
 
 NcclApi::Probe Comm::probe() {
-  auto look = [fault = fault_,
-               lane = lane_,
-               messages = messages_,
-               // Own connection, since another thread may block in the shared one. Opened now,
-               // since a store that is gone takes long to refuse one.
-               own = members_.store->clone(),
-               seen = int64_t{0}](bool thorough) mutable {
-    if (fault->known()) {
-      return false;
-    }
-    try {
-      const auto before = std::exchange(seen, Fault::news(*own));
-      const bool news = seen != before;
-      if ((!news && !thorough) || fault->failAsTold(*own)) {
-        return news;
-      }
-      fault->answer(*own);
-      if (lane != nullptr) {
-        lane->lookForOthers(*own);
-      }
-      messages->lookForOthers(*own);
-      return news;
-    } catch (const std::exception&) {
-      // The store is gone. This rank's connections may carry the reason, which other ranks of this
-      // host need.
-      fault->awaitReason({}, /*ask=*/false);
-      throw;
-    }
-  };
+  // Own connection, since another thread may block in the shared one. Opened now, since a store
+  // that is gone takes long to refuse one.
+  auto own = lane_ == nullptr ? nullptr : lane_->idleStore();
+  if (own == nullptr) {
+    own = members_.store->clone();
+  }
+  auto look =
+      [fault = fault_, lane = lane_, messages = messages_, own = std::move(own), seen = int64_t{0}](
+          bool thorough) mutable {
+        if (fault->known()) {
+          return false;
+        }
+        try {
+          const auto before = std::exchange(seen, Fault::news(*own));
+          const bool news = seen != before;
+          if ((!news && !thorough) || fault->failAsTold(*own)) {
+            return news;
+          }
+          fault->answer(*own);
+          if (lane != nullptr) {
+            lane->lookForOthers(*own);
+          }
+          messages->lookForOthers(*own);
+          return news;
+        } catch (const std::exception&) {
+          // The store is gone. This rank's connections may carry the reason, which other ranks of
+          // this host need.
+          fault->awaitReason({}, /*ask=*/false);
+          throw;
+        }
+      };
   const auto& t = topology();
   return {std::move(look), t.local(), static_cast<int>(t.inside().size())};
 }

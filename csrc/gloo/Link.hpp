@@ -108,6 +108,9 @@ class Link : public std::enable_shared_from_this<Link> {
   // example if a rank has left.
   void awaitConnections() { connections(); }
   bool connected() const;
+  // Returns the connection to the group's store that connected the ranks and is no longer used.
+  // Null if they are not connected.
+  c10::intrusive_ptr<c10d::Store> idleStore() const;
 
   // Posts the message to Gloo; blocks only as awaitConnections() does.
   std::shared_ptr<PendingMessage> post(PendingMessage pending);
@@ -178,6 +181,7 @@ class Link : public std::enable_shared_from_this<Link> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Connections connections_;
+  c10::intrusive_ptr<c10d::Store> idleStore_;
   bool connecting_ = false;  // true once a thread for connecting has been started
   bool closed_ = false;
   int data_ = 0;

@@ -52,6 +52,11 @@ bool Link::connected() const {
   return connections_ != nullptr;
 }
 
+c10::intrusive_ptr<c10d::Store> Link::idleStore() const {
+  std::lock_guard lock(mutex_);
+  return idleStore_;
+}
+
 Connections Link::connections() {
   if (!connected()) {
     startConnecting(/*tells=*/true);
@@ -131,6 +136,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
     std::lock_guard lock(mutex_);
     if (!setup_.fault->known() && !closed_) {
       connections_ = std::move(made);
+      idleStore_ = group;
       expectReasons();
     }
   }

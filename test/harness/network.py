@@ -30,12 +30,13 @@ class Network:
 
     A switch in a namespace of its own joins them. `gigabits`: the speed of each link, in both
     directions; None: as fast as this machine copies. `queue`: what waits for a link at most, such
-    as "10kb", and is dropped above.
+    as "10kb", and is dropped above. `switch`: a command that forwards between the devices whose
+    names it is called with, and prints a line once it does; empty: the kernel does.
     """
 
     _made = 0
 
-    def __init__(self, hosts, gigabits=None, queue=None, mtu=1500):
+    def __init__(self, hosts, gigabits=None, queue=None, mtu=1500, switch=()):
         Network._made += 1
         self.prefix = f"tcpg-{os.getpid()}-{Network._made}"
         self.hosts = hosts
@@ -44,6 +45,7 @@ class Network:
             ("burst", "4kb", "limit", queue) if queue else ("burst", "128kb", "latency", "50ms")
         )
         self.mtu = str(mtu)
+        self.switch = switch
         self._stack = contextlib.ExitStack()
 
     def __enter__(self):
@@ -66,8 +68,9 @@ class Network:
 
         switch = f"{self.prefix}-switch"
         namespace(switch)
-        self._run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
-        self._run("ip", "-n", switch, "link", "set", "switch", "up")
+        if not self.switch:
+            self._run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+            self._run("ip", "-n", switch, "link", "set", "switch", "up")
         for host in range(self.hosts):
             name, port = self.name(host), f"port{host}"
             namespace(name)
@@ -75,18 +78,29 @@ class Network:
                 *("ip", "-n", switch, "link", "add", port, "type", "veth"),
                 *("peer", "name", DEVICE, "netns", name),
             )
-            self._run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+            joined = () if self.switch else ("master", "switch")
+            self._run("ip", "-n", switch, "link", "set", port, *joined, "up")
             self._run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
             self._run("ip", "-n", name, "link", "set", DEVICE, "up")
             for where, device in ((name, DEVICE), (switch, port)):
                 self._run("ip", "-n", where, "link", "set", device, "mtu", self.mtu)
-                if "limit" in self.queue:  # which is less than what the kernel sends at once
+                # More than one segment at a time is more than the queue has, or a packet is long.
+                if "limit" in self.queue or self.switch:
                     self._run("ip", "-n", where, "link", "set", device, "gso_max_segs", "1")
                 if self.gigabits is not None:
                     self._run(
                         *("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"),
                         *("rate", f"{self.gigabits}gbit", *self.queue),
                     )
+        if self.switch:
+            ports = [f"port{host}" for host in range(self.hosts)]
+            process = subprocess.Popen(
+                ("ip", "netns", "exec", switch, *self.switch, *ports), stdout=subprocess.PIPE
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            if not process.stdout.readline():
+                raise subprocess.CalledProcessError(process.wait(), process.args, stderr="")
 
     def name(self, host):
         return f"{self.prefix}-host{host}"

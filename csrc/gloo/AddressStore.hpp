@@ -1,0 +1,80 @@
+// The store through which Gloo exchanges the ranks' addresses.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/TorchCompat.hpp"
+#include "comm/StoreValue.hpp"
+
+namespace torchcomms_pg::gloo {
+
+// Reads each key once, in one round trip. Gloo asks for each key three times, and for its own.
+// Thread-safe.
+class AddressStore final : public c10d::Store {
+ public:
+  AddressStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
+      : c10d::Store(store->getTimeout()), store_(std::move(store)), ranks_(ranks) {}
+
+  using c10d::Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->set(key, value);
+    keep(key, value);
+  }
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    std::lock_guard lock(mutex_);
+    return values_.at(key);
+  }
+
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (const auto& key : keys) {
+      for (StorePauses pauses(ranks_); !known(key); pauses.next()) {
+        if (const auto value = valueOf(*store_, key)) {
+          keep(key, {value->begin(), value->end()});
+          break;
+        }
+        if (std::chrono::steady_clock::now() >= deadline) {
+          C10_THROW_ERROR(
+              DistStoreError,
+              "no rank has written '" + key + "' within " + std::to_string(timeout.count()) +
+                  " ms");
+        }
+      }
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<AddressStore>(store_->clone(), ranks_);
+  }
+  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+
+ private:
+  bool known(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    return values_.contains(key);
+  }
+  void keep(const std::string& key, std::vector<uint8_t> value) {
+    std::lock_guard lock(mutex_);
+    values_[key] = std::move(value);
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int ranks_;
+  std::mutex mutex_;
+  std::map<std::string, std::vector<uint8_t>> values_;
+};
+
+}  // namespace torchcomms_pg::gloo
