@@ -26,7 +26,7 @@
 #include "recorder/Stack.hpp"
 
 // Function that faulthandler's watchdog calls without the GIL. Not part of Python's stable API:
-// null if this Python lacks it.
+// null if this Python lacks it, as from 3.13 on.
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
@@ -74,6 +74,43 @@ std::vector<std::string> innermost(const std::string& dump) {
   return lines;
 }
 
+// faulthandler's handler of a signal, which this project calls as a function: it writes the stacks
+// of all threads to stderr without the GIL. Null if _Py_DumpTracebackThreads does so. Set before
+// any thread asks for stacks.
+struct FaultHandler {
+  int signal = 0;
+  void (*dump)(int signal) = nullptr;
+};
+FaultHandler faultHandler;
+
+// Has faulthandler make a handler for a signal that nobody handles, and then has the signal do what
+// it did before. Called with the GIL.
+void borrowFaultHandler() {
+  for (int number = SIGRTMAX; number >= SIGRTMIN; --number) {
+    struct sigaction before{};
+    struct sigaction made{};
+    if (sigaction(number, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) {
+      continue;
+    }
+    py::module_::import("faulthandler")
+        .attr("register")(number, py::arg("file") = STDERR_FILENO, py::arg("all_threads") = true);
+    sigaction(number, &before, &made);
+    faultHandler = {number, made.sa_handler};
+    return;
+  }
+}
+
+// Writes the stacks of all threads to `file`, without the GIL. Called in a copy of this process,
+// whose stderr it replaces.
+void dumpStacks(int file) {
+  if (_Py_DumpTracebackThreads != nullptr) {
+    _Py_DumpTracebackThreads(file, nullptr, nullptr);
+  } else {
+    dup2(file, STDERR_FILENO);
+    faultHandler.dump(faultHandler.signal);
+  }
+}
+
 // Waits for the end of `copy`, a process made by readInCopy(), and kills it after 500 ms.
 void awaitCopy(pid_t copy) {
   constexpr int kPatience = 500;  // ms
@@ -102,7 +139,7 @@ std::vector<std::string> readInCopy() {
   const auto copy = static_cast<pid_t>(syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
   if (copy == 0) {
     prctl(PR_SET_DUMPABLE, 0);  // no core file after a crash
-    _Py_DumpTracebackThreads(file, nullptr, nullptr);
+    dumpStacks(file);
     _exit(0);
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -119,7 +156,8 @@ std::vector<std::string> readInCopy() {
 
 // Returns the places on which two successive readings agree: places of threads that do not run.
 std::string readWithoutGil() {
-  if (_Py_DumpTracebackThreads == nullptr || Py_IsInitialized() == 0) {
+  if ((_Py_DumpTracebackThreads == nullptr && faultHandler.dump == nullptr) ||
+      Py_IsInitialized() == 0) {
     return "";
   }
   const auto first = readInCopy();
@@ -140,6 +178,9 @@ void bindPythonStackDump(py::module_& module) {
       [](py::function describe) {
         // Never destroyed: the function is needed until the interpreter ends.
         auto& function = neverDestroyed<py::function>(std::move(describe));
+        if (_Py_DumpTracebackThreads == nullptr) {
+          borrowFaultHandler();
+        }
         PythonStackDump::Source source;
         source.ask = [&function](const PythonStackDump::Stacks& stacks) -> PythonStackDump::Told {
           const std::vector<std::string> none(stacks.size());

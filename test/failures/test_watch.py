@@ -529,6 +529,11 @@ class Told(torch._C._distributed_c10d.Backend):
     def getBackendName(self):  # noqa: N802
         return "told"
 
+    @property
+    def options(self):
+        """What torch 2.15 asks for; without it a Python 3.13 or later recurses until it crashes."""
+        return torch._C._distributed_c10d.Backend.Options("told")
+
     def allreduce(self, tensors, opts):
         return ToldWork()
 
