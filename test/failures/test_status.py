@@ -28,6 +28,7 @@ from harness.stuck import all_keep_the_gil
 from hosts.test_hosts import move
 from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
+from torchcomms_pg.status.jobs import LONGEST_WAIT
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(
@@ -36,6 +37,11 @@ WATCHED = pytest.param(
 )
 LATE = 0.5
 SOON = 20.0
+
+
+def within(seconds):
+    """What a status may wait for, on this machine, as an argument."""
+    return str(min(limits.grown(seconds), LONGEST_WAIT))
 
 
 @pytest.fixture
@@ -56,7 +62,13 @@ def ask(capsys):
 
     def ask(*arguments, late=LATE, wait=15):
         capsys.readouterr()
-        options = ["--json", "--late", str(late), "--wait", str(limits.grown(wait))]
+        options = [
+            "--json",
+            "--late",
+            str(late),
+            "--wait",
+            str(min(limits.grown(wait), LONGEST_WAIT)),
+        ]
         code = main([*options, *map(str, arguments)])
         printed = capsys.readouterr()
         return code, json.loads(printed.out) if printed.out else printed.err
@@ -404,7 +416,7 @@ def test_it_is_told_again_and_again_until_the_job_has_ended(folder):
             ranks.wait_report(rank)
         asks = subprocess.Popen(
             [sys.executable, "-m", "torchcomms_pg.status", "--json", "--watch", "0.1"]
-            + ["--wait", str(limits.grown(15))],
+            + ["--wait", within(15)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
@@ -522,7 +534,14 @@ def test_which_rank_is_late_is_told_of_groups_that_know(
         with open(printed, "w") as output:
             asks = subprocess.Popen(
                 [sys.executable, "-m", "torchcomms_pg.status", str(ranks.pids[2])]
-                + ["--watch", "0.2", "--late", "600", "--wait", str(limits.grown(15))],
+                + [
+                    "--watch",
+                    "0.2",
+                    "--late",
+                    "600",
+                    "--wait",
+                    within(15),
+                ],
                 stdout=output,
                 cwd=ROOT,
             )
@@ -664,13 +683,18 @@ def test_what_dead_processes_have_left_is_removed(folder, ask):
     assert not list(folder.iterdir())
 
 
-def test_arguments_that_name_no_job_are_told_from_others(folder, ask):
+def test_arguments_that_name_no_job_are_told_from_others(folder, ask, capsys):
     code, said = ask("4194304")
     assert code == 2 and "there is no process 4194304" in said
     code, said = ask(os.getpid())
     assert code == 2 and f"process {os.getpid()} has no status" in said
     code, said = ask("127.0.0.1:1")
     assert code == 2 and "has its store at 127.0.0.1:1" in said
+    for asked, most in (("--wait", 60), ("--late", 86400)):  # a process refuses a longer wait
+        with pytest.raises(SystemExit) as ended:
+            main([asked, str(most + 1)])
+        assert ended.value.code == 2
+        assert f"wanted more than 0, at most {most} seconds" in capsys.readouterr().err
     with started(2, folder) as one, started(2, folder) as other:
         for ranks in (one, other):  # of one store, under prefixes of their own
             ranks.start(is_there, ranks.store_args(), 2, "torchcomms")

@@ -11,7 +11,7 @@ import sys
 import time
 
 from torchcomms_pg import env
-from torchcomms_pg.status.jobs import Job, NoAnswerError, StatusError, find_jobs
+from torchcomms_pg.status.jobs import LONGEST_WAIT, Job, NoAnswerError, StatusError, find_jobs
 from torchcomms_pg.status.report import text
 
 CODES = """\
@@ -62,19 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--wait",
-        type=_seconds,
+        type=_seconds_of_wait,
         default=0.8,
         metavar="SECONDS",
-        help="how long to wait for ranks that do not answer (0.8)",
+        help="how long to wait for ranks that do not answer (0.8; at most 60)",
     )
     return parser
 
 
-def _seconds(given: str) -> float:
+def _seconds(given: str, most: float = 86400) -> float:
     seconds = float(given)
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"{given}: wanted seconds, more than 0")
+    if not 0 < seconds <= most:
+        raise argparse.ArgumentTypeError(f"{given}: wanted more than 0, at most {most:g} seconds")
     return seconds
+
+
+def _seconds_of_wait(given: str) -> float:
+    return _seconds(given, LONGEST_WAIT)
 
 
 def _once(options: argparse.Namespace) -> int:

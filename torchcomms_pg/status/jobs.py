@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+# Longest wait, in seconds, that a process takes a question with (csrc/status/Protocol.hpp).
+LONGEST_WAIT = 60.0
+
 # Seconds of waiting beyond the time limit that the question contains.
 _GRACE = 1.0
 _LONGEST = 1 << 28  # bytes of an answer
