@@ -18,9 +18,11 @@ from harness.values import all_data, assert_reduced
 try:
     import simulated
     from harness.simulated_group import DEVICE, both, on_sim, sim
-    from simulated import hold
+    from simulated import hold, settled, waits
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
+
+WAIT = 20.0
 
 
 def finish(work, async_op):
@@ -41,7 +43,7 @@ def test_an_operation_comes_after_what_the_current_stream_has_queued(world, asyn
         tensor.fill_(dist.get_rank() + 1)
         work = dist.all_reduce(tensor, async_op=async_op)
         if async_op:
-            time.sleep(0.05)  # what has not been ordered would run now
+            assert wait_for(settled, WAIT)  # what has not been ordered has run
             assert not work.is_completed()
     finish(work, async_op)
     assert (tensor.cpu() == world * (world + 1) / 2).all()
@@ -64,10 +66,11 @@ def others_held_up(world, wait):
     with time_limit(0, 15, "waiting in the stream"):
         wait(work, tensor)
         after = tensor * 10
-    stalled = not wait_for(torch.accelerator.current_stream().query, 0.2)
-    completed = work.is_completed()
+    current = torch.accelerator.current_stream()
+    came = wait_for(lambda: waits(current) or current.query(), WAIT)
+    stalled, completed = not current.query(), work.is_completed()
     store.set(f"{key} {dist.get_rank()}", "")
-    assert stalled, "the current stream did not wait"
+    assert came and stalled, "the current stream did not wait"
     assert not completed
     return tensor, after
 
@@ -131,7 +134,8 @@ def test_results_of_temporary_buffers_come_after_the_operation(world):
             store.wait([f"strided {r} {world}" for r in range(1, world)])
     else:
         work = dist.all_reduce(tensor, async_op=True)
-        time.sleep(0.05)  # a copy out of the buffer that nothing orders would come now
+        # A copy out of the buffer that nothing orders has come then.
+        torch.accelerator.current_stream().synchronize()
         store.set(f"strided {dist.get_rank()} {world}", "")
     work.wait()
     assert_reduced(tensor.cpu(), inputs)
@@ -166,7 +170,7 @@ def test_operations_of_two_streams_keep_their_order_in_the_communicator(world):
         with torch.sim.stream(other):
             work = dist.all_reduce(first, async_op=True)
         later = dist.all_reduce(second, async_op=True)
-        time.sleep(0.02)
+        assert wait_for(settled, WAIT)
         assert not later.is_completed()
         held.release()
     work.wait()
