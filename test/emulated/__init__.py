@@ -19,6 +19,7 @@ import types
 __all__ = [
     "available",
     "build",
+    "calls",
     "contexts",
     "counted",
     "environment",
@@ -106,14 +107,19 @@ def counted():
     Gives a dictionary, filled at the block's end: by thread ("main", or its name) a Counter by
     function.
     """
-    calls = {}
+    all = {}
     _native().emulatedCountCalls(1)
     try:
-        yield calls
+        yield all
     finally:
-        counts = json.loads(_native().emulatedCounts())
+        all.update(calls())
         _native().emulatedCountCalls(0)
-        calls.update({thread: collections.Counter(all) for thread, all in counts.items()})
+
+
+def calls():
+    """What `counted` has counted so far, called in its block."""
+    counts = json.loads(_native().emulatedCounts())
+    return {thread: collections.Counter(all) for thread, all in counts.items()}
 
 
 def contexts():

@@ -1,7 +1,6 @@
 """The place of an operation among what is queued on a GPU, and what it costs the host."""
 
 import gc
-import time
 
 import pytest
 import torch
@@ -184,11 +183,9 @@ def test_of_what_waits_in_a_stream_the_oldest_alone_is_asked_for(world):
     tensor = torch.ones(1000, device="cuda")
     with streams.hold():
         works = [dist.all_reduce(tensor, async_op=True) for _ in range(300)]
-        asked = 0
-        while not asked:  # nothing is asked while the process is held up
-            with emulated.counted() as calls:
-                time.sleep(0.5)  # some ten looks
-            asked = calls.get("tcpg_events", {}).get("cudaEventQuery", 0)
-        assert asked <= 100, calls
+        looks = ranks.woken("tcpg_events") + 10
+        with emulated.counted() as calls:
+            assert ranks.wait_for(lambda: ranks.woken("tcpg_events") >= looks, 20)
+        assert 0 < calls["tcpg_events"]["cudaEventQuery"] <= 100, calls
     for work in works:
         work.wait()
