@@ -3,9 +3,7 @@
 Streams of the simulated one are held up, so that nothing is left to chance.
 """
 
-import datetime
 import gc
-import time
 
 import pytest
 import torch
@@ -253,6 +251,12 @@ def test_a_replay_after_its_group_has_ended_or_failed_holds_up_no_stream(world, 
         dist.destroy_process_group(group)
 
 
+def in_flight(group):
+    """How many operations of the group have not ended as far as the process knows."""
+    groups = torchcomms_pg._C.process_totals().groups
+    return sum(each.in_flight for each in groups if each.name == group.group_name)
+
+
 @graphs
 @on_sim(2)
 def test_nothing_watches_or_records_what_a_graph_holds(world):
@@ -263,12 +267,11 @@ def test_nothing_watches_or_records_what_a_graph_holds(world):
     dist.all_reduce(tensor, group=group)
     recorder.register_with_comm(comm)
     graph = simulated.Graph()
-    group.set_timeout(datetime.timedelta(seconds=2))
     with graph.capture():
         dist.all_reduce(tensor, group=group)
         dist.barrier(group, async_op=True).wait()
-    time.sleep(2.5)  # its deadline, had it one
-    group.set_timeout(datetime.timedelta(seconds=30))  # of what is not in it
+    # What is in flight has a deadline, and is asked for.
+    assert wait_for(lambda: in_flight(group) == 0, WAIT), in_flight(group)
     assert "all_reduce" not in recorder.dump_json()
     tensor.fill_(1)
     graph.replay()
