@@ -39,6 +39,7 @@ def test_an_operation_comes_after_what_its_stream_has_queued(world, async_op):
     with streams.hold():
         values.add_(dist.get_rank())
         work = dist.all_reduce(values, async_op=async_op)
+        gpus.settle()
         assert not torch.cuda.current_stream().query()
         assert work is None or not work.is_completed()
     if work is not None:
@@ -59,6 +60,7 @@ def test_after_waiting_the_current_stream_waits_and_the_host_does_not(world):
         with torch.cuda.stream(current):
             work.wait()  # returns, although the other stream is held
             after = output * 2
+            gpus.settle()
             assert not current.query(), "the current stream did not wait"
     assert_same(after.cpu(), torch.cat(inputs) * 2)
 
@@ -80,6 +82,7 @@ def test_memory_that_an_operation_still_uses_is_given_to_nobody(world, layout):
             del mine
             reused = [torch.full((LENGTH,), -7.0, device="cuda") for _ in range(20)]
             current.synchronize()
+            gpus.settle()
             assert not any(work.is_completed() for work in works)
     for work in works:
         work.wait()

@@ -473,10 +473,12 @@ def woken(name="tcpg_(worker|messages|callbacks)"):
     """How often threads of this process have gone to sleep: those that run asynchronous operations.
 
     Args:
-        name: pattern of other threads' names.
+        name: pattern of other threads' names; the main thread is none of them.
     """
     times = 0
     for path in pathlib.Path("/proc/self/task").glob("*/status"):
+        if path.parent.name == str(os.getpid()):
+            continue
         with contextlib.suppress(OSError):  # it has just ended
             status = path.read_text()
             if re.match(rf"Name:\t{name}\n", status):
