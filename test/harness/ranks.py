@@ -458,13 +458,13 @@ def thread_names():
     return names
 
 
-def asleep(name):
-    """Whether a thread of this process with that name waits, and not for a core."""
+def asleep(thread):
+    """Whether a thread of this process, by its name or its id, waits, and not for a core."""
     for path in pathlib.Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             number, _, rest = path.read_text().partition(" (")
             found, _, rest = rest.rpartition(") ")
-            if found == name and rest.startswith("S"):
+            if str(thread) in (number, found) and rest.startswith("S"):
                 return True
     return False
 
