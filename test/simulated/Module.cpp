@@ -187,7 +187,9 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("settled", &settled);
   module.def(
       "waits",
-      [streamOf](c10::DeviceIndex device, c10::StreamId id) { return streamOf(device, id).waits(); },
+      [streamOf](c10::DeviceIndex device, c10::StreamId id) {
+        return streamOf(device, id).waits();
+      },
       py::arg("device"),
       py::arg("stream_id"));
   module.def("early_queries", &earlyQueries);
