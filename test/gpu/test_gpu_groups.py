@@ -261,11 +261,11 @@ def barriers():
 WAITS = {"cudaEventQuery", "cudaEventSynchronize", "cudaStreamQuery", "cudaStreamSynchronize"}
 
 
-def pass_held(barrier, release, tell, go=lambda: None):
+def pass_held(barrier, release, store, released, go=lambda: None):
     """Passes a barrier in a stream that is held up, which is released once nothing more happens.
 
     Args:
-        tell: called before `release`.
+        released: key that is in the store before `release` is called.
         go: returns when the release is wanted.
     """
     returned = threading.Event()
@@ -281,7 +281,8 @@ def pass_held(barrier, release, tell, go=lambda: None):
             assert not returned.is_set(), "the barrier did not wait for the stream"
             assert emulated.kernels_begun() == begun, "its kernel did not wait for the stream"
         finally:
-            tell()
+            store.set(released, "")
+            store.wait([released])  # set() does not wait for the server
             release()
 
     counting = emulated.counted() if gpus.EMULATED else contextlib.nullcontext()
@@ -305,8 +306,7 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
             assert store.check([released])
             continue
         with streams.hold() as release:
-            tell = functools.partial(store.set, released, "")
-            pass_held(barrier, release, tell, functools.partial(store.wait, [begun]))
+            pass_held(barrier, release, store, released, functools.partial(store.wait, [begun]))
 
 
 @gpus.on_own_ranks(2)
@@ -343,7 +343,7 @@ def test_a_barrier_waits_for_the_stream_of_the_device_it_names(port, prefix, wor
         stream = torch.cuda.current_stream(device)
         with streams.hold(stream) as release:
             barrier = functools.partial(dist.barrier, device_ids=[device])
-            pass_held(barrier, release, functools.partial(store.set, released, ""))
+            pass_held(barrier, release, store, released)
 
 
 # ---------------------------------------------------------------- failures
