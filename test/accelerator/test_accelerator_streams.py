@@ -3,9 +3,7 @@
 Streams of the simulated one are held up, so that nothing is left to chance.
 """
 
-import datetime
 import gc
-import time
 
 import pytest
 import torch
@@ -18,9 +16,11 @@ from harness.values import all_data, assert_reduced
 try:
     import simulated
     from harness.simulated_group import DEVICE, both, on_sim, sim
-    from simulated import hold
+    from simulated import hold, settled, waits
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
+
+WAIT = 20.0
 
 
 def finish(work, async_op):
@@ -41,7 +41,7 @@ def test_an_operation_comes_after_what_the_current_stream_has_queued(world, asyn
         tensor.fill_(dist.get_rank() + 1)
         work = dist.all_reduce(tensor, async_op=async_op)
         if async_op:
-            time.sleep(0.05)  # what has not been ordered would run now
+            assert wait_for(settled, WAIT)  # what has not been ordered has run
             assert not work.is_completed()
     finish(work, async_op)
     assert (tensor.cpu() == world * (world + 1) / 2).all()
@@ -64,10 +64,11 @@ def others_held_up(world, wait):
     with time_limit(0, 15, "waiting in the stream"):
         wait(work, tensor)
         after = tensor * 10
-    stalled = not wait_for(torch.accelerator.current_stream().query, 0.2)
-    completed = work.is_completed()
+    current = torch.accelerator.current_stream()
+    came = wait_for(lambda: waits(current) or current.query(), WAIT)
+    stalled, completed = not current.query(), work.is_completed()
     store.set(f"{key} {dist.get_rank()}", "")
-    assert stalled, "the current stream did not wait"
+    assert came and stalled, "the current stream did not wait"
     assert not completed
     return tensor, after
 
@@ -131,7 +132,8 @@ def test_results_of_temporary_buffers_come_after_the_operation(world):
             store.wait([f"strided {r} {world}" for r in range(1, world)])
     else:
         work = dist.all_reduce(tensor, async_op=True)
-        time.sleep(0.05)  # a copy out of the buffer that nothing orders would come now
+        # A copy out of the buffer that nothing orders has come then.
+        torch.accelerator.current_stream().synchronize()
         store.set(f"strided {dist.get_rank()} {world}", "")
     work.wait()
     assert_reduced(tensor.cpu(), inputs)
@@ -166,7 +168,7 @@ def test_operations_of_two_streams_keep_their_order_in_the_communicator(world):
         with torch.sim.stream(other):
             work = dist.all_reduce(first, async_op=True)
         later = dist.all_reduce(second, async_op=True)
-        time.sleep(0.02)
+        assert wait_for(settled, WAIT)
         assert not later.is_completed()
         held.release()
     work.wait()
@@ -249,6 +251,12 @@ def test_a_replay_after_its_group_has_ended_or_failed_holds_up_no_stream(world, 
         dist.destroy_process_group(group)
 
 
+def in_flight(group):
+    """How many operations of the group have not ended as far as the process knows."""
+    groups = torchcomms_pg._C.process_totals().groups
+    return sum(each.in_flight for each in groups if each.name == group.group_name)
+
+
 @graphs
 @on_sim(2)
 def test_nothing_watches_or_records_what_a_graph_holds(world):
@@ -259,12 +267,11 @@ def test_nothing_watches_or_records_what_a_graph_holds(world):
     dist.all_reduce(tensor, group=group)
     recorder.register_with_comm(comm)
     graph = simulated.Graph()
-    group.set_timeout(datetime.timedelta(seconds=2))
     with graph.capture():
         dist.all_reduce(tensor, group=group)
         dist.barrier(group, async_op=True).wait()
-    time.sleep(2.5)  # its deadline, had it one
-    group.set_timeout(datetime.timedelta(seconds=30))  # of what is not in it
+    # What is in flight has a deadline, and is asked for.
+    assert wait_for(lambda: in_flight(group) == 0, WAIT), in_flight(group)
     assert "all_reduce" not in recorder.dump_json()
     tensor.fill_(1)
     graph.replay()

@@ -1,7 +1,8 @@
 """On a simulated accelerator: waits that stop the host, and hooks that are told of the end."""
 
+import concurrent.futures
 import datetime
-import time
+import threading
 
 import pytest
 import torch
@@ -22,6 +23,14 @@ except ImportError:
 
 pytestmark = pytest.mark.beyond_gloo
 WAIT = 20.0
+LOOKS = 200  # of a wait that stops the host, which asks for the event again and again
+
+
+def set_when_it_waits(store, key, early, returned):
+    """Sets the key when the main thread waits for an event, or has returned from the wait."""
+    waits = lambda: simulated.early_queries()[0] >= early + LOOKS  # noqa: E731
+    assert wait_for(lambda: returned.is_set() or waits(), WAIT)
+    store.set(key, "")
 
 
 @on_sim(2)
@@ -34,19 +43,23 @@ def test_a_blocking_wait_stops_the_host_until_the_operation_has_ended(world, how
     tensor = torch.ones(1000, device=DEVICE)
     comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, False)
     torch.accelerator.synchronize()
+    wait = "wait" if how == "variable" else "wait_blocking"
     if dist.get_rank() == 0:
         with hold():
             work = comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, True)
             store.wait([key])
-            time.sleep(0.3)  # rank 1 waits by now, and a wait that does not stop it has returned
+        getattr(work, wait)()
+        assert work.is_completed()
     else:
+        early, returned = simulated.early_queries()[0], threading.Event()
         work = comm.all_reduce(tensor, torchcomms_pg.ReduceOp.SUM, True)
-        store.set(key, "")
-    if how == "variable":
-        work.wait()
-    else:
-        work.wait_blocking()
-    assert work.is_completed()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            setting = thread.submit(set_when_it_waits, store, key, early, returned)
+            getattr(work, wait)()
+            completed = work.is_completed()
+            returned.set()
+            setting.result()
+        assert completed, "rank 0 was still held up when the wait returned"
     assert (tensor.cpu() == world * world).all()
     dist.destroy_process_group(group)
 
@@ -109,9 +122,11 @@ def test_a_post_hook_is_told_when_the_stream_is_past_the_operation(world):
     tensor = torch.ones(1000, device=DEVICE)
     torch.accelerator.synchronize()
     with hold():
+        early = simulated.early_queries()[1]
         work = dist.all_reduce(tensor, group=group, async_op=True)
         work.wait()  # orders the stream, and nothing more
-        time.sleep(0.2)  # the monitor has looked meanwhile
+        # Those who tell of ends have asked, and were told that it has not ended.
+        assert wait_for(lambda: posts or simulated.early_queries()[1] >= early + 3, WAIT)
         assert not posts
     assert wait_for(lambda: posts, WAIT)
     assert posts == [("all_reduce", True)]

@@ -26,7 +26,7 @@ from torchcomms_pg.registration import serve_host_device
 try:
     import simulated
     from harness.simulated_group import DEVICE, both, on_sim, start
-    from simulated import _simulated, hold  # noqa: F401  (the first one is built)
+    from simulated import _simulated, hold, waits  # noqa: F401  (the first one is built)
 except ImportError:
     pytest.skip("python test/simulated/build.py builds it", allow_module_level=True)
 
@@ -76,6 +76,7 @@ def test_left_over_signals_do_not_reach_the_next_window(world):
     window.tensor_deregister()
     window = comm.new_window(zeros(1))
     waiting = window.wait_signal(before, True)
+    # A stream that looks for a signal in vain tells nobody.
     assert not wait_for(waiting.is_completed, 0.2)
     dist.barrier()  # all have looked
     window.signal(after, False)
@@ -145,7 +146,8 @@ def test_deregistering_waits_for_puts_in_any_stream(world):
             window.put(zeros(100) + 1, 0, 0, False)
         ending = threading.Thread(target=window.tensor_deregister)
         ending.start()
-        ending.join(0.3)
+        current = torch.accelerator.current_stream()
+        assert wait_for(lambda: waits(current) or not ending.is_alive(), 20)
         assert ending.is_alive()
         held.release()
         ending.join(20)

@@ -212,6 +212,8 @@ def test_suspending_waits_for_what_is_in_flight(world):
         suspending.start()
         # From its begin on, nothing new comes in.
         assert wait_for(refuses_operations)
+        early = simulated.early_queries()[1]
+        assert wait_for(lambda: simulated.early_queries()[1] >= early + 5)  # its end is asked for
         assert library.latest().count("suspend:1") == 0
     suspending.join()
     assert work.is_completed()

@@ -19,14 +19,19 @@ import types
 __all__ = [
     "available",
     "build",
+    "calls",
     "contexts",
     "counted",
     "environment",
     "hold_driver",
     "hold_nccl",
+    "kernels_begun",
+    "kernels_spinning",
     "misuses",
     "nccl_environment",
+    "revocations",
     "set_delays",
+    "settled",
 ]
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -102,14 +107,19 @@ def counted():
     Gives a dictionary, filled at the block's end: by thread ("main", or its name) a Counter by
     function.
     """
-    calls = {}
+    all = {}
     _native().emulatedCountCalls(1)
     try:
-        yield calls
+        yield all
     finally:
-        counts = json.loads(_native().emulatedCounts())
+        all.update(calls())
         _native().emulatedCountCalls(0)
-        calls.update({thread: collections.Counter(all) for thread, all in counts.items()})
+
+
+def calls():
+    """What `counted` has counted so far, called in its block."""
+    counts = json.loads(_native().emulatedCounts())
+    return {thread: collections.Counter(all) for thread, all in counts.items()}
 
 
 def contexts():
@@ -163,3 +173,27 @@ def hold_nccl(where):
         yield _native().emulatedNcclHeld
     finally:
         _native().emulatedNcclHold(0, 0, 0)
+
+
+def settled():
+    """Whether every stream of the process is idle, or waits for another one or in `streams.hold`.
+
+    Then nothing more runs until somebody outside queues or releases something. A stream in which a
+    kernel of NCCL waits for its peers is not settled. The branches of a graph are not looked at.
+    """
+    return bool(_native().emulatedSettled())
+
+
+def kernels_begun():
+    """How many kernels of NCCL streams have come to in this process."""
+    return _native().emulatedNcclCount(0)
+
+
+def kernels_spinning():
+    """How many kernels of NCCL wait now for a peer that has failed, and whom nobody tells."""
+    return _native().emulatedNcclCount(1)
+
+
+def revocations():
+    """How many communicators NCCL has revoked in this process."""
+    return _native().emulatedNcclCount(2)

@@ -405,7 +405,8 @@ def test_a_deadline_that_passes_while_a_verdict_stands_gives_no_other():
         ranks.start(has_more_patience, ranks.store_args(), 3)
         ranks.wait_report(1)
         all_say(ranks, "rank 1 has not arrived at all_reduce #2")
-        time.sleep(3 * LIMIT)  # the deadline of rank 2, and a verdict's time
+        # The deadline of rank 2, and a verdict's time. One that passes in silence tells nobody.
+        time.sleep(3 * LIMIT)
         ranks.tell(1, "go on")
         check(ranks.wait())
         all_say(ranks, "is over: all_reduce #2")

@@ -184,7 +184,7 @@ def uses_libnccl(port, prefix):
     # The abort waits for the graph, so that whoever holds the graph lets a thread wait.
     thread = threading.Thread(target=nccl.ncclCommAbort, args=(comm,), daemon=True)
     thread.start()
-    thread.join(0.3)
+    assert ranks.wait_for(lambda: ranks.asleep(thread.native_id) or not thread.is_alive(), 20)
     assert thread.is_alive()
     graph.reset()
     thread.join(20)

@@ -3,15 +3,17 @@
 import concurrent.futures
 import contextlib
 import gc
+import pathlib
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import emulated
 import torchcomms_pg
 from api import test_spec_examples
-from harness import gpus, ranks
+from harness import gpus, ranks, streams
 from harness.gpus import on_gpus, on_ours
 from harness.values import all_data, assert_reduced, assert_same
 
@@ -196,17 +198,35 @@ def test_collectives_with_temporary_buffers_run_with_each_replay(world):
     replay(world, strided, assert_reduced, "global")
 
 
+def await_looks():
+    """Until another thread has asked several times whether an operation has ended."""
+    if not gpus.EMULATED:
+        time.sleep(0.12)  # longer than the time between two looks, of which CUDA tells nobody
+        return
+
+    def looks():
+        return sum(
+            each["cudaEventQuery"] for thread, each in emulated.calls().items() if thread != "main"
+        )
+
+    with emulated.counted():
+        assert ranks.wait_for(lambda: looks() >= 3, BOUND)
+
+
 @modes
 @on_gpus(1)
-def test_a_capture_right_after_an_operation_is_not_disturbed(world, mode):
-    tensor = torch.ones(LENGTH, device="cuda")
-    dist.all_reduce(tensor)  # whose end is still looked for
-    dist.all_reduce(tensor, async_op=True)
-    with capture(mode) as graph:
-        result = tensor + 1
-        # Longer than the time between two looks at what is in flight.
-        time.sleep(0.12)
-        more = torch.empty(MIB, device="cuda").fill_(2)
+def test_a_capture_beside_an_operation_in_flight_is_not_disturbed(world, mode):
+    tensor, graph = torch.ones(LENGTH, device="cuda"), torch.cuda.CUDAGraph()
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()), streams.hold():
+        dist.all_reduce(torch.ones(LENGTH, device="cuda"), async_op=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(capture_error_mode=mode)
+            result = tensor + 1
+            await_looks()
+            more = torch.empty(MIB, device="cuda").fill_(2)
+            graph.capture_end()
     graph.replay()
     assert result.cpu()[0] == 2 and more.cpu()[0] == 2
 
@@ -259,6 +279,16 @@ def test_a_group_that_ends_with_its_last_graph_disturbs_no_capture(port, prefix,
     torch.cuda.synchronize()
 
 
+def threads():
+    """Those of this process that are not the device's, which stay."""
+    found = set()
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if not path.read_text().startswith(("gpu", "cuda")):
+                found.add(path.parent.name)
+    return found
+
+
 @gpus.on_own_ranks(2)
 def test_a_graph_outlives_its_group_that_has_failed(port, prefix, world):
     gpus.torchcomms(port, f"{prefix}/first", world, 30)
@@ -270,8 +300,10 @@ def test_a_graph_outlives_its_group_that_has_failed(port, prefix, world):
     graph.replay()
     torch.cuda.synchronize()
     ranks.meet(store, "replayed", world)
+    before = threads()
     dist.distributed_c10d._abort_process_group()
-    time.sleep(0.5)  # a communicator that does not wait for its graphs has gone by then
+    # A communicator that does not wait for its graphs is ended by a thread of its own.
+    assert ranks.wait_for(lambda: not threads() - before, BOUND), ranks.thread_names()
     graph.reset()
     gc.collect()
     torch.cuda.synchronize()
@@ -302,12 +334,14 @@ def test_a_failure_says_of_graphs_what_their_replays_would_do(port, prefix, worl
     if dist.get_rank() != 0:
         store.wait(["replayed"])
         return
+    # abort() returns before NCCL has revoked, which ends what has been launched until then.
+    assert ranks.wait_for(lambda: emulated.revocations() == 2, BOUND)
     with ranks.time_limit(0, BOUND, "the replay"):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             graph.replay()
         (torch.ones(LENGTH, device="cuda") * 2).cpu()
-        time.sleep(0.5)  # one that does not wait has ended by then
+        assert ranks.wait_for(lambda: stream.query() or emulated.kernels_spinning(), BOUND)
         assert not stream.query()
     store.set("replayed", "")
 

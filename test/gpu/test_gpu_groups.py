@@ -1,12 +1,14 @@
 """Groups of GPUs: how they come and go, what goes through them beside, and what they refuse."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import datetime
 import functools
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -255,6 +257,42 @@ def barriers():
         yield lambda: comm.barrier(True).wait()
 
 
+# By which the main thread waits for the device.
+WAITS = {"cudaEventQuery", "cudaEventSynchronize", "cudaStreamQuery", "cudaStreamSynchronize"}
+
+
+def pass_held(barrier, release, store, released, go=lambda: None):
+    """Passes a barrier in a stream that is held up, which is released once nothing more happens.
+
+    Args:
+        released: key that is in the store before `release` is called.
+        go: returns when the release is wanted.
+    """
+    returned = threading.Event()
+
+    def let_go(begun):
+        try:
+            go()
+            if not gpus.EMULATED:
+                time.sleep(0.3)  # CUDA tells nobody what a stream waits for
+                return
+            waits = lambda: WAITS & emulated.calls().get("main", {}).keys() and emulated.settled()  # noqa: E731
+            assert ranks.wait_for(lambda: returned.is_set() or waits(), BOUND)
+            assert not returned.is_set(), "the barrier did not wait for the stream"
+            assert emulated.kernels_begun() == begun, "its kernel did not wait for the stream"
+        finally:
+            store.set(released, "")
+            store.wait([released])  # set() does not wait for the server
+            release()
+
+    counting = emulated.counted() if gpus.EMULATED else contextlib.nullcontext()
+    with counting, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        holder = thread.submit(let_go, emulated.kernels_begun() if gpus.EMULATED else 0)
+        barrier()
+        returned.set()
+        holder.result()
+
+
 @on_gpus(2)
 def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
     dist.all_reduce(ones())
@@ -267,17 +305,8 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(world):
             barrier()
             assert store.check([released])
             continue
-        with streams.hold() as release, concurrent.futures.ThreadPoolExecutor(1) as thread:
-
-            def let_go():
-                store.wait([begun])
-                time.sleep(0.1)  # a barrier that does not wait is over by then
-                store.set(released, "")
-                release()
-
-            holder = thread.submit(let_go)
-            barrier()
-            holder.result()
+        with streams.hold() as release:
+            pass_held(barrier, release, store, released, functools.partial(store.wait, [begun]))
 
 
 @gpus.on_own_ranks(2)
@@ -312,16 +341,9 @@ def test_a_barrier_waits_for_the_stream_of_the_device_it_names(port, prefix, wor
             assert store.check([released])
             continue
         stream = torch.cuda.current_stream(device)
-        with streams.hold(stream) as release, concurrent.futures.ThreadPoolExecutor(1) as thread:
-
-            def let_go():
-                time.sleep(0.3)  # a barrier that does not wait is over by then
-                store.set(released, "")
-                release()
-
-            holder = thread.submit(let_go)
-            dist.barrier(device_ids=[device])
-            holder.result()
+        with streams.hold(stream) as release:
+            barrier = functools.partial(dist.barrier, device_ids=[device])
+            pass_held(barrier, release, store, released)
 
 
 # ---------------------------------------------------------------- failures
@@ -390,6 +412,7 @@ def test_a_group_that_fails_makes_no_context_elsewhere(port, prefix, world):
     assert set(emulated.contexts()) == {torch.cuda.current_device()}
 
 
+@pytest.mark.stops_ranks  # a failure does not wait for ever for that thread
 @gpus.emulated_only
 @gpus.on_own_ranks(1)
 def test_a_failure_does_not_meet_the_launch_of_another_thread(port, prefix, world):
@@ -404,7 +427,9 @@ def test_a_failure_does_not_meet_the_launch_of_another_thread(port, prefix, worl
             issuing = thread.submit(lambda: dist.all_reduce(tensor, async_op=True))
             assert ranks.wait_for(held, BOUND)
             backend.abort()
-            time.sleep(0.2)  # a revocation that does not wait has come by then
+            revokes = emulated.revocations
+            assert ranks.wait_for(lambda: revokes() or ranks.asleep("tcpg_apart"), BOUND)
+            assert not revokes(), "the failure has not waited for the launch"
         issuing.exception()
     torch.cuda.synchronize()
 

@@ -1,7 +1,6 @@
 """The place of an operation among what is queued on a GPU, and what it costs the host."""
 
 import gc
-import time
 
 import pytest
 import torch
@@ -40,6 +39,7 @@ def test_an_operation_comes_after_what_its_stream_has_queued(world, async_op):
     with streams.hold():
         values.add_(dist.get_rank())
         work = dist.all_reduce(values, async_op=async_op)
+        gpus.settle()
         assert not torch.cuda.current_stream().query()
         assert work is None or not work.is_completed()
     if work is not None:
@@ -60,6 +60,7 @@ def test_after_waiting_the_current_stream_waits_and_the_host_does_not(world):
         with torch.cuda.stream(current):
             work.wait()  # returns, although the other stream is held
             after = output * 2
+            gpus.settle()
             assert not current.query(), "the current stream did not wait"
     assert_same(after.cpu(), torch.cat(inputs) * 2)
 
@@ -81,6 +82,7 @@ def test_memory_that_an_operation_still_uses_is_given_to_nobody(world, layout):
             del mine
             reused = [torch.full((LENGTH,), -7.0, device="cuda") for _ in range(20)]
             current.synchronize()
+            gpus.settle()
             assert not any(work.is_completed() for work in works)
     for work in works:
         work.wait()
@@ -184,11 +186,9 @@ def test_of_what_waits_in_a_stream_the_oldest_alone_is_asked_for(world):
     tensor = torch.ones(1000, device="cuda")
     with streams.hold():
         works = [dist.all_reduce(tensor, async_op=True) for _ in range(300)]
-        asked = 0
-        while not asked:  # nothing is asked while the process is held up
-            with emulated.counted() as calls:
-                time.sleep(0.5)  # some ten looks
-            asked = calls.get("tcpg_events", {}).get("cudaEventQuery", 0)
-        assert asked <= 100, calls
+        looks = ranks.woken("tcpg_events") + 10
+        with emulated.counted() as calls:
+            assert ranks.wait_for(lambda: ranks.woken("tcpg_events") >= looks, 20)
+        assert 0 < calls["tcpg_events"]["cudaEventQuery"] <= 100, calls
     for work in works:
         work.wait()

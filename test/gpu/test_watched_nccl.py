@@ -3,7 +3,6 @@
 import datetime
 import functools
 import json
-import time
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ if reason := gpus.missing():
 
 import torchcomms_pg
 from failures.test_watch import again_if_a_rank_did_not_answer, all_say, stays_away
-from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
+from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for, woken
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on"
@@ -90,7 +89,10 @@ def test_what_a_graph_captures_is_not_watched_and_its_replays_are_right(world, p
 def ends_before_its_call_returns(args):
     """Called by c10d between the operation and the watch's post hook."""
     assert wait_for(args.work.is_completed, 20)
-    time.sleep(3)  # in which the backend tells of it, which it looks for now and then
+    # Its thread has no name; when it has slept twice it has looked once, and told of the end.
+    nccl = r"(?!tcpg_|gpu|cuda).*"
+    looked = woken(nccl) + 3
+    assert wait_for(lambda: woken(nccl) >= looked, 20)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="nccl tells of completions from 2.15 on")

@@ -8,6 +8,7 @@ this machine.
 
 import functools
 import os
+import time
 
 import pytest
 import torch
@@ -103,6 +104,17 @@ LEGACY = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") el
 GROUPS = {"nccl": nccl, "nccl-legacy": nccl_legacy, "torchcomms": torchcomms}
 if LEGACY == "nccl":
     del GROUPS["nccl"]
+
+
+def settle():
+    """Called in a rank: what no `streams.hold` holds up has run.
+
+    A GPU tells nobody what its streams wait for: on one, what is not ordered has a moment.
+    """
+    if EMULATED:
+        assert ranks.wait_for(emulated.settled, 20)
+    else:
+        time.sleep(0.1)
 
 
 def over_nccl():

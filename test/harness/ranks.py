@@ -458,13 +458,30 @@ def thread_names():
     return names
 
 
-def woken():
-    """How often a thread of this process that runs asynchronous operations has gone to sleep."""
+def asleep(thread):
+    """Whether a thread of this process, by its name or its id, waits, and not for a core."""
+    for path in pathlib.Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            number, _, rest = path.read_text().partition(" (")
+            found, _, rest = rest.rpartition(") ")
+            if str(thread) in (number, found) and rest.startswith("S"):
+                return True
+    return False
+
+
+def woken(name="tcpg_(worker|messages|callbacks)"):
+    """How often threads of this process have gone to sleep: those that run asynchronous operations.
+
+    Args:
+        name: pattern of other threads' names; the main thread is none of them.
+    """
     times = 0
     for path in pathlib.Path("/proc/self/task").glob("*/status"):
+        if path.parent.name == str(os.getpid()):
+            continue
         with contextlib.suppress(OSError):  # it has just ended
             status = path.read_text()
-            if re.match(r"Name:\ttcpg_(worker|messages|callbacks)\n", status):
+            if re.match(rf"Name:\t{name}\n", status):
                 times += int(re.search(r"\nvoluntary_ctxt_switches:\t(\d+)", status)[1])
     return times
 

@@ -391,7 +391,8 @@ def fork(rank, world, what):
     dist.barrier()
     for group in (dist.group.WORLD, groups[0]):
         if rank == 1:
-            time.sleep(1.5)  # a rank that waits looks once a second whether another has left
+            # A rank that waits looks once a second whether another has left, and tells nobody.
+            time.sleep(1.5)
             dist.send(torch.ones(1), world - 1, group=group)
         if rank == world - 1:
             dist.recv(torch.ones(1), 1, group=group)

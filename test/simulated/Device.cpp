@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
@@ -233,9 +234,19 @@ void Stream::add(std::function<void()> task, bool delayed) {
     if (error_.empty()) {
       error_ = std::move(error);
     }
+    tasksEnded.fetch_add(1);
     pending_.fetch_sub(1, std::memory_order_release);
     done_.notify_all();
   });
+}
+
+void Stream::wait(std::shared_ptr<Mark> mark) {
+  if (recording()) {
+    graph_->add([mark = std::move(mark)](Stream& stream) { stream.wait(mark); });
+    return;
+  }
+  add([this, mark = std::move(mark)] { wait_.during(mark, [&] { mark->wait(); }); },
+      /*delayed=*/false);
 }
 
 void Stream::synchronize() {
@@ -253,7 +264,7 @@ std::shared_ptr<Mark> record(Stream& stream) {
 }
 
 void wait(Stream& stream, std::shared_ptr<Mark> mark) {
-  stream.add([mark = std::move(mark)] { mark->wait(); }, /*delayed=*/false);
+  stream.wait(std::move(mark));
 }
 
 c10::DeviceIndex currentDevice() {
@@ -305,6 +316,16 @@ void synchronizeDevice(c10::DeviceIndex device) {
   }
 }
 
+bool settled() {
+  std::vector<Stream*> all;
+  for (c10::DeviceIndex device = 0; device < kDevices; ++device) {
+    for (auto* const stream : streamsOf(device).all()) {
+      all.push_back(stream);
+    }
+  }
+  return atRest(all);
+}
+
 c10::Allocator* allocator() {
   return &cachingAllocator();
 }
@@ -330,6 +351,8 @@ void recordStream(const c10::DataPtr& memory, const c10::Stream& stream) {
 namespace {
 
 std::atomic<bool> driverHangs{false};
+std::atomic<uint64_t> earlyQueriesOfMain{0};
+std::atomic<uint64_t> earlyQueriesOfOthers{0};
 
 // Number of calls for streams and events by this thread: those that would call a driver.
 thread_local uint64_t calls = 0;
@@ -410,7 +433,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     ++calls;
     driverHangs.wait(true);
-    return eventOf(event).mark->isSet();
+    const bool set = eventOf(event).mark->isSet();
+    if (!set) {
+      ++(gettid() == getpid() ? earlyQueriesOfMain : earlyQueriesOfOthers);
+    }
+    return set;
   }
   void synchronizeEvent(void* event) const override {
     ++calls;
@@ -442,6 +469,10 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 void hangDriver(bool hangs) {
   driverHangs = hangs;
   driverHangs.notify_all();
+}
+
+std::pair<uint64_t, uint64_t> earlyQueries() {
+  return {earlyQueriesOfMain.load(), earlyQueriesOfOthers.load()};
 }
 
 uint64_t deviceCalls() {

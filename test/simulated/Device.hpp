@@ -16,10 +16,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "Delays.hpp"
 #include "Mark.hpp"
+#include "Rest.hpp"
 #include "device/WorkerStream.hpp"
 
 namespace simulated {
@@ -57,6 +59,10 @@ class Stream final : public torchcomms_pg::host::HostStream {
 
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
 
+  // Waits for the mark in the stream's thread.
+  void wait(std::shared_ptr<Mark> mark);
+  bool waits() { return wait_.lasts(); }
+
   // Returns when nothing is queued; raises what an operator raised meanwhile.
   void synchronize();
 
@@ -71,6 +77,7 @@ class Stream final : public torchcomms_pg::host::HostStream {
   std::mutex mutex_;
   std::condition_variable done_;
   std::string error_;
+  Wait wait_;
   Dawdler dawdler_;
   torchcomms_pg::WorkerStream worker_;
 };
@@ -94,6 +101,11 @@ uint64_t deviceCalls();
 // Returns the ids of the streams of high priority in which something was queued.
 std::vector<c10::StreamId> highPriorityStreams(c10::DeviceIndex device);
 void synchronizeDevice(c10::DeviceIndex device);
+// Returns whether every stream is idle or waits for a mark: see Rest.hpp.
+bool settled();
+// Returns how often the main thread, and how often others have asked for an event that had not
+// come.
+std::pair<uint64_t, uint64_t> earlyQueries();
 
 // Memory of the current stream. A freed block is used again by that stream, at
 // once as far as the host is concerned, and is poisoned then in the stream's

@@ -184,6 +184,15 @@ PYBIND11_MODULE(_simulated, module) {
       py::arg("device"));
   module.def("synchronize", &synchronizeDevice, py::arg("device"), NoGil());
   module.def("default_generator", &defaultGenerator, py::arg("device"));
+  module.def("settled", &settled);
+  module.def(
+      "waits",
+      [streamOf](c10::DeviceIndex device, c10::StreamId id) {
+        return streamOf(device, id).waits();
+      },
+      py::arg("device"),
+      py::arg("stream_id"));
+  module.def("early_queries", &earlyQueries);
   module.def("device_calls", &deviceCalls);
   module.def("hang_driver", &hangDriver, py::arg("hangs"));
   module.def("high_priority_streams", &highPriorityStreams, py::arg("device"));

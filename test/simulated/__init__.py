@@ -14,7 +14,16 @@ import types
 
 import torch
 
-__all__ = ["Graph", "hanging_driver", "hold", "install", "set_delays"]
+__all__ = [
+    "Graph",
+    "early_queries",
+    "hanging_driver",
+    "hold",
+    "install",
+    "set_delays",
+    "settled",
+    "waits",
+]
 
 # Where build.py leaves what it has built for this torch.
 _TAG = f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
@@ -58,6 +67,25 @@ def hold(stream=None):
         yield held
     finally:
         held.release()
+
+
+def settled():
+    """Whether every stream of the process is idle, or waits for another one or a `hold`.
+
+    Then nothing more runs until somebody outside queues or releases something. A stream in which a
+    collective runs is not settled, also while it waits for its peers.
+    """
+    return _extension().settled()
+
+
+def waits(stream):
+    """Whether a stream has come to a wait for something that has not happened."""
+    return _extension().waits(stream.device_index, stream.stream_id)
+
+
+def early_queries():
+    """How often the main thread, and other threads, were told that an event has not come yet."""
+    return _extension().early_queries()
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ void Stream::orderWithLegacy() {
     if (!ordered) continue;
     auto mark = std::make_shared<simulated::Mark>();
     other->post([mark] { mark->set(); }, /*delayed=*/false);
-    post([mark] { mark->wait(); }, /*delayed=*/false);
+    post([this, mark] { wait_.during(mark, [&] { mark->wait(); }); }, /*delayed=*/false);
   }
 }
 
@@ -114,6 +114,7 @@ void Stream::post(std::function<void()> task, bool delayed) {
     if (delayed) dawdler_.dawdle();
     runTask(std::exchange(task, nullptr));
     const std::lock_guard lock(mutex_);
+    simulated::tasksEnded.fetch_add(1);
     pending_.fetch_sub(1, std::memory_order_release);
     done_.notify_all();
   });
@@ -126,7 +127,15 @@ MarkPtr Stream::record() {
 }
 
 void Stream::wait(MarkPtr mark) {
-  add([mark = std::move(mark)] { mark->wait(); }, /*delayed=*/false);
+  add([this, mark = std::move(mark)] { wait_.during(mark, [&] { mark->wait(); }); },
+      /*delayed=*/false);
+}
+
+cudaError_t Stream::queueHost(std::function<void()> function) {
+  if (capturing.load()) return queue(std::move(function));  // its replays may be in other streams
+  return queue([this, function = std::move(function)] {
+    wait_.during(std::make_shared<simulated::Mark>(), function);
+  });
 }
 
 void Stream::synchronize() {
@@ -205,6 +214,15 @@ EMULATED_API void emulatedSetDelays(uint64_t seed, double probability, int64_t l
   simulated::setDelays({seed, probability, std::chrono::microseconds(longest)});
 }
 
+// Returns whether all streams are at rest: see simulated/Rest.hpp.
+EMULATED_API int emulatedSettled() {
+  std::vector<Stream*> all;
+  for (int device = 0; device < kDevices; ++device) {
+    for (auto* const stream : streamsOf(device)) all.push_back(stream);
+  }
+  return simulated::atRest(all) ? 1 : 0;
+}
+
 // ---------------------------------------------------------------- Runtime API, "Stream Management"
 
 EMULATED_API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -277,5 +295,5 @@ cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
   calledDriver(__func__);
   auto* const stream = findStream(handle);
   if (stream == nullptr) return notAStream(__func__);
-  return stream->queue([=] { function(data); });
+  return stream->queueHost([=] { function(data); });
 }

@@ -15,6 +15,7 @@
 #include "device/WorkerStream.hpp"
 #include "simulated/Delays.hpp"
 #include "simulated/Mark.hpp"
+#include "simulated/Rest.hpp"
 
 namespace emulated {
 
@@ -36,6 +37,10 @@ class Stream final : public torchcomms_pg::host::HostStream {
   void add(std::function<void()> task, bool delayed = true);
   MarkPtr record();
   void wait(MarkPtr mark);
+  bool waits() { return wait_.lasts(); }
+
+  // Queues a function of the host. The stream is at rest in it: a test's waits for the test.
+  cudaError_t queueHost(std::function<void()> function);
 
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
   void synchronize();
@@ -61,6 +66,7 @@ class Stream final : public torchcomms_pg::host::HostStream {
   std::atomic<int64_t> pending_{0};
   std::mutex mutex_;
   std::condition_variable done_;
+  simulated::Wait wait_;
   simulated::Dawdler dawdler_;
   torchcomms_pg::WorkerStream worker_;
 };

@@ -127,7 +127,15 @@ void spin(Comm& comm, bool failed, bool late) {
     if (late) return comm.size == 1;
     return !waits || overNetwork() || comm.revoked;
   };
+  if (comm.aborted || ends()) return;
+  ++counts().spinning;
   while (!comm.aborted && !ends()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  --counts().spinning;
+}
+
+Counts& counts() {
+  static Counts instance;
+  return instance;
 }
 
 ncclResult_t ensureReady(Comm& comm, const char* function) {

@@ -98,6 +98,15 @@ ncclResult_t told(ncclResult_t result, ncclComm_t shm = nullptr);
 // (src/init.cc, commRevokeAsync).
 void spin(Comm& comm, bool failed, bool late);
 
+// Numbers of this process, for tests.
+struct Counts {
+  std::atomic<int> begun{0};     // kernels that a stream has come to
+  std::atomic<int> spinning{0};  // kernels that wait for a peer that does not come
+  std::atomic<int> revoked{0};   // calls of ncclCommRevoke that have returned
+};
+
+Counts& counts();
+
 // Returns the result of a refused call; a communicator that does not block keeps it as its state
 // (src/enqueue.cc, ncclEnqueueCheck: ncclCommSetAsyncError).
 ncclResult_t refused(Comm& comm, ncclResult_t result, const std::string& why);

@@ -185,3 +185,9 @@ extern "C" __attribute__((visibility("default"))) int emulatedNcclHeld() {
   auto& all = emulated::gates();
   return all.launch.held() + all.finalize.held() + all.end.held();
 }
+
+// Returns a number of Counts: of kernels that have begun, of those that spin, of revocations.
+extern "C" __attribute__((visibility("default"))) int emulatedNcclCount(int which) {
+  auto& all = emulated::counts();
+  return which == 0 ? all.begun : which == 1 ? all.spinning : all.revoked;
+}

@@ -312,6 +312,7 @@ EMULATED_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   const auto result = shm().commRevoke(joined, flags);
   completeJob(*comm);
   comm->state.store(result);
+  ++counts().revoked;
   const std::lock_guard lock(comm->mutex);
   comm->jobDangles = hadJob;
   return result;

@@ -35,6 +35,7 @@ class Kernels final : public torchcomms_pg::host::HostStream {
   void enqueue(std::function<void()> task) override {
     stream_.enqueue([this, late = comm_.revoked.load(), task = std::move(task)] {
       failed_ = false;
+      ++counts().begun;
       task();
       spin(comm_, failed_, late);
     });
