@@ -13,8 +13,8 @@
 
 namespace torchcomms_pg {
 
-// Returns the key's value, or null if it does not exist. Reads by a comparison that never matches: for
-// a missing key every store returns the expected value. get() would take two round trips more,
+// Returns the key's value, or null if it does not exist. Reads by a comparison that never matches:
+// for a missing key every store returns the expected value. get() would take two round trips more,
 // and would wait for a key that another rank erases after check() has found it.
 inline std::optional<std::string> valueOf(c10d::Store& store, const std::string& key) {
   static const std::string text = "torchcomms_pg: no value";
