@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <utility>
@@ -122,6 +123,29 @@ bool isDeeper(const Calls& all, const Calls& outer) {
   return all.size() > outer.size() && std::equal(outer.rbegin(), outer.rend(), all.rbegin());
 }
 
+// The stacks that a thread has captured last. Operations issued from the same places, such as the
+// sends and receives of a loop, share them: a new one costs allocations and a system call.
+class Latest {
+ public:
+  // Returns the stack of these calls. Takes over their references.
+  std::shared_ptr<const Captured> of(const Calls& calls) {
+    const auto known = std::ranges::find_if(
+        stacks_, [&](const auto& stack) { return stack != nullptr && stack->calls == calls; });
+    if (known != stacks_.end()) {
+      const auto stack = *known;
+      letGoOf(calls);
+      return stack;
+    }
+    auto stack = std::make_shared<const Captured>(calls);
+    stacks_[next_++ % stacks_.size()] = stack;
+    return stack;
+  }
+
+ private:
+  std::array<std::shared_ptr<const Captured>, 8> stacks_;
+  size_t next_ = 0;
+};
+
 class PythonStacks final : public StackSource {
  public:
   Stack capture() override {
@@ -129,19 +153,13 @@ class PythonStacks final : public StackSource {
     if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
       return nullptr;
     }
-    // Operations issued from the same place, such as a loop, share their stack.
-    static thread_local std::shared_ptr<const Captured> latest;
+    static thread_local Latest latest;
     static thread_local Calls spare;
     py::gil_scoped_acquire gil;
     letGoOfDropped();
     auto calls = std::exchange(spare, {});  // the garbage collector may run below and reenter
     addFrames(calls, PyThreadState_Get());
-    auto stack = latest;
-    if (stack != nullptr && stack->calls == calls) {
-      letGoOf(calls);
-    } else {
-      stack = latest = std::make_shared<const Captured>(calls);
-    }
+    auto stack = latest.of(calls);
     calls.clear();
     spare = std::move(calls);
     return stack;

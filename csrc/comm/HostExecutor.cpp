@@ -17,6 +17,14 @@
 
 namespace torchcomms_pg {
 
+namespace {
+
+// Time before a deadline at which a thread stops to move messages itself. While it does, it may
+// sleep for 100 ms without looking at the time.
+constexpr Milliseconds kMovingSlack{200};
+
+}  // namespace
+
 HostExecutor::HostExecutor(Communicator& comm)
     : comm_(comm), worker_("tcpg_worker"), callbacks_("tcpg_callbacks") {}
 
@@ -305,9 +313,9 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     comm_.lateness().wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
-    // Runs queued tasks, or moves messages, in this thread only without a timeout, since that may
-    // take longer. A message runs no queued tasks: other ranks may need what follows the message
-    // before they do their part of those.
+    // Runs queued tasks in this thread only without a timeout, since they may take longer. A
+    // message runs no queued tasks: other ranks may need what follows the message before they do
+    // their part of those.
     const auto done = [&work] { return work.done(); };
     if (work.operation().ordered) {
       serveMessages();
@@ -320,8 +328,15 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     awaitUninterrupted(work, std::nullopt);
     return;
   }
-  wake();
   const auto deadline = Clock::now() + timeout;
+  if (!work.operation().ordered && comm_.api().moveMessages != nullptr) {
+    const auto until = deadline - kMovingSlack;
+    comm_.api().moveMessages(
+        comm_.library().get(), [&] { return work.done() || Clock::now() >= until; });
+  }
+  if (!work.done()) {
+    wake();
+  }
   if (!awaitUninterrupted(work, deadline)) {
     while (const auto more = comm_.diagnosis().judge(work.operation(), timeout, deadline)) {
       if (awaitUninterrupted(work, Clock::now() + *more)) {

@@ -26,7 +26,7 @@ int64_t nowInMilliseconds() {
 
 Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
     : segment_(std::move(segment)),
-      ranksOnHost_(segment_->size()),
+      ranksOnHost_(*segment_, rank),
       rank_(rank),
       blocking_(blocking),
       forkGeneration_(host::forkGeneration()),
@@ -59,6 +59,7 @@ std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bo
 bool Comm::allJoined() const {
   if (ready_.load(std::memory_order_acquire)) return true;
   if (segment_->header().joined.load(std::memory_order_acquire) < size()) return false;
+  ranksOnHost_.count();
   ready_.store(true, std::memory_order_release);
   closeCompletedIds();
   return true;

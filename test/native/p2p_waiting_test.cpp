@@ -11,6 +11,8 @@ using namespace test;
 
 namespace {
 
+constexpr size_t kOfHalfAChannel = 60'000;
+
 void meet(ncclComm_t comm) {
   CHECK_NCCL(nccl().barrier(comm, nullptr));
 }
@@ -74,13 +76,13 @@ void serveBothWays(ncclComm_t comm, int rank) {
   CHECK(in == content(kLarge, 1 - rank));
 }
 
-void waitingWakesNobody(ncclComm_t comm, int rank) {
+void waitingWakesNobody(ncclComm_t comm, int rank, size_t size, int rounds) {
   serveBothWays(comm, rank);
   meet(comm);
   const size_t before = sleeps();
   meet(comm);
-  for (int round = 0; round < 300; ++round) {
-    Buffer out = content(4, round), in(4);
+  for (int round = 0; round < rounds; ++round) {
+    Buffer out = content(size, round), in(size);
     for (const bool sending : {rank == 0, rank == 1}) {  // there and back
       Deferred one(comm);
       sending ? one.send(out, 1 - rank) : one.receive(in, 1 - rank);
@@ -101,7 +103,28 @@ void waitingWakesNobody(ncclComm_t comm, int rank) {
 }  // namespace
 
 TEST(threadsThatWaitForTheirMessagesWakeNoOther) {
-  everywhere({2}, waitingWakesNobody);
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    waitingWakesNobody(comm, rank, 4, 300);
+    waitingWakesNobody(comm, rank, kOfHalfAChannel, 50);
+  });
+}
+
+TEST(deferredReceivesWhoseMessagesDoNotFitIntoTheChannelHoldUpNoSender) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    constexpr int kMessages = 4;
+    Deferred all(comm);
+    std::vector<Buffer> buffers(kMessages, Buffer(kOfHalfAChannel));
+    if (rank == 0) {
+      for (Buffer& buffer : buffers) all.receive(buffer, 1);
+    } else {
+      for (int i = 0; i < kMessages; ++i) send(comm, content(kOfHalfAChannel, i), 0);
+    }
+    all.completions.await();
+    for (int i = 0; rank == 0 && i < kMessages; ++i) {
+      CHECK(buffers[i] == content(kOfHalfAChannel, i));
+    }
+    meet(comm);
+  });
 }
 
 TEST(aDeferredReceiveIsLeftAloneUntilItIsServed) {

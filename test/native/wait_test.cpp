@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "Messages.hpp"
+#include "host/Cgroup.hpp"
 #include "shm/segment/Wait.hpp"
 
 using namespace test;
@@ -114,6 +115,39 @@ TEST(aWaitLeavesTheCpusOfAThreadAlone) {
     for (int step = 0; step < 3000; ++step) addUp(comm);
     CHECK_EQUAL(pinnings, 0);
   });
+}
+
+// Calls body() in ranks that are threads, each of which may use only the CPU of its number in
+// `cpus`. Calls nothing if these CPUs are not this process's to use.
+void pinnedRanks(const std::vector<int>& cpus, const std::function<void()>& body) {
+  const ncclUniqueId id = uniqueId();
+  std::atomic<bool> pinned{true};
+  std::atomic<size_t> decided{0};
+  threads(static_cast<int>(cpus.size()), [&](int rank) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpus[rank], &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) pinned = false;
+    ++decided;
+    while (decided < cpus.size()) std::this_thread::yield();
+    if (!pinned) return;
+    const ncclComm_t comm = init(id, static_cast<int>(cpus.size()), rank);
+    addUp(comm);
+    body();
+    addUp(comm);
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
+TEST(ranksThatArePinnedToACpuEachDoNotYieldToEachOther) {
+  using torchcomms_pg::shm::crowded;
+  const bool quota = torchcomms_pg::host::cpuQuota(torchcomms_pg::host::cgroups("cpu")) < 2;
+  pinnedRanks({0, 1}, [&] { CHECK_EQUAL(crowded(), quota); });
+}
+
+TEST(ranksThatArePinnedToOneCpuYieldToEachOther) {
+  using torchcomms_pg::shm::crowded;
+  pinnedRanks({0, 0}, [] { CHECK(crowded()); });
 }
 
 TEST(aGroupThatHasEndedIsNotCountedAmongTheRanksOfThisHost) {

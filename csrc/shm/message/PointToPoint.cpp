@@ -19,8 +19,8 @@ namespace {
 constexpr auto kCallbackLimit = std::chrono::seconds(2);
 
 // Bytes up to which an independent transfer moves in the issuing call, which takes less time than
-// waking another thread.
-constexpr size_t kAtOnce = 16 << 10;
+// waking another thread: 64 KiB are copied in 7 us, and waking takes 35 us.
+constexpr size_t kAtOnce = 64 << 10;
 
 // Blocks all signals in threads started during its lifetime: signals are left to the application's
 // threads.
@@ -120,7 +120,7 @@ bool PointToPoint::handleEnded() {
   if (engine().ended().empty()) return false;
   for (auto& transfer : engine().ended()) {
     if (transfer->done == nullptr) continue;
-    served_ -= transfer->served;
+    forget(*transfer);
     completed_.splice(completed_.end(), independent_, transfer->place);
   }
   engine().ended().clear();
@@ -246,15 +246,36 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
   {
     const auto guard = lock();
     if (closed_ || transfer->ended.load(std::memory_order_relaxed)) return;
-    const bool given = transfer->sending ? transfer->written : !transfer->confirmed;
-    if (transfer->deferred && given && transfer->bytes() <= kAtOnce) return;
+    if (mayWait(*transfer)) return;
     serve(*transfer);
   }
   ring();
 }
 
+// Returns whether a transfer that has not ended can be left to a thread that waits, since it holds
+// up no peer meanwhile.
+bool PointToPoint::mayWait(Transfer& transfer) {
+  if (!transfer.deferred || transfer.bytes() > kAtOnce) return false;
+  if (transfer.sending) return transfer.written;
+  const size_t room = transfer.bytes() + 2 * kLine;  // with its header, and the end of a line
+  if (transfer.confirmed ||
+      room_ + room > comm_.segment().channelBytes() - sizeof(ChannelControl)) {
+    return false;
+  }
+  transfer.room = room;
+  room_ += room;
+  return true;
+}
+
+// Undoes mayWait() and serve().
+void PointToPoint::forget(Transfer& transfer) {
+  served_ -= std::exchange(transfer.served, false);
+  room_ -= std::exchange(transfer.room, 0);
+}
+
 // Has the server move the transfer while no other thread does.
 void PointToPoint::serve(Transfer& transfer) {
+  room_ -= std::exchange(transfer.room, 0);
   if (!std::exchange(transfer.served, true)) ++served_;
   if (serverMoves()) work_.notify_one();
 }
@@ -267,7 +288,7 @@ void PointToPoint::serveDeferred() {
 bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
   const auto guard = lock();
   if (closed_ || !engine().cancel(*receive)) return false;
-  served_ -= receive->served;
+  forget(*receive);
   independent_.erase(receive->place);
   return true;
 }
@@ -349,7 +370,7 @@ void PointToPoint::close(const std::shared_ptr<const NcclError>& why) {
     closed_ = true;
     for (const auto& transfer : independent_) transfer->result = why->result;
     completed_.splice(completed_.end(), independent_);
-    served_ = 0;
+    served_ = room_ = 0;
     if (engine_) engine_->clear();
     work_.notify_all();
   }

@@ -39,7 +39,8 @@ class PointToPoint {
   // `done` is called exactly once, even if the communicator fails: during this call if a small
   // message can be moved at once, else in the thread that moves its end. That is a thread that
   // waits for messages or, if none does, the server, a thread of the communicator. A small deferred
-  // transfer that has given its peer all that it needs does not wake the server.
+  // transfer that has given its peer all that it needs does not wake the server. Nor does a small
+  // deferred receive, as long as the messages of all such receives fit into a channel.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
   // Blocks and moves messages until `ended` returns true, which the `done` of some transfer brings
@@ -69,7 +70,9 @@ class PointToPoint {
   bool handleEnded();
   void startServer();
   bool serverMoves() const { return movers_ == 0 && served_ > 0; }
+  bool mayWait(Transfer& transfer);
   void serve(Transfer& transfer);
+  void forget(Transfer& transfer);
   [[noreturn]] void throwClosed() const;
 
   // Called without mutex_.
@@ -105,6 +108,7 @@ class PointToPoint {
   std::condition_variable quiet_;
   int movers_ = 0;     // number of threads that wait and move messages, without the server
   size_t served_ = 0;  // number of transfers that the server moves if no other thread does
+  size_t room_ = 0;    // sum of Transfer::room
   bool serving_ = false;
   int callingBack_ = 0;  // number of threads that call a `done`
   std::thread::id server_;

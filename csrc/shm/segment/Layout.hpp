@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nccl.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstddef>
@@ -61,6 +62,8 @@ struct alignas(kLine) RankState {
   std::atomic<uint32_t> pid;  // process that has claimed this rank, or 0
   std::atomic<Phase> phase;
   std::atomic<uint64_t> startTime;  // of process `pid`, see Process.hpp
+  std::atomic<uint64_t>
+      cpus[CPU_SETSIZE / 64];  // on which the joining thread may run, one bit each
   Progress progress;
   Doorbell doorbell;
   ShrinkOffer offer;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <ctime>
 #include <mutex>
 #include <set>
@@ -29,27 +30,32 @@ constexpr microseconds kLeastPatience{5};
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
-// Returns the number of CPUs that the calling thread may use, at most the process's quota of CPU
-// time.
-int cpuCount() {
+// Returns the number of CPUs on which ranks that have joined may run, at most the quota of CPU time
+// of this process, which ranks in one container share.
+int cpuCount(Segment& segment) {
   static const int quota = host::cpuQuota(host::cgroups("cpu"));
-  cpu_set_t set;
-  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : get_nprocs();
+  int allowed = 0;
+  for (size_t word = 0; word < CPU_SETSIZE / 64; ++word) {
+    uint64_t cpus = 0;
+    for (int rank = 0; rank < segment.size(); ++rank) {
+      cpus |= segment.state(rank).cpus[word].load(std::memory_order_relaxed);
+    }
+    allowed += std::popcount(cpus);
+  }
   return std::min(allowed, quota);
 }
 
 std::atomic<bool> moreRanksThanCpus{false};
 
-// Numbers of ranks of this process's live groups.
+// This process's live groups that have more ranks than CPUs.
 struct Groups {
   std::mutex mutex;
-  std::multiset<int> ranks;
-  int cpus = 0;
+  std::set<const RanksOnHost*> crowded;
 
-  void look() { moreRanksThanCpus.store(!ranks.empty() && *ranks.rbegin() > cpus); }
+  void note() { moreRanksThanCpus.store(!crowded.empty()); }
   void inChild() {
-    ranks.clear();
-    look();
+    crowded.clear();
+    note();
   }
 };
 
@@ -64,19 +70,38 @@ bool crowded() {
   return moreRanksThanCpus.load(std::memory_order_relaxed);
 }
 
-RanksOnHost::RanksOnHost(int ranks) : ranks_(ranks) {
+RanksOnHost::RanksOnHost(Segment& segment, int rank) : segment_(segment) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {  // the kernel has more CPUs than the set
+    CPU_ZERO(&set);
+    for (int cpu = 0; cpu < std::min(get_nprocs(), CPU_SETSIZE); ++cpu) CPU_SET(cpu, &set);
+  }
+  auto& cpus = segment.state(rank).cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) {
+      cpus[cpu / 64].fetch_or(uint64_t{1} << cpu % 64, std::memory_order_relaxed);
+    }
+  }
+  count();
+}
+
+void RanksOnHost::count() const {
+  const bool crowded = segment_.size() > cpuCount(segment_);
   auto& groups = forkSafe<Groups>();
   std::lock_guard lock(groups.mutex);
-  groups.ranks.insert(ranks_);
-  groups.cpus = cpuCount();
-  groups.look();
+  if (crowded) {
+    groups.crowded.insert(this);
+  } else {
+    groups.crowded.erase(this);
+  }
+  groups.note();
 }
 
 RanksOnHost::~RanksOnHost() {
   auto& groups = forkSafe<Groups>();
   std::lock_guard lock(groups.mutex);
-  groups.ranks.extract(ranks_);
-  groups.look();
+  groups.crowded.erase(this);
+  groups.note();
 }
 
 void Waiter::noteCpu() const {

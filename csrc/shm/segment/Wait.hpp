@@ -111,20 +111,24 @@ class Waiter {
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
 };
 
-// Returns whether this process's largest group has more ranks on this host than its threads have
-// CPUs: then ranks yield instead of spinning.
+// Returns whether a group of this process has more ranks on this host than CPUs on which they may
+// run: then ranks yield instead of spinning.
 bool crowded();
 
-// Counts a group of `ranks` ranks on this host, while it lives.
+// Counts the ranks of a group on this host and the CPUs of all of them, while it lives.
 class RanksOnHost {
  public:
-  explicit RanksOnHost(int ranks);
+  // Publishes the CPUs on which the calling thread may run as those of `rank`.
+  RanksOnHost(Segment& segment, int rank);
   ~RanksOnHost();
   RanksOnHost(const RanksOnHost&) = delete;
   RanksOnHost& operator=(const RanksOnHost&) = delete;
 
+  // Counts the CPUs that have been published. Call it again once all ranks have joined.
+  void count() const;
+
  private:
-  const int ranks_;
+  Segment& segment_;
 };
 
 }  // namespace torchcomms_pg::shm
