@@ -9,8 +9,8 @@
 #include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/CommError.hpp"
+#include "connect/AddressStore.hpp"
 #include "connect/Connect.hpp"
-#include "gloo/AddressStore.hpp"
 
 namespace torchcomms_pg {
 
@@ -85,7 +85,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
       return py::module_::import("torchcomms_pg.gloo_connections")
           .attr("connect")(
               store,
-              StorePtr(c10::make_intrusive<gloo::AddressStore>(store, size)),
+              StorePtr(c10::make_intrusive<AddressStore>(store, size)),
               rank,
               size,
               timeout,

@@ -118,7 +118,7 @@ bool crowded();
 // Counts the ranks of a group on this host and the CPUs of all of them, while it lives.
 class RanksOnHost {
  public:
-  // Publishes the CPUs on which the calling thread may run as those of `rank`.
+  // Publishes the CPUs on which the calling thread may run for `rank`.
   RanksOnHost(Segment& segment, int rank);
   ~RanksOnHost();
   RanksOnHost(const RanksOnHost&) = delete;

@@ -12,7 +12,7 @@
 #include "base/TorchCompat.hpp"
 #include "comm/StoreValue.hpp"
 
-namespace torchcomms_pg::gloo {
+namespace torchcomms_pg {
 
 // Reads each key once, in one round trip. Gloo asks for each key three times, and for its own.
 // Thread-safe.
@@ -77,4 +77,4 @@ class AddressStore final : public c10d::Store {
   std::map<std::string, std::vector<uint8_t>> values_;
 };
 
-}  // namespace torchcomms_pg::gloo
+}  // namespace torchcomms_pg
