@@ -1,5 +1,7 @@
 """Point-to-point: what is sent arrives, whole, in order, at the rank it was sent to."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -272,12 +274,21 @@ def both_apart(sent, received, peer):
         work.wait()
 
 
+def both_with_a_timeout(sent, received, peer):
+    for work in [dist.irecv(received, peer), dist.isend(sent, peer)]:
+        work.wait(timedelta(seconds=60))
+
+
+EXCHANGES = [there_and_back, both_in_a_batch, both_apart, both_with_a_timeout]
+
+
 @beyond_gloo
 @on_ranks(2)
-@pytest.mark.parametrize("exchange", [there_and_back, both_in_a_batch, both_apart])
-def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("count", [3, 15_000])
+def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange, count):
     me = dist.get_rank()
-    sent, received = data(me, 3), torch.empty(3)
+    sent, received = data(me, count), torch.empty(count)
     exchange(sent, received, 1 - me)
     series = []
     for _ in range(5):
@@ -285,7 +296,7 @@ def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange):
         for _ in range(100):
             exchange(sent, received, 1 - me)
         series.append(woken() - before)
-    assert_same(received, data(1 - me, 3))
+    assert_same(received, data(1 - me, count))
     # The monitor has one go on that nobody waits for, as when a rank is stopped before it does.
     assert min(series) == 0, series
 

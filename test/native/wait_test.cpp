@@ -117,26 +117,33 @@ TEST(aWaitLeavesTheCpusOfAThreadAlone) {
   });
 }
 
-// Calls body() in ranks that are threads, each of which may use only the CPU of its number in
-// `cpus`. Calls nothing if these CPUs are not this process's to use.
+// Has ranks join one after the other, each while its thread may use only the CPU of its number in
+// `cpus`, and calls body(). Calls nothing if these CPUs are not this process's to use.
 void pinnedRanks(const std::vector<int>& cpus, const std::function<void()>& body) {
   const ncclUniqueId id = uniqueId();
-  std::atomic<bool> pinned{true};
-  std::atomic<size_t> decided{0};
-  threads(static_cast<int>(cpus.size()), [&](int rank) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpus[rank], &one);
-    if (sched_setaffinity(0, sizeof one, &one) != 0) pinned = false;
-    ++decided;
-    while (decided < cpus.size()) std::this_thread::yield();
-    if (!pinned) return;
-    const ncclComm_t comm = init(id, static_cast<int>(cpus.size()), rank);
-    addUp(comm);
-    body();
-    addUp(comm);
-    CHECK_NCCL(nccl().commDestroy(comm));
-  });
+  const auto ranks = static_cast<int>(cpus.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  // Another thread, since the CPUs of this one are to stay as they are.
+  std::thread([&] {
+    std::vector<ncclComm_t> comms;
+    bool pinned = true;
+    for (int rank = 0; rank < ranks && pinned; ++rank) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpus[rank], &one);
+      pinned = sched_setaffinity(0, sizeof one, &one) == 0;
+      const ncclResult_t wanted = rank == ranks - 1 ? ncclSuccess : ncclInProgress;
+      comms.push_back(nullptr);
+      CHECK_EQUAL(nccl().commInitRankConfig(&comms.back(), ranks, id, rank, &config), wanted);
+    }
+    for (const ncclComm_t comm : comms) {
+      ncclResult_t state = ncclSuccess;
+      CHECK_NCCL(nccl().commGetAsyncError(comm, &state));  // the rank learns that all have joined
+    }
+    if (pinned) body();
+    for (const ncclComm_t comm : comms) CHECK_NCCL(nccl().commAbort(comm));
+  }).join();
 }
 
 TEST(ranksThatArePinnedToACpuEachDoNotYieldToEachOther) {
