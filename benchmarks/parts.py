@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.ranks import RankFailure
 
-from . import deepspeed, gpus, hosts, native, plan, scale, steps, table
+from . import deepspeed, gpus, hosts, native, plan, programs, scale, steps, table
 from .results import OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
 from .timing import slowest
@@ -118,9 +118,12 @@ def measure_overlap(args: argparse.Namespace, results: Results) -> None:
 def measure_programs(args: argparse.Namespace, results: Results) -> None:
     """What programs call on their CPU groups."""
     backends = (*of_torch(args), "fake")
-    with torch_team(2, backends) as team:
-        answers = team.call("programs", backends)
-    found = {name: slowest([answer[name] for answer in answers]) for name in answers[0]}
+    measured: dict[str, dict[str, float]] = {}
+    for ranks in sorted({call.ranks for call in programs.CALLS}):
+        with torch_team(ranks, backends) as team:
+            answers = team.call("programs", backends)
+        measured |= {name: slowest([answer[name] for answer in answers]) for name in answers[0]}
+    found = {call.name: measured[call.name] for call in programs.CALLS}
     results.sections["programs"] = found
     show(table.programs(found))
 

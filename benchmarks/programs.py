@@ -31,6 +31,7 @@ class Call:
     """In a round."""
     limit: float = 0
     beside: str = ""
+    ranks: int = 2
     """``gloo``: at least `limit` times faster; ``fake`` or another call: at most so many times as
     long; else us."""
 
@@ -129,14 +130,81 @@ def apart(sent: torch.Tensor, received: torch.Tensor, peer: int, group: dist.Pro
         work.wait()
 
 
+def one_way(group: dist.ProcessGroup) -> Callable[[], object]:
+    """From rank 0 to rank 1; a send does not wait for its receiver."""
+    tensor = torch.zeros(1)
+    if group.rank():
+        return lambda: dist.recv(tensor, 0, group)
+    return lambda: dist.send(tensor, 1, group)
+
+
+def in_flight(count: int) -> Make:
+    """So many messages of 4 B one way at once, each with a Work of its own."""
+
+    def make(group: dist.ProcessGroup) -> Callable[[], object]:
+        tensors = torch.zeros(count, 1).unbind()
+        move, peer = (dist.irecv, 0) if group.rank() else (dist.isend, 1)
+
+        def call() -> None:
+            for work in [move(tensor, peer, group) for tensor in tensors]:
+                assert work is not None
+                work.wait()
+
+        return call
+
+    return make
+
+
+def ring(size: int) -> Make:
+    """A batch that sends so many bytes to the next rank, as context parallelism does."""
+
+    def make(group: dist.ProcessGroup) -> Callable[[], object]:
+        ranks, me = group.size(), group.rank()
+        sent, received = torch.zeros(size // 4), torch.zeros(size // 4)
+
+        def call() -> None:
+            messages = [
+                dist.P2POp(dist.isend, sent, (me + 1) % ranks, group),
+                dist.P2POp(dist.irecv, received, (me - 1) % ranks, group),
+            ]
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+
+        return call
+
+    return make
+
+
+def pipeline_step(group: dist.ProcessGroup) -> Callable[[], object]:
+    """A training step of two stages, 1F1B with 4 microbatches, activations of 16 KB."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    stages, me = group.size(), group.rank()
+    stage = PipelineStage(torch.nn.Linear(64, 64), me, stages, torch.device("cpu"), group=group)
+    schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+    inputs = torch.zeros(256, 64)
+
+    def call() -> None:
+        if me == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=inputs, losses=[])
+
+    return call
+
+
 ALL_REDUCE = "all_reduce of 4 B"
 CALLS = (
     Call(ALL_REDUCE, all_reduce, 60),
     Call("send and recv of 4 B, there and back", both_ways(4, there_and_back), 60, 2.2, ALL_REDUCE),
     Call("batch_isend_irecv of 4 B both ways", both_ways(4, in_a_batch), 60, 2.5, ALL_REDUCE),
     Call("isend, irecv and wait() of 4 B", both_ways(4, apart), 60),
+    Call("send to recv of 4 B, one way", one_way, 60),
+    Call("isend to irecv of 4 B, 512 in flight", in_flight(512), 2),
+    Call("batch_isend_irecv of 4 B, ring of 4 ranks", ring(4), 20, ranks=4),
     Call("batch_isend_irecv of 64 KB both ways", both_ways(64 * KB, in_a_batch), 60),
     Call("send and recv of 4 MB, there and back", both_ways(4 * MB, there_and_back), 4),
+    Call("1F1B step, 4 microbatches of 16 KB", pipeline_step, 6),
     Call("all_reduce, int32 4 x ranks (vLLM)", data_parallel_sync, 60, 25, "gloo"),
     Call("all_gather_into_tensor, int64 x 6 (SGLang)", scheduler_sync, 60, 40, "gloo"),
     Call("barrier", lambda group: lambda: dist.barrier(group=group), 60, 30, "gloo"),
@@ -153,6 +221,8 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Returns the microseconds of each call by backend: medians. Every rank calls this together.
 
+    Measures the calls of as many ranks as the groups have.
+
     Beside the backends it has WAKE_UPS: how often a call over torchcomms wakes a thread of the
     library that runs operations.
     """
@@ -160,9 +230,15 @@ def measure(
     for call in CALLS:
         made = {}
         for name, group in groups.items():
-            # What nobody sends cannot be unpickled; rank 0 gets its own.
-            if name != "fake" or "object" not in call.name or group.rank() == 0:
+            if call.ranks != group.size():
+                continue
+            # What nobody sends cannot be unpickled; rank 0 gets its own. A pipeline's stages send
+            # their shapes so.
+            unpickles = call.make is pipeline_step or ("object" in call.name and group.rank() > 0)
+            if name != "fake" or not unpickles:
                 made[name] = call.make(group)
+        if not made:
+            continue
         times: dict[str, list[float]] = {name: [] for name in made}
         wake_ups = 0
         for turn in range(ROUNDS + 1):

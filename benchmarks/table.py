@@ -183,7 +183,9 @@ def programs(found: dict[str, dict[str, float]]) -> str:
         wake_ups = times.get("wake-ups")
         cells.append("-" if ours is None or wake_ups is None else f"{wake_ups:.2f}")
         lines.append([name, *cells])
-    return "What programs call, 2 ranks (microseconds)\n" + align(lines)
+    return "What programs call, 2 ranks where no other number is named (microseconds)\n" + align(
+        lines
+    )
 
 
 def imperfect(records: Sequence[dict[str, Any]]) -> str:
