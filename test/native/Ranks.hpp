@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -62,9 +63,31 @@ inline void threadRanks(int ranks, const std::function<void(ncclComm_t, int)>& b
   });
 }
 
+// Waits until all other threads of this process sleep.
+inline void awaitOthersAsleep() {
+  const std::string self = std::to_string(gettid());
+  for (bool asleep = false; !asleep;) {
+    asleep = true;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string text;
+      std::getline(std::ifstream(entry.path() / "stat"), text);
+      const size_t name = text.rfind(") ");  // see proc(5): the state follows
+      const bool ended = name == std::string::npos;
+      if (ended || entry.path().filename() == self) continue;
+      asleep = asleep && text[name + 2] == 'S';
+    }
+    if (!asleep) std::this_thread::yield();
+  }
+}
+
 class Processes {
  public:
   void start(const std::function<void()>& body) {
+#if defined(__SANITIZE_ADDRESS__)
+    // A thread that starts or allocates holds locks of GCC's AddressSanitizer, which a forked child
+    // does not make anew.
+    awaitOthersAsleep();
+#endif
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
