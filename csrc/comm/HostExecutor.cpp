@@ -224,6 +224,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     ExitGuard unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> epilogue;
+    PreparedOp::Launch launch;  // owns the contiguous copy of what is sent
 
     static void done(void* context, ncclResult_t result, int peer) noexcept {
       const std::unique_ptr<One> self(static_cast<One*>(context));
@@ -271,7 +272,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     for (auto& part : calls) {
       auto message = *part.message;
       message.deferred = deferred;
-      auto one = std::make_unique<One>(One{{}, pending, std::move(part.epilogue)});
+      auto one = std::make_unique<One>(One{{}, pending, std::move(part.epilogue), std::move(part.launch)});
       message.done = One::done;
       message.context = one.get();
       const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)

@@ -57,6 +57,29 @@ def test_isend_and_irecv_between_all_pairs_at_once(world):
 
 @beyond_gloo
 @on_ranks(2)
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_is_sent_may_have_any_strides_though_its_receiver_is_late(world, batched):
+    """Its contiguous copy lives until the message has left, whatever else takes memory."""
+    begun = torch.empty(1)
+    if dist.get_rank() == 1:
+        dist.recv(begun, 0, tag=1)
+        received = torch.empty(HUGE)
+        dist.recv(received, 0)
+        assert_same(received, data(0, HUGE))
+        return
+    sent = torch.stack([data(0, HUGE)] * 2, dim=1)[:, 0]
+    if batched:
+        (work,) = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, 1)])
+    else:
+        work = dist.isend(sent, 1)
+    others = [torch.full((HUGE,), -1.0) for _ in range(4)]
+    dist.send(begun, 1, tag=1)
+    work.wait()
+    assert all(other[-1] == -1 for other in others)
+
+
+@beyond_gloo
+@on_ranks(2)
 def test_large_isend_both_ways_before_any_recv_does_not_deadlock(world):
     me = dist.get_rank()
     sent = dist.isend(data(me, HUGE), 1 - me)
