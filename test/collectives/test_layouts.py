@@ -59,6 +59,36 @@ def test_nothing_is_written_between_the_elements_of_a_tensor(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], [Column(world, 6, matrices=[])])
 
 
+class LatePeer(catalogue.Case):
+    """The last rank calls when the others have called and then taken all memory that is free."""
+
+    def issue(self, name, *args, **kwargs):
+        store, last = dist.distributed_c10d._get_default_store(), self.world - 1
+        if self.rank == last:
+            store.wait([f"memory taken {rank}" for rank in range(last)])
+            return super().issue(name, *args, **kwargs)
+        work = super().issue(name, *args, **kwargs)
+        sizes = [each.numel() * factor for each in self.inputs for factor in (1, self.world)]
+        self.taken = [torch.full((size,), -1.0) for size in sizes for _ in range(2)]
+        store.set(f"memory taken {self.rank}", "")
+        return work
+
+    def finish(self, name, work):
+        super().finish(name, work)
+        assert all((memory == -1).all() for memory in self.taken), "memory of others was written"
+        self.taken = []
+        dist.barrier()
+        dist.distributed_c10d._get_default_store().delete_key(f"memory taken {self.rank}")
+
+
+@each
+@on_ranks(2, 3)
+def test_contiguous_copies_live_until_an_operation_has_ended(world, operation):
+    for size in (50, 20_011):
+        cases = LatePeer(world, 6, row=(size, 2), taken=[]).over(("async",), LAYOUTS[1:])
+        catalogue.run(catalogue.OPERATIONS[operation], cases)
+
+
 @on_ranks(2)
 def test_send_and_recv_of_every_layout(world):
     operation, peer = (dist.send, 1) if dist.get_rank() == 0 else (dist.recv, 0)
