@@ -272,7 +272,8 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     for (auto& part : calls) {
       auto message = *part.message;
       message.deferred = deferred;
-      auto one = std::make_unique<One>(One{{}, pending, std::move(part.epilogue), std::move(part.launch)});
+      auto one =
+          std::make_unique<One>(One{{}, pending, std::move(part.epilogue), std::move(part.launch)});
       message.done = One::done;
       message.context = one.get();
       const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)
