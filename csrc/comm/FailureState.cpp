@@ -190,7 +190,7 @@ Failure FailureState::endOf(const Operation& op, Failure failure) const {
 
 std::string FailureState::ofGraphs() const {
   return comm_.library().captured() && comm_.api().fail == nullptr
-             ? "; operations of the group are in CUDA graphs, a replay of which would now wait for "
+             ? "; operations of the group are in CUDA graphs, a replay of which may wait for "
                "ever: drop these graphs"
              : "";
 }
