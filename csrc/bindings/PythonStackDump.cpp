@@ -182,12 +182,15 @@ void bindPythonStackDump(py::module_& module) {
           borrowFaultHandler();
         }
         PythonStackDump::Source source;
-        source.ask = [&function](const PythonStackDump::Stacks& stacks) -> PythonStackDump::Told {
+        source.ask = [&function](
+                         const PythonStackDump::Stacks& stacks,
+                         const std::function<void()>& held) -> PythonStackDump::Told {
           const std::vector<std::string> none(stacks.size());
           if (Py_IsInitialized() == 0) {
             return {"Python has ended", none};
           }
           py::gil_scoped_acquire gil;
+          held();
           try {
             auto [threads, calledAt] =
                 function(framesOf(stacks))

@@ -1,5 +1,10 @@
 #include "monitor/PythonStackDump.hpp"
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <system_error>
@@ -14,6 +19,24 @@ namespace torchcomms_pg {
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::seconds kMostPatience{2};
+
+// Number of times for which the asking thread must have slept. Python has a thread that waits for
+// the GIL look for it every 5 ms, sys.getswitchinterval(). If the thread gets no CPU, it does not
+// look, and so proves nothing.
+constexpr long kLooks = 20;
+
+// Returns how often a thread of this process has gone to sleep.
+long sleepsOf(pid_t thread) {
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  const std::string field = "voluntary_ctxt_switches:";
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field)) {
+      return std::atol(line.c_str() + field.size());
+    }
+  }
+  return 0;
+}
 
 PythonStackDump::Source*& source() {
   static PythonStackDump::Source* set = nullptr;
@@ -23,6 +46,10 @@ PythonStackDump::Source*& source() {
 }  // namespace
 
 struct PythonStackDump::State {
+  // The asking thread, and how often it had slept when it began to wait for the GIL; 0 before.
+  std::atomic<pid_t> thread{0};
+  std::atomic<long> slept{0};
+  std::atomic<bool> hasGil{false};
   std::mutex mutex;
   std::optional<Told> told;
 };
@@ -46,7 +73,9 @@ PythonStackDump::PythonStackDump(Stacks stacks)
   try {
     startDetached(
         "tcpg_python", [unfinished, state = state_, stacks = std::move(stacks)]() mutable {
-          auto told = source()->ask(stacks);
+          state->slept = sleepsOf(gettid());
+          state->thread = gettid();
+          auto told = source()->ask(stacks, [&] { state->hasGil = true; });
           stacks.clear();
           std::lock_guard lock(state->mutex);
           state->told = std::move(told);
@@ -65,7 +94,13 @@ bool PythonStackDump::answered() const {
 }
 
 bool PythonStackDump::ready() const {
-  return answered() || std::chrono::steady_clock::now() - begun_ >= kPatience;
+  const auto waited = std::chrono::steady_clock::now() - begun_;
+  return answered() || waited >= kMostPatience || (waited >= kPatience && gilIsHeld());
+}
+
+bool PythonStackDump::gilIsHeld() const {
+  const auto thread = state_->thread.load();
+  return thread != 0 && !state_->hasGil && sleepsOf(thread) - state_->slept >= kLooks;
 }
 
 PythonStackDump::Told PythonStackDump::tell() const {
@@ -75,11 +110,12 @@ PythonStackDump::Told PythonStackDump::tell() const {
       return *state_->told;
     }
   }
+  const char* const why =
+      gilIsHeld() ? "a thread holds the GIL and does not give it back, most likely in native code"
+      : state_->hasGil ? "Python has not told its stacks in time"
+                       : "a thread holds the GIL, or this process gets too little CPU time to ask";
   const auto seen = seenWithoutGil();
-  return {
-      "a thread holds the GIL and does not give it back, most likely in native code" +
-          (seen.empty() ? "" : "; Python's stacks:\n" + seen),
-      {}};
+  return {why + (seen.empty() ? "" : "; Python's stacks:\n" + seen), {}};
 }
 
 std::string PythonStackDump::seenWithoutGil() {

@@ -22,8 +22,8 @@ class PythonStackDump {
   };
 
   struct Source {
-    // Takes the GIL.
-    std::function<Told(const Stacks& stacks)> ask;
+    // Takes the GIL, and then calls `held`.
+    std::function<Told(const Stacks& stacks, const std::function<void()>& held)> ask;
     // Returns what can be read without the GIL, or "".
     std::function<std::string()> askWithoutGil;
   };
@@ -36,7 +36,8 @@ class PythonStackDump {
 
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   bool answered() const;
-  // Returns whether to stop waiting: the answer has arrived, or a second has passed.
+  // Returns whether to stop waiting: the answer has arrived, or a second has passed and another
+  // thread certainly holds the GIL, or two seconds have passed.
   bool ready() const;
   // Returns what is known by now.
   Told tell() const;
@@ -45,6 +46,9 @@ class PythonStackDump {
   static std::string seenWithoutGil();
 
  private:
+  // Returns whether the asking thread has often found that another one holds the GIL.
+  bool gilIsHeld() const;
+
   struct State;
   std::shared_ptr<State> state_;  // shared with the thread, which may wait long for the GIL
   std::chrono::steady_clock::time_point begun_;
