@@ -74,9 +74,4 @@ class Collectives final {
   const Communicator::Options options_;
 };
 
-// Sends or receives one message in the order of `stream`. Host libraries match it by its tag, NCCL
-// by its order alone.
-ncclResult_t moveMessage(
-    const NcclApi& api, bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream);
-
 }  // namespace torchcomms_pg

@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "collectives/Collectives.hpp"
-#include "collectives/Exchange.hpp"
-#include "nccl/Fallbacks.hpp"
+#include "collectives/Tasks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
@@ -60,32 +59,7 @@ std::vector<int64_t> splitCounts(
   return counts;
 }
 
-// Tag of messages inside a collective. Users' tags are not negative, so it matches none of their
-// messages.
-constexpr int kExchangeTag = -1;
-
 }  // namespace
-
-ncclResult_t exchange(
-    const NcclApi& api,
-    const std::vector<Part>& sends,
-    const std::vector<Part>& receives,
-    ncclDataType_t type,
-    ncclComm_t handle,
-    cudaStream_t stream) {
-  return grouped(api, [&] {
-    for (const bool sending : {true, false}) {
-      for (const auto& part : sending ? sends : receives) {
-        const auto result = moveMessage(
-            api, sending, {part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-    }
-    return ncclSuccess;
-  });
-}
 
 WorkPtr Collectives::allToAllSingle(
     const at::Tensor& output,
@@ -109,16 +83,12 @@ WorkPtr Collectives::allToAllSingle(
   const auto source = input.contiguous();
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel({what, "output"}, output, input.numel());
-    call.launch = [&comm = comm_, target, wire, source](ncclComm_t handle, cudaStream_t stream) {
-      return torchcomms_pg::allToAll(
-          comm.api(),
-          source.data_ptr(),
-          target.data(),
-          source.numel() / comm.size() * wire.factor,
-          wire.type,
-          handle,
-          stream);
-    };
+    call.task = Collective{
+        .kind = CollectiveKind::allToAll,
+        .input = source.data_ptr(),
+        .output = target.data(),
+        .count = source.numel() / comm_.size() * wire.factor,
+        .type = wire.type};
   } else {
     const auto bytes = source.element_size();
     std::vector<Part> sends;
@@ -131,14 +101,10 @@ WorkPtr Collectives::allToAllSingle(
       from += inputCounts[peer] * bytes;
       to += outputCounts[peer] * bytes;
     }
-    call.launch = [&comm = comm_, target, source, sends, receives, type = wire.type](
-                      ncclComm_t handle, cudaStream_t stream) {
-      return exchange(comm.api(), sends, receives, type, handle, stream);
-    };
+    setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);
   }
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
+  call.keep(source, input);
+  setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
 
@@ -154,39 +120,36 @@ WorkPtr Collectives::allToAll(
   call.setTensors(inputs, outputs);
 
   const auto wire = wireType(inputs.front().scalar_type());
-  std::vector<at::Tensor> sources;
   std::vector<OutputBuffer> targets;
   std::vector<Part> sends;
   std::vector<Part> receives;
   for (int peer = 0; peer < comm_.size(); ++peer) {
-    sources.push_back(inputs[peer].contiguous());
+    const auto source = inputs[peer].contiguous();
     targets.emplace_back(outputs[peer], /*readFirst=*/false);
-    sends.push_back({sources.back().data_ptr(), sources.back().numel() * wire.factor, peer});
+    sends.push_back({source.data_ptr(), source.numel() * wire.factor, peer});
+    call.keep(source, inputs[peer]);
     receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor, peer});
   }
-  call.launch = [&comm = comm_, sources, sends, receives, type = wire.type](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return exchange(comm.api(), sends, receives, type, handle, stream);
-  };
-  call.epilogue = [targets] {
-    for (const auto& target : targets) {
-      target.copyBack();
-    }
-  };
+  setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);
+  setCopyBack(call, targets);
   return comm_.issue(std::move(call));
 }
 
 WorkPtr Collectives::issueBarrier(OpKind kind) {
   auto call = comm_.prepare(kind, options_);
-  if (comm_.api().barrier != nullptr) {
-    call.launch = comm_.api().barrier;
+  if (comm_.api().collective != nullptr) {
+    call.task = Collective{.kind = CollectiveKind::barrier};
     return comm_.issue(std::move(call));
   }
-  auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm_.device()));
-  call.launch = [&comm = comm_, token](ncclComm_t handle, cudaStream_t stream) {
-    return comm.api().allReduce(
-        token.data_ptr(), token.data_ptr(), 1, ncclUint8, ncclMax, handle, stream);
-  };
+  const auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm_.device()));
+  call.task = Collective{
+      .kind = CollectiveKind::allReduce,
+      .input = token.data_ptr(),
+      .output = token.data_ptr(),
+      .count = 1,
+      .type = ncclUint8,
+      .op = {.reduction = ncclMax}};
+  call.buffers = {token};
   return comm_.issue(std::move(call));
 }
 

@@ -2,8 +2,7 @@
 #include <utility>
 
 #include "collectives/Collectives.hpp"
-#include "collectives/Exchange.hpp"
-#include "nccl/Fallbacks.hpp"
+#include "collectives/Tasks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
@@ -21,12 +20,6 @@ std::vector<OutputBuffer> buffersOf(const std::vector<at::Tensor>& outputs) {
   return buffers;
 }
 
-void copyBack(const std::vector<OutputBuffer>& buffers) {
-  for (const auto& buffer : buffers) {
-    buffer.copyBack();
-  }
-}
-
 // Issues the gathering of `input` on `root`, the only rank whose `target` (OutputBuffer or
 // OutputBuffers) has a value.
 template <class Target>
@@ -37,20 +30,17 @@ WorkPtr issueGather(
     const std::optional<Target>& target,
     int root) {
   const auto wire = wireType(input.scalar_type());
-  call.launch = [&comm, target, wire, root, source = input.contiguous()](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return gather(
-        comm.api(),
-        source.data_ptr(),
-        target ? target->data() : nullptr,
-        source.numel() * wire.factor,
-        wire.type,
-        root,
-        handle,
-        stream);
-  };
-  if (target && target->needsCopy()) {
-    call.epilogue = [target] { target->copyBack(); };
+  const auto source = input.contiguous();
+  call.task = Collective{
+      .kind = CollectiveKind::gather,
+      .input = source.data_ptr(),
+      .output = target ? target->data() : nullptr,
+      .count = source.numel() * wire.factor,
+      .type = wire.type,
+      .root = root};
+  call.keep(source, input);
+  if (target) {
+    setCopyBack(call, *target);
   }
   return comm.issue(std::move(call));
 }
@@ -70,13 +60,16 @@ WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor, /*readFirst=*/root == comm_.rank());
-  call.launch = [&comm = comm_, target, wire, root, count = tensor.numel() * wire.factor](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return comm.api().broadcast(
-        target.data(), target.data(), count, wire.type, root, handle, stream);
-  };
-  if (root != comm_.rank() && target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
+  call.task = Collective{
+      .kind = CollectiveKind::broadcast,
+      .input = target.data(),
+      .output = target.data(),
+      .count = tensor.numel() * wire.factor,
+      .type = wire.type,
+      .root = root};
+  call.keep(target.buffer(), tensor);
+  if (root != comm_.rank()) {
+    setCopyBack(call, target);
   }
   return comm_.issue(std::move(call));
 }
@@ -93,14 +86,15 @@ WorkPtr Collectives::allGatherSingle(const at::Tensor& output, const at::Tensor&
 
   const auto wire = wireType(input.scalar_type());
   OutputBuffer target(output, /*readFirst=*/false);
-  call.launch = [&comm = comm_, target, wire, source = input.contiguous()](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return comm.api().allGather(
-        source.data_ptr(), target.data(), source.numel() * wire.factor, wire.type, handle, stream);
-  };
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
+  const auto source = input.contiguous();
+  call.task = Collective{
+      .kind = CollectiveKind::allGather,
+      .input = source.data_ptr(),
+      .output = target.data(),
+      .count = source.numel() * wire.factor,
+      .type = wire.type};
+  call.keep(source, input);
+  setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
 
@@ -118,36 +112,32 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
   const auto source = input.contiguous();
   if (sameNumel(outputs) && !comm_.listsOneByOne()) {
     OutputBuffers targets(outputs);
-    call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
-      return comm.api().allGather(
-          source.data_ptr(),
-          targets.data(),
-          source.numel() * wire.factor,
-          wire.type,
-          handle,
-          stream);
-    };
-    if (targets.needsCopy()) {
-      call.epilogue = [targets] { targets.copyBack(); };
-    }
+    call.task = Collective{
+        .kind = CollectiveKind::allGather,
+        .input = source.data_ptr(),
+        .output = targets.data(),
+        .count = source.numel() * wire.factor,
+        .type = wire.type};
+    call.keep(source, input);
+    setCopyBack(call, targets);
     return comm_.issue(std::move(call));
   }
   // One broadcast from each rank, in one group.
   const auto targets = buffersOf(outputs);
-  call.launch = [&comm = comm_, targets, wire, source](ncclComm_t handle, cudaStream_t stream) {
-    return groupedByRoot(comm.api(), comm.size(), [&](int root) {
-      const auto& target = targets[root];
-      return comm.api().broadcast(
-          root == comm.rank() ? source.data_ptr() : target.data(),
-          target.data(),
-          target.buffer().numel() * wire.factor,
-          wire.type,
-          root,
-          handle,
-          stream);
-    });
-  };
-  call.epilogue = [targets] { copyBack(targets); };
+  std::vector<Collective> parts;
+  for (int root = 0; root < comm_.size(); ++root) {
+    const auto& target = targets[root];
+    parts.push_back(
+        {.kind = CollectiveKind::broadcast,
+         .input = root == comm_.rank() ? source.data_ptr() : target.data(),
+         .output = target.data(),
+         .count = target.buffer().numel() * wire.factor,
+         .type = wire.type,
+         .root = root});
+  }
+  setGrouped(comm_, call, std::move(parts));
+  call.keep(source, input);
+  setCopyBack(call, targets);
   return comm_.issue(std::move(call));
 }
 
@@ -172,17 +162,15 @@ WorkPtr Collectives::gather(
   }
   const auto wire = wireType(input.scalar_type());
   const auto targets = buffersOf(outputs);
-  call.launch = [&comm = comm_, targets, wire, root, source = input.contiguous()](
-                    ncclComm_t handle, cudaStream_t stream) {
-    const size_t count = source.numel() * wire.factor;
-    std::vector<Part> receives;
-    for (const auto& target : targets) {
-      receives.push_back({target.data(), count, static_cast<int>(receives.size())});
-    }
-    return exchange(
-        comm.api(), {{source.data_ptr(), count, root}}, receives, wire.type, handle, stream);
-  };
-  call.epilogue = [targets] { copyBack(targets); };
+  const auto source = input.contiguous();
+  const size_t count = source.numel() * wire.factor;
+  std::vector<Part> receives;
+  for (const auto& target : targets) {
+    receives.push_back({target.data(), count, static_cast<int>(receives.size())});
+  }
+  setExchange(comm_, call, {{source.data_ptr(), count, root}}, std::move(receives), wire.type);
+  call.keep(source, input);
+  setCopyBack(call, targets);
   return comm_.issue(std::move(call));
 }
 
@@ -227,37 +215,29 @@ WorkPtr Collectives::scatter(
 
   const auto wire = wireType(output.scalar_type());
   OutputBuffer target(output, /*readFirst=*/false);
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
+  const size_t count = target.buffer().numel() * wire.factor;
+  setCopyBack(call, target);
   if (comm_.listsOneByOne()) {
-    std::vector<at::Tensor> sources;
+    std::vector<Part> sends;
     for (const auto& input : inputs) {
-      sources.push_back(input.contiguous());
+      const auto source = input.contiguous();
+      sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
+      call.keep(source, input);
     }
-    call.launch = [&comm = comm_, target, wire, sources, root](
-                      ncclComm_t handle, cudaStream_t stream) {
-      const size_t count = target.buffer().numel() * wire.factor;
-      std::vector<Part> sends;
-      for (const auto& source : sources) {
-        sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
-      }
-      return exchange(comm.api(), sends, {{target.data(), count, root}}, wire.type, handle, stream);
-    };
+    setExchange(comm_, call, std::move(sends), {{target.data(), count, root}}, wire.type);
     return comm_.issue(std::move(call));
   }
   const auto flat = root == comm_.rank() ? flatten(inputs) : at::Tensor();
-  call.launch = [&comm = comm_, target, wire, flat, root](ncclComm_t handle, cudaStream_t stream) {
-    return torchcomms_pg::scatter(
-        comm.api(),
-        flat.defined() ? flat.data_ptr() : nullptr,
-        target.data(),
-        target.buffer().numel() * wire.factor,
-        wire.type,
-        root,
-        handle,
-        stream);
-  };
+  call.task = Collective{
+      .kind = CollectiveKind::scatter,
+      .input = flat.defined() ? flat.data_ptr() : nullptr,
+      .output = target.data(),
+      .count = count,
+      .type = wire.type,
+      .root = root};
+  if (flat.defined()) {
+    call.buffers = {flat};
+  }
   return comm_.issue(std::move(call));
 }
 

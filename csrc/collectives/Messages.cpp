@@ -3,6 +3,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "collectives/Collectives.hpp"
+#include "collectives/Tasks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
@@ -29,21 +30,21 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   checkTensor({what, "tensor"}, tensor, comm_.device());
   checkRank({what, "dst"}, destination, comm_.size());
   checkTag(what, tag);
-  auto source = tensor.contiguous();
+  const auto source = tensor.contiguous();
   call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
   call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
-  const size_t count = source.numel() * wire.factor;
-  const int peer = comm_.inLibrary(destination);
-  call.message = Message{source.data_ptr(), count, wire.type, peer, tag};
-  call.message->confirmed = confirms(comm_);
-  call.launch = [&comm = comm_, source, sent = *call.message](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return moveMessage(comm.api(), /*sending=*/true, sent, handle, stream);
-  };
+  call.task = Message{
+      .buffer = source.data_ptr(),
+      .count = source.numel() * wire.factor,
+      .type = wire.type,
+      .peer = comm_.inLibrary(destination),
+      .tag = tag,
+      .confirmed = confirms(comm_)};
+  call.buffers = {source};
   return comm_.issue(std::move(call));
 }
 
@@ -68,31 +69,15 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor, /*readFirst=*/false);
-  const int peer = source == kAnyPeer ? source : comm_.inLibrary(source);
-  call.message = Message{target.data(), tensor.numel() * wire.factor, wire.type, peer, tag};
-  call.message->confirmed = confirms(comm_);
-  call.launch = [&comm = comm_, target, received = *call.message](
-                    ncclComm_t handle, cudaStream_t stream) {
-    return moveMessage(comm.api(), /*sending=*/false, received, handle, stream);
-  };
-  // The closure also keeps the buffer alive if no stream orders the message.
-  call.epilogue = [target] { target.copyBack(); };
+  call.task = Message{
+      .buffer = target.data(),
+      .count = tensor.numel() * wire.factor,
+      .type = wire.type,
+      .peer = source == kAnyPeer ? source : comm_.inLibrary(source),
+      .tag = tag,
+      .confirmed = confirms(comm_)};
+  setCopyBack(call, target);
   return comm_.issue(std::move(call));
-}
-
-ncclResult_t moveMessage(
-    const NcclApi& api,
-    bool sending,
-    const Message& message,
-    ncclComm_t comm,
-    cudaStream_t stream) {
-  if (api.sendTagged != nullptr) {
-    return sending ? api.sendTagged(message, comm, stream) : api.recvTagged(message, comm, stream);
-  }
-  // NCCL matches the messages of a pair by their order alone.
-  return sending
-             ? api.send(message.buffer, message.count, message.type, message.peer, comm, stream)
-             : api.recv(message.buffer, message.count, message.type, message.peer, comm, stream);
 }
 
 }  // namespace torchcomms_pg

@@ -1,8 +1,9 @@
 // Collectives that reduce.
+#include <optional>
 #include <utility>
 
 #include "collectives/Collectives.hpp"
-#include "nccl/Fallbacks.hpp"
+#include "collectives/Tasks.hpp"
 #include "nccl/Library.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
@@ -38,9 +39,70 @@ Reduction chooseReduction(
   return reduction;
 }
 
-// Sets the launch and the epilogue that reduce equal parts of the contiguous `input` into `output`.
+// Describes a collective, whose operator is the sum for what the library only moves.
+Collective describe(
+    CollectiveKind kind,
+    const at::Tensor& input,
+    const at::Tensor& output,
+    size_t count,
+    const Reduction& reduction,
+    int root) {
+  return {
+      .kind = kind,
+      .input = input.data_ptr(),
+      .output = output.data_ptr(),
+      .count = count,
+      .type = reduction.wire().type,
+      .root = root,
+      .op = reduction.onWire() ? reduction.wireOp() : Operator{}};
+}
+
+// Keeps the factor of a pre-multiplied sum, which an accelerator reads when the operation runs.
+void keepFactor(PreparedOp& call, const Reduction& reduction) {
+  if (reduction.factor().defined()) {
+    call.buffers.push_back(reduction.factor());
+  }
+}
+
+// Has the library reduce `input` into `output`.
+void setReduction(
+    PreparedOp& call,
+    CollectiveKind kind,
+    const at::Tensor& input,
+    const at::Tensor& output,
+    size_t count,
+    const Reduction& reduction,
+    int root = 0) {
+  call.task = describe(kind, input, output, count, reduction, root);
+  call.keep(input, call.inputs.front());
+  call.keep(output, call.outputs.front());
+  keepFactor(call, reduction);
+}
+
+// Has the library bring the ranks' inputs into `parts`, and the epilogue reduce them into `target`.
+// `target` has no value on ranks that get no result.
+void setLocalReduction(
+    PreparedOp& call,
+    CollectiveKind kind,
+    const at::Tensor& input,
+    const at::Tensor& parts,
+    size_t count,
+    const Reduction& reduction,
+    const std::optional<OutputBuffer>& target,
+    int root = 0) {
+  call.task = describe(kind, input, parts, count, reduction, root);
+  call.buffers = {input, parts};
+  if (target) {
+    call.epilogue = [target = *target, parts, reduction] {
+      reduction.combine(target.buffer().view({-1}), parts);
+      target.copyBack();
+    };
+  }
+}
+
+// Sets how equal parts of the contiguous `input` are reduced into `output`.
 void setReduceScatter(
-    Communicator& comm,
+    const Communicator& comm,
     PreparedOp& call,
     const at::Tensor& output,
     const at::Tensor& input,
@@ -48,28 +110,12 @@ void setReduceScatter(
   OutputBuffer target(output, /*readFirst=*/false);
   const size_t count = output.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto parts = at::empty({comm.size(), output.numel()}, output.options());
-    call.launch = [&comm, input, parts, count, type = reduction.wire().type](
-                      ncclComm_t handle, cudaStream_t stream) {
-      return allToAll(comm.api(), input.data_ptr(), parts.data_ptr(), count, type, handle, stream);
-    };
-    call.epilogue = [target, parts, reduction] {
-      reduction.combine(target.buffer().view({-1}), parts);
-      target.copyBack();
-    };
+    const auto parts = at::empty({comm.size(), output.numel()}, output.options());
+    setLocalReduction(call, CollectiveKind::allToAll, input, parts, count, reduction, target);
     return;
   }
-  call.launch = [&comm, target, input, count, reduction](ncclComm_t handle, cudaStream_t stream) {
-    const Reduction::Handle op(reduction, comm.api(), handle);
-    if (op.made() != ncclSuccess) {
-      return op.made();
-    }
-    return comm.api().reduceScatter(
-        input.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
-  };
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
+  setReduction(call, CollectiveKind::reduceScatter, input, target.buffer(), count, reduction);
+  setCopyBack(call, target);
 }
 
 }  // namespace
@@ -93,29 +139,12 @@ WorkPtr Collectives::allReduce(
   const auto source = inPlace ? target.buffer() : input.contiguous();
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    auto all = at::empty({comm_.size(), input.numel()}, input.options());
-    call.launch = [&comm = comm_, source, all, count, type = reduction.wire().type](
-                      ncclComm_t handle, cudaStream_t stream) {
-      return comm.api().allGather(source.data_ptr(), all.data_ptr(), count, type, handle, stream);
-    };
-    call.epilogue = [target, all, reduction] {
-      reduction.combine(target.buffer().view({-1}), all);
-      target.copyBack();
-    };
+    const auto all = at::empty({comm_.size(), input.numel()}, input.options());
+    setLocalReduction(call, CollectiveKind::allGather, source, all, count, reduction, target);
     return comm_.issue(std::move(call));
   }
-  call.launch = [&comm = comm_, target, source, count, reduction](
-                    ncclComm_t handle, cudaStream_t stream) {
-    const Reduction::Handle op(reduction, comm.api(), handle);
-    if (op.made() != ncclSuccess) {
-      return op.made();
-    }
-    return comm.api().allReduce(
-        source.data_ptr(), target.data(), count, reduction.wire().type, op, handle, stream);
-  };
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
-  }
+  setReduction(call, CollectiveKind::allReduce, source, target.buffer(), count, reduction);
+  setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
 
@@ -132,32 +161,16 @@ WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::Redu
   const bool isRoot = root == comm_.rank();
   OutputBuffer target(tensor, /*readFirst=*/true);
   const size_t count = tensor.numel() * reduction.wire().factor;
+  const auto& buffer = target.buffer();
   if (!reduction.onWire()) {
-    auto all = at::empty({isRoot ? comm_.size() : 0, tensor.numel()}, tensor.options());
-    call.launch = [&comm = comm_, target, all, count, root, type = reduction.wire().type](
-                      ncclComm_t handle, cudaStream_t stream) {
-      return torchcomms_pg::gather(
-          comm.api(), target.data(), all.data_ptr(), count, type, root, handle, stream);
-    };
-    if (isRoot) {
-      call.epilogue = [target, all, reduction] {
-        reduction.combine(target.buffer().view({-1}), all);
-        target.copyBack();
-      };
-    }
+    const auto all = at::empty({isRoot ? comm_.size() : 0, tensor.numel()}, tensor.options());
+    const auto result = isRoot ? std::optional(target) : std::nullopt;
+    setLocalReduction(call, CollectiveKind::gather, buffer, all, count, reduction, result, root);
     return comm_.issue(std::move(call));
   }
-  call.launch = [&comm = comm_, target, count, root, reduction](
-                    ncclComm_t handle, cudaStream_t stream) {
-    const Reduction::Handle op(reduction, comm.api(), handle);
-    if (op.made() != ncclSuccess) {
-      return op.made();
-    }
-    return comm.api().reduce(
-        target.data(), target.data(), count, reduction.wire().type, op, root, handle, stream);
-  };
-  if (isRoot && target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
+  setReduction(call, CollectiveKind::reduce, buffer, buffer, count, reduction, root);
+  if (isRoot) {
+    setCopyBack(call, target);
   }
   return comm_.issue(std::move(call));
 }
@@ -208,32 +221,19 @@ WorkPtr Collectives::reduceScatter(
       " on ",
       output.scalar_type(),
       " needs tensors of one size in input_list; use all_reduce instead");
-  std::vector<at::Tensor> sources;
-  for (const auto& input : inputs) {
-    sources.push_back(input.contiguous());
-  }
   OutputBuffer target(output, /*readFirst=*/false);
-  call.launch = [&comm = comm_, target, sources, reduction](
-                    ncclComm_t handle, cudaStream_t stream) {
-    const Reduction::Handle op(reduction, comm.api(), handle);
-    if (op.made() != ncclSuccess) {
-      return op.made();
-    }
-    return groupedByRoot(comm.api(), comm.size(), [&](int root) {
-      return comm.api().reduce(
-          sources[root].data_ptr(),
-          target.data(),
-          sources[root].numel() * reduction.wire().factor,
-          reduction.wire().type,
-          op,
-          root,
-          handle,
-          stream);
-    });
-  };
-  if (target.needsCopy()) {
-    call.epilogue = [target] { target.copyBack(); };
+  std::vector<Collective> parts;
+  for (int root = 0; root < comm_.size(); ++root) {
+    const auto source = inputs[root].contiguous();
+    const size_t count = source.numel() * reduction.wire().factor;
+    parts.push_back(
+        describe(CollectiveKind::reduce, source, target.buffer(), count, reduction, root));
+    call.keep(source, inputs[root]);
   }
+  setGrouped(comm_, call, std::move(parts));
+  call.keep(target.buffer(), output);
+  keepFactor(call, reduction);
+  setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
 

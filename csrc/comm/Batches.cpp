@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "nccl/Fallbacks.hpp"
 
 namespace torchcomms_pg {
 
@@ -157,7 +156,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     merged.inputs.insert(merged.inputs.end(), call.inputs.begin(), call.inputs.end());
     merged.outputs.insert(merged.outputs.end(), call.outputs.begin(), call.outputs.end());
     epilogue |= call.epilogue != nullptr;
-    messages &= call.message.has_value();
+    messages &= call.isMessage();
   }
   if (!merged.op.ordered) {  // all are messages
     merged.parts = std::move(calls);
@@ -177,10 +176,10 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
       }
     };
   }
-  merged.launch = [&api = comm_.api(), shared](ncclComm_t comm, cudaStream_t stream) {
+  merged.task = [&api = comm_.api(), shared](ncclComm_t comm, cudaStream_t stream) {
     return grouped(api, [&] {
       for (auto& call : *shared) {
-        const auto result = call.launch(comm, stream);
+        const auto result = call.launch(api, comm, stream);
         if (result != ncclSuccess) {
           return result;
         }

@@ -185,15 +185,6 @@ WorkPtr Communicator::finishedWork(
   return work;
 }
 
-WorkPtr Communicator::issue(PreparedOp call) {
-  if (C10_UNLIKELY(batches_.any())) {
-    if (auto work = batches_.add(call)) {
-      return work;
-    }
-  }
-  return launch(std::move(call));
-}
-
 WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
   OpenCall::refuse(*this, name(call.op.kind));
   usable();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/Batches.hpp"
@@ -118,7 +119,14 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // Issue, in the order of an operation's life.
   PreparedOp prepare(OpKind kind, const Options& options) const;
   // Launches the operation, or adds it to the batch of the calling thread.
-  WorkPtr issue(PreparedOp call);
+  C10_ALWAYS_INLINE WorkPtr issue(PreparedOp call) {
+    if (C10_UNLIKELY(batches_.any())) {
+      if (auto work = batches_.add(call)) {
+        return work;
+      }
+    }
+    return launch(std::move(call));
+  }
   // Launches the operation. `work`: a batch's Work, which the caller already has.
   WorkPtr launch(PreparedOp call, WorkPtr work = nullptr);
   // Does the same as launch(), without hooks.

@@ -35,16 +35,9 @@ void HostExecutor::prepare(Operation& op) {
 }
 
 void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
-  if (!call.op.async) {
-    runHere(call, work);
-  } else if (call.op.ordered) {
-    runOnWorker(call, work);
-  } else {
-    runMessages(call, work);
+  if (call.op.async) {
+    return call.op.ordered ? runOnWorker(call, work) : runMessages(call, work);
   }
-}
-
-void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
   wake();  // this operation waits for earlier ones
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
@@ -55,7 +48,7 @@ void HostExecutor::runHere(PreparedOp& call, const WorkPtr& work) {
         call.op.recording->start();
       }
     }
-    const auto result = call.launch(comm_.usable(), nullptr);
+    const auto result = call.launch(comm_.api(), comm_.usable(), nullptr);
     // A split or shrunk communicator may go on initializing in the background.
     if (result != ncclSuccess && result != ncclInProgress) {
       error = comm_.failureState().interruption();
@@ -114,7 +107,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       };
       alone ? start() : host::HostStream::fromHandle(stream)->enqueue(start);
     }
-    const auto result = call.launch(comm, stream);
+    const auto result = call.launch(comm_.api(), comm, stream);
     if (result != ncclSuccess) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
     }
@@ -123,7 +116,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       waker.release();
       work->setStarted({});
     }
-    // Keeps the whole call alive: its launch owns the buffers in use.
+    // Keeps the tensors and buffers of the call, which the stream uses.
     const auto held = std::make_shared<const PreparedOp>(std::move(call));
     host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
       std::exception_ptr error;
@@ -224,7 +217,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     ExitGuard unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> epilogue;
-    PreparedOp::Launch launch;  // owns the contiguous copy of what is sent
+    std::vector<at::Tensor> buffers;  // what is sent
 
     static void done(void* context, ncclResult_t result, int peer) noexcept {
       const std::unique_ptr<One> self(static_cast<One*>(context));
@@ -270,14 +263,14 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       }
     });
     for (auto& part : calls) {
-      auto message = *part.message;
+      auto message = std::get<Message>(part.task);
       message.deferred = deferred;
-      auto one =
-          std::make_unique<One>(One{{}, pending, std::move(part.epilogue), std::move(part.launch)});
+      auto one = std::make_unique<One>(
+          One{{}, pending, std::move(part.epilogue), std::move(part.buffers)});
       message.done = One::done;
       message.context = one.get();
-      const auto result = part.op.kind == OpKind::send ? api.sendTagged(message, comm, nullptr)
-                                                       : api.recvTagged(message, comm, nullptr);
+      const bool sending = part.op.kind == OpKind::send;
+      const auto result = torchcomms_pg::run(api, sending, message, comm, nullptr);
       if (result != ncclSuccess) {
         // The first message may wait for connections, which a signal interrupts.
         const auto raised = comm_.failureState().interruption();

@@ -27,7 +27,6 @@ class HostExecutor final : public Executor {
   std::vector<c10::Device> outputDevices() const override { return {}; }
 
  private:
-  void runHere(PreparedOp& call, const WorkPtr& work);
   void runOnWorker(PreparedOp& call, const WorkPtr& work);
   void runMessages(PreparedOp& call, const WorkPtr& work);
   bool mayBeDeferred(const Operation& op) const;

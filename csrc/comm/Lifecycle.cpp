@@ -88,7 +88,7 @@ std::shared_ptr<Communicator> Communicator::split(
   auto call = prepare(OpKind::split, {.async = false, .timeout = timeout});
   call.ranks.assign(ranks.begin(), ranks.end());
   call.newName = group.name;
-  call.launch = [&](ncclComm_t comm, cudaStream_t) {
+  call.task = [&](ncclComm_t comm, cudaStream_t) {
     ++splits_;
     auto raw = chosen.raw(/*blocking=*/library_.blocks());
     return api().commSplit(comm, color, key, &child, &raw);

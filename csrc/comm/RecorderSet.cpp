@@ -97,7 +97,7 @@ void RecorderSet::record(PreparedOp& call) {
          .started = started,
          .details = {.tag = message.op.tag, .batch = batched ? op.seq : 0}});
   };
-  if (call.message) {
+  if (call.isMessage()) {
     addMessage(call, op.seq);
   } else if (!call.parts.empty()) {
     for (size_t i = 0; i < call.parts.size(); ++i) {

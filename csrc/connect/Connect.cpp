@@ -31,7 +31,7 @@ std::array<
 const NcclApi& plainApi() {
   static const NcclApi table = [] {
     NcclApi plain = shm::api();
-    plain.barrier = nullptr;
+    plain.collective = nullptr;
     plain.sendTagged = nullptr;
     plain.recvTagged = nullptr;
     plain.missingRanks = nullptr;

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "host/HostStream.hpp"
-#include "host/NcclCalls.hpp"
 #include "nccl/ElementSize.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Group.hpp"
@@ -149,13 +148,8 @@ ncclResult_t add(Task task) {
   return launch(std::move(tasks));
 }
 
-ncclResult_t collective(
-    host::Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
-  return guarded([&] {
-    const auto& comm = from(handle);
-    c.op = comm->operators().resolve(op, c.type);
-    return add({comm, stream, c});
-  });
+ncclResult_t collective(const Collective& c, ncclComm_t handle, cudaStream_t stream) {
+  return guarded([&] { return add({from(handle), stream, c}); });
 }
 
 ncclResult_t message(bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
@@ -191,18 +185,6 @@ const char* getLastError(ncclComm_t handle) {
     }
   }
   return shm::threadError().c_str();
-}
-
-ncclResult_t redOpCreatePreMulSum(
-    ncclRedOp_t* op,
-    void* scalar,
-    ncclDataType_t type,
-    ncclScalarResidence_t residence,
-    ncclComm_t handle) {
-  return guarded([&] {
-    *op = from(handle)->operators().createPreMulSum(scalar, type, residence);
-    return ncclSuccess;
-  });
 }
 
 ncclResult_t groupEnd() {
@@ -242,14 +224,13 @@ NcclApi fill() {
     *rank = from(comm)->topology().rank;
     return ncclSuccess;
   };
-  t.redOpCreatePreMulSum = redOpCreatePreMulSum;
-  t.redOpDestroy = [](ncclRedOp_t op, ncclComm_t comm) {
-    return guarded([&] {
-      from(comm)->operators().destroy(op);
-      return ncclSuccess;
-    });
+  t.collective = collective;
+  t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {
+    return message(true, sent, comm, stream);
   };
-  host::addCalls<collective, message>(t);
+  t.recvTagged = [](const Message& received, ncclComm_t comm, cudaStream_t stream) {
+    return message(false, received, comm, stream);
+  };
   t.groupStart = [] {
     ++group.depth;
     return ncclSuccess;

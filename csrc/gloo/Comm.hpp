@@ -76,7 +76,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
       const Place& place);
 
   Messages& messages() { return *messages_; }
-  shm::Operators& operators() { return operators_; }
 
   // Starts the thread of completeLater(). Call this before Messages::post() of a message that is
   // completed later. Raises if no thread can be started.
@@ -129,7 +128,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::shared_ptr<Link> lane_;
   std::shared_ptr<Messages> messages_;
   shm::TicketLock turns_;
-  shm::Operators operators_;
   Scratch scratch_;  // used by the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
 

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "nccl/Collective.hpp"
+
 #if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE < NCCL_VERSION(2, 28, 7)
 #error \
     "torchcomms_pg needs nccl.h of NCCL 2.28.7 or later to build (an older libnccl still works at run time)"
@@ -71,7 +73,7 @@ extern "C" ncclResult_t ncclGetPeerDevicePointer(
 
 namespace torchcomms_pg {
 
-// X(field, function): functions of every NCCL since 2.18. A library that lacks one is refused.
+// X(field, function): functions of every NCCL since 2.18. A libnccl that lacks one is refused.
 #define TORCHCOMMS_PG_NCCL_REQUIRED(X)              \
   X(getVersion, ncclGetVersion)                     \
   X(getUniqueId, ncclGetUniqueId)                   \
@@ -162,8 +164,10 @@ struct NcclApi {
 
   // Extensions of NCCL for libraries in host memory. Null in a table filled from libnccl.
 
-  // Blocks the stream until all ranks have arrived.
-  ncclResult_t (*barrier)(ncclComm_t comm, cudaStream_t stream) = nullptr;
+  // Runs a collective in the order of `stream`. Copies the description, and does not check it. If
+  // it is null, `run` (nccl/Launch.hpp) calls NCCL's function instead.
+  ncclResult_t (*collective)(const Collective& collective, ncclComm_t comm, cudaStream_t stream) =
+      nullptr;
 
   // Sends or receives a message with a tag. Messages of one pair and tag are matched in issue
   // order; different tags and different peers do not wait for each other. A message with `done` is

@@ -6,31 +6,55 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "nccl/NcclApi.hpp"
+#include "nccl/Launch.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 
 struct PreparedOp {
-  using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+  using Calls = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
   Operation op;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  Launch launch;
+  // What the library does: several calls, one collective, or the transfer of a send or receive. It
+  // has the addresses of the tensors' memory when they were passed: in a batch, too, a tensor keeps
+  // its memory until the launch.
+  std::variant<Calls, Collective, Message> task;
+  // Memory of `task` besides inputs and outputs, such as contiguous copies of them.
+  std::vector<at::Tensor> buffers;
   // Runs after the launch, in the order of the stream: copies out of temporary buffers, local
   // reductions.
   std::function<void()> epilogue;
-  std::optional<Message> message;                    // transfer of a send or receive
   std::vector<PreparedOp> parts;                     // messages of a batch that has messages only
   std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that a stream orders
   std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;
+
+  bool isMessage() const { return std::holds_alternative<Message>(task); }
+
+  // Has the library execute `task` in the order of `stream`.
+  ncclResult_t launch(const NcclApi& api, ncclComm_t comm, cudaStream_t stream) const {
+    if (const auto* const collective = std::get_if<Collective>(&task)) {
+      return run(api, *collective, comm, stream);
+    }
+    if (const auto* const message = std::get_if<Message>(&task)) {
+      return run(api, /*sending=*/op.kind == OpKind::send, *message, comm, stream);
+    }
+    return std::get<Calls>(task)(comm, stream);
+  }
+
+  // Keeps `buffer` as long as this object, unless it is `tensor`, which is an input or an output.
+  void keep(const at::Tensor& buffer, const at::Tensor& tensor) {
+    if (!buffer.is_same(tensor)) {
+      buffers.push_back(buffer);
+    }
+  }
 
   // Returns whether the ranks' parts differ in size, or may differ.
   bool uneven() const {

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstring>
+
 #include "operation/Buffers.hpp"
 
 namespace torchcomms_pg {
@@ -179,23 +181,17 @@ Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
   wire_ = wireType(dtype);
 }
 
-Reduction::Handle::Handle(const Reduction& reduction, const NcclApi& api, ncclComm_t comm)
-    : api_(api), comm_(comm), custom_(reduction.op_ == ReduceOp::PREMUL_SUM) {
-  if (!custom_) {
-    op_ = *ncclOp(reduction.op_, reduction.dtype_);
-    return;
+Operator Reduction::wireOp() const {
+  if (op_ != ReduceOp::PREMUL_SUM) {
+    return {.reduction = *ncclOp(op_, dtype_)};
   }
-  // A factor in host memory is read now. A factor on the accelerator is read when the operation
-  // runs; the operation keeps it alive.
-  const auto& factor = reduction.factor_;
-  const auto residence = factor.is_cpu() ? ncclScalarHostImmediate : ncclScalarDevice;
-  made_ = api.redOpCreatePreMulSum(&op_, factor.data_ptr(), reduction.wire_.type, residence, comm);
-}
-
-Reduction::Handle::~Handle() {
-  if (custom_ && made_ == ncclSuccess) {
-    api_.redOpDestroy(op_, comm_);
+  Operator scaled{.reduction = ncclSum, .scaled = true};
+  if (factor_.is_cpu()) {
+    std::memcpy(scaled.scalar.data(), factor_.data_ptr(), factor_.element_size());
+  } else {
+    scaled.scalarAddress = factor_.data_ptr();
   }
+  return scaled;
 }
 
 void Reduction::combine(const at::Tensor& out, const at::Tensor& inputs) const {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "base/TorchCompat.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Collective.hpp"
 
 namespace torchcomms_pg {
 
@@ -36,25 +36,11 @@ class Reduction {
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
 
-  // The library's handle for the reduce operation, to launch with in this scope.
-  class Handle {
-   public:
-    Handle(const Reduction& reduction, const NcclApi& api, ncclComm_t comm);
-    ~Handle();
-    Handle(const Handle&) = delete;
-    Handle& operator=(const Handle&) = delete;
-
-    // Returns ncclSuccess, or the error of making the handle, which is then not to be used.
-    ncclResult_t made() const { return made_; }
-    operator ncclRedOp_t() const { return op_; }
-
-   private:
-    const NcclApi& api_;
-    const ncclComm_t comm_;
-    ncclRedOp_t op_ = ncclSum;
-    ncclResult_t made_ = ncclSuccess;
-    bool custom_;
-  };
+  // Returns the operation for the library, of a pair that is on the wire. A factor in host memory
+  // is copied; a factor on the accelerator is read when the operation runs, so keep factor() until
+  // then.
+  Operator wireOp() const;
+  const at::Tensor& factor() const { return factor_; }  // undefined but for pre-multiplied sums
 
   // Sets out = inputs[0] op inputs[1] op ..., in this order. The first dimension of `inputs` counts
   // the inputs; the others are the dimensions of `out`.

@@ -208,7 +208,8 @@ struct FlightRecorder::State {
   static Detail detail(const Slot& slot) {
     const auto& record = *slot.record;
     const auto& known = record.details;
-    Detail told{{"record_id", static_cast<int64_t>(slot.id)}};
+    Detail told;
+    told.emplace_back("record_id", static_cast<int64_t>(slot.id));
     if (!record.tensors.empty()) {
       told.emplace_back("device", c10::DeviceTypeName(record.device, /*lower_case=*/true));
     }

@@ -5,7 +5,6 @@
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Names.hpp"
-#include "host/NcclCalls.hpp"
 #include "host/NcclError.hpp"
 #include "host/Process.hpp"
 #include "host/Reduce.hpp"

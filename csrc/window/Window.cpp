@@ -39,7 +39,7 @@ std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) 
   TORCH_CHECK(
       !comm->batches().open(), what, ": cannot be part of a group of operations; call it before");
   auto call = comm->prepare(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
-  call.launch = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // nothing to do
+  call.task = [](ncclComm_t, cudaStream_t) { return ncclSuccess; };  // nothing to do
   comm->launch(std::move(call));
   return std::make_shared<Window>(comm);
 }
@@ -121,20 +121,20 @@ WorkPtr Window::put(
     if (!options.async) {
       registration->note(comm_->executor().accelerator()->currentStream());
     }
-    call.launch = [source = source.view({-1}),
-                   target = registration->mapped[destination].narrow(0, offset, source.numel())](
-                      ncclComm_t, cudaStream_t) {
+    call.task = [source = source.view({-1}),
+                 target = registration->mapped[destination].narrow(0, offset, source.numel())](
+                    ncclComm_t, cudaStream_t) {
       target.copy_(source);
       return ncclSuccess;
     };
   } else {
     const auto wire = wireType(part.dtype);
-    call.launch = [&api = comm_->api(),
-                   source,
-                   wire,
-                   peer = call.op.peer,
-                   handle = registration->handle,
-                   at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
+    call.task = [&api = comm_->api(),
+                 source,
+                 wire,
+                 peer = call.op.peer,
+                 handle = registration->handle,
+                 at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
       return api.putSignal(
           source.data_ptr(),
           source.numel() * wire.factor,
@@ -163,8 +163,8 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
   const auto registration = registered(what);
   checkRank(what, "dst_rank", peer);
   call.op.peer = static_cast<int>(peer);
-  call.launch = [&api = comm_->api(), to = call.op.peer, index = registration->signal](
-                    ncclComm_t comm, cudaStream_t stream) {
+  call.task = [&api = comm_->api(), to = call.op.peer, index = registration->signal](
+                  ncclComm_t comm, cudaStream_t stream) {
     return api.signal(to, index, 0, 0, comm, stream);
   };
   if (!options.async) {
@@ -188,8 +188,8 @@ WorkPtr Window::waitSignal(int64_t peer, const Options& options) {
   const auto registration = registered(what);
   checkRank(what, "peer_rank", peer);
   call.op.peer = static_cast<int>(peer);
-  call.launch = [&api = comm_->api(), from = call.op.peer, index = registration->signal](
-                    ncclComm_t comm, cudaStream_t stream) {
+  call.task = [&api = comm_->api(), from = call.op.peer, index = registration->signal](
+                  ncclComm_t comm, cudaStream_t stream) {
     ncclWaitSignalDesc_t one{1, from, index, 0};
     return api.waitSignal(1, &one, comm, stream);
   };

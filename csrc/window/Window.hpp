@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -90,10 +89,11 @@ class Window final {
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
   ncclResult_t exchange(
+      Collective collective,
       const at::Tensor& input,
       const at::Tensor& output,
       ncclComm_t comm,
-      const std::function<ncclResult_t(const void* in, void* out)>& body) const;
+      cudaStream_t stream) const;
   ncclResult_t describeAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   ncclResult_t mapAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   void forget(std::shared_ptr<Registration> registration) noexcept;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "device/AcceleratorDevice.hpp"
-#include "nccl/Fallbacks.hpp"
+#include "nccl/Launch.hpp"
 #include "operation/Checks.hpp"
 #include "window/SharedTensor.hpp"
 
@@ -52,16 +52,19 @@ void Window::forget(std::shared_ptr<Registration> registration) noexcept {
       [&](ncclComm_t comm) { comm_->api().commWindowDeregister(comm, registration->handle); });
 }
 
-// Calls `body` with device copies of `input` and `output`, and waits for its result in the current
-// stream.
+// Runs a collective on device copies of `input` and `output`, and waits for its result in the
+// current stream.
 ncclResult_t Window::exchange(
+    Collective collective,
     const at::Tensor& input,
     const at::Tensor& output,
     ncclComm_t comm,
-    const std::function<ncclResult_t(const void* in, void* out)>& body) const {
+    cudaStream_t stream) const {
   const auto in = input.to(device());
   const auto out = at::empty_like(output, at::TensorOptions(device()));
-  const auto result = body(in.data_ptr(), out.data_ptr());
+  collective.input = in.data_ptr();
+  collective.output = out.data_ptr();
+  const auto result = run(comm_->api(), collective, comm, stream);
   if (result != ncclSuccess) {
     return result;
   }
@@ -79,9 +82,11 @@ ncclResult_t Window::describeAll(
   const auto mine = describe(registration.tensor, registration.signal);
   std::vector<Description> all(comm_->size());
   const auto result = exchange(
-      bytesOf(&mine, 1), bytesOf(all.data(), all.size()), comm, [&](const void* in, void* out) {
-        return comm_->api().allGather(in, out, sizeof mine, ncclInt8, comm, stream);
-      });
+      {.kind = CollectiveKind::allGather, .count = sizeof mine},
+      bytesOf(&mine, 1),
+      bytesOf(all.data(), all.size()),
+      comm,
+      stream);
   if (result != ncclSuccess) {
     return result;
   }
@@ -152,12 +157,11 @@ ncclResult_t Window::mapAll(
   std::vector<int32_t> all(size);
   if (result == ncclSuccess) {
     result = exchange(
+        {.kind = CollectiveKind::allGather, .count = 1, .type = ncclInt32},
         bytesOf(&missing, 1),
         bytesOf(all.data(), all.size()),
         comm,
-        [&](const void* in, void* out) {
-          return api.allGather(in, out, 1, ncclInt32, comm, stream);
-        });
+        stream);
   }
   for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
     TORCH_CHECK(
@@ -207,7 +211,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   registration->tensor = tensor;
   auto call = comm_->prepare(OpKind::tensorRegister, {.async = false, .timeout = std::nullopt});
   call.setTensors({}, {tensor});
-  call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
+  call.task = [&](ncclComm_t comm, cudaStream_t stream) {
     auto result = describeAll(*registration, comm, stream);
     if (result == ncclSuccess) {
       result = comm_->api().commWindowRegister(
@@ -251,15 +255,14 @@ void Window::deregister() {
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});
-    call.launch = [&](ncclComm_t comm, cudaStream_t stream) {
+    call.task = [&](ncclComm_t comm, cudaStream_t stream) {
       const auto& api = comm_->api();
       auto result = exchange(
+          {.kind = CollectiveKind::allToAll, .count = 1, .type = ncclUint64},
           bytesOf(sent.data(), sent.size()),
           bytesOf(received.data(), received.size()),
           comm,
-          [&](const void* in, void* out) {
-            return allToAll(api, in, out, 1, ncclUint64, comm, stream);
-          });
+          stream);
       std::vector<ncclWaitSignalDesc_t> left;
       for (int peer = 0; peer < size; ++peer) {
         const auto count = received[peer] - registration->waited[peer].load();

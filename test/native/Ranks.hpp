@@ -46,6 +46,10 @@ inline ncclComm_t init(const ncclUniqueId& id, int ranks, int rank) {
   return comm;
 }
 
+inline ncclResult_t barrier(ncclComm_t comm) {
+  return nccl().collective({.kind = torchcomms_pg::CollectiveKind::barrier}, comm, nullptr);
+}
+
 // Runs body(rank) in one thread per rank.
 inline void threads(int ranks, const std::function<void(int)>& body) {
   std::vector<std::thread> all;

@@ -321,10 +321,10 @@ TEST(anotherRootIsToldToWhoComesLater) {
 
 TEST(aBarrierIsCalledOne) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
-    CHECK_NCCL(nccl().barrier(comm, nullptr));
+    CHECK_NCCL(barrier(comm));
     unsigned char one = 1;
     if (rank == 0) {
-      CHECK_EQUAL(nccl().barrier(comm, nullptr), ncclInvalidUsage);
+      CHECK_EQUAL(barrier(comm), ncclInvalidUsage);
     } else {
       CHECK_EQUAL(
           nccl().allReduce(&one, &one, 1, ncclUint8, ncclMax, comm, nullptr), ncclInvalidUsage);

@@ -4,11 +4,12 @@
 #include <string>
 
 #include "Ranks.hpp"
-#include "nccl/Fallbacks.hpp"
+#include "nccl/Launch.hpp"
 #include "nccl/Library.hpp"
 #include "nccl/Memory.hpp"
 
 using namespace test;
+using torchcomms_pg::CollectiveKind;
 using torchcomms_pg::Library;
 using torchcomms_pg::LibraryError;
 using torchcomms_pg::NcclApi;
@@ -22,6 +23,7 @@ const Library& library() {
 // Returns the table as an NCCL before 2.28.3 fills it.
 NcclApi older() {
   NcclApi table = nccl();
+  table.collective = nullptr;
   table.allToAll = nullptr;
   table.gather = nullptr;
   table.scatter = nullptr;
@@ -35,13 +37,18 @@ void exchangesWithoutLateFunctions(ncclComm_t comm, int rank) {
   for (const size_t count : {1, 5, 100'000}) {
     std::vector<float> in(ranks * count), out(ranks * count, -1);
     for (size_t i = 0; i < in.size(); ++i) in[i] = 100.0f * rank + i / count;
-    CHECK_NCCL(allToAll(table, in.data(), out.data(), count, ncclFloat32, comm, nullptr));
+    const auto each = CollectiveKind::allToAll;
+    CHECK_NCCL(run(table, {each, in.data(), out.data(), count, ncclFloat32}, comm, nullptr));
     for (size_t i = 0; i < out.size(); ++i) CHECK_EQUAL(out[i], 100.0f * (i / count) + rank);
     for (int root = 0; root < ranks; ++root) {
       std::vector<float> all(rank == root ? ranks * count : 0, -1), part(count, -1);
-      CHECK_NCCL(gather(table, in.data(), all.data(), count, ncclFloat32, root, comm, nullptr));
+      const auto moves = [&](CollectiveKind kind, std::vector<float>& to) {
+        CHECK_NCCL(
+            run(table, {kind, in.data(), to.data(), count, ncclFloat32, root}, comm, nullptr));
+      };
+      moves(CollectiveKind::gather, all);
       for (size_t i = 0; i < all.size(); ++i) CHECK_EQUAL(all[i], 100.0f * (i / count));
-      CHECK_NCCL(scatter(table, in.data(), part.data(), count, ncclFloat32, root, comm, nullptr));
+      moves(CollectiveKind::scatter, part);
       for (const float value : part) CHECK_EQUAL(value, 100.0f * root + rank);
     }
   }

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kOfHalfAChannel = 60'000;
 
 void meet(ncclComm_t comm) {
-  CHECK_NCCL(nccl().barrier(comm, nullptr));
+  CHECK_NCCL(barrier(comm));
 }
 
 // Returns how often the library's threads for messages have gone to sleep, once all of them do.

@@ -66,11 +66,6 @@ ncclResult_t wait(
   return nccl().waitSignal(1, &one, comm, stream);
 }
 
-void barrier(ncclComm_t comm) {
-  char token = 0;
-  CHECK_NCCL(nccl().allReduce(&token, &token, 1, ncclInt8, ncclSum, comm, nullptr));
-}
-
 // Puts from every rank to the next one, round after round, with no other synchronization than
 // signals: one there, one back.
 void ring(ncclComm_t comm, int rank, int ranks) {
@@ -90,7 +85,7 @@ void ring(ncclComm_t comm, int rank, int ranks) {
     CHECK_NCCL(signal(comm, previous, 6));
     CHECK_NCCL(wait(comm, next, 1, 6));
   }
-  barrier(comm);
+  CHECK_NCCL(barrier(comm));
   CHECK_NCCL(nccl().commWindowDeregister(comm, window));
 }
 
@@ -127,7 +122,7 @@ TEST(windowsOfDifferentSizes) {
     CHECK_CONTAINS(nccl().getLastError(comm), "800 bytes that rank 2 has registered");
     CHECK_NCCL(put(comm, window, {rank + 1}, 1, 10 + rank));
     CHECK_NCCL(put(comm, window, {rank + 1}, 2, 199 - rank));
-    barrier(comm);
+    CHECK_NCCL(barrier(comm));
     for (int source = 0; source < 3; ++source) {
       if (rank == 1) CHECK_EQUAL(mine[10 + source], source + 1);
       if (rank == 2) CHECK_EQUAL(mine[199 - source], source + 1);
@@ -137,7 +132,7 @@ TEST(windowsOfDifferentSizes) {
     CHECK_NCCL(nccl().windowView(comm, window, 2, view));
     CHECK_EQUAL(view.bytes, 800u);
     CHECK_EQUAL(reinterpret_cast<int*>(view.memory.get())[199], 1);
-    barrier(comm);
+    CHECK_NCCL(barrier(comm));
   });
 }
 
@@ -181,7 +176,7 @@ TEST(putsAndSignalsKeepTheOrderOfTheirStream) {
       CHECK_NCCL(wait(comm, peer, 1, 2, stream.handle()));
     }
     stream.synchronize();
-    barrier(comm);
+    CHECK_NCCL(barrier(comm));
   });
 }
 
@@ -201,7 +196,7 @@ TEST(windowOperationsInAGroup) {
     CHECK_NCCL(nccl().groupEnd());
     CHECK_EQUAL(received, peer);
     CHECK_EQUAL(buffer.data[1], peer + 10);
-    barrier(comm);
+    CHECK_NCCL(barrier(comm));
   });
 }
 
@@ -215,7 +210,7 @@ TEST(viewOutlivesWindowMemoryAndCommunicator) {
       auto buffer = std::make_unique<Buffer>(3000);
       const ncclWindow_t window = open(comm, *buffer);
       buffer->data[2999] = 40 + rank;
-      barrier(comm);
+      CHECK_NCCL(barrier(comm));
       CHECK_NCCL(nccl().windowView(comm, window, 1 - rank, views[rank]));
       CHECK_NCCL(nccl().commWindowDeregister(comm, window));
       CHECK_EQUAL(nccl().commWindowDeregister(comm, window), ncclInvalidArgument);
@@ -243,7 +238,7 @@ TEST(windowsLeaveNothingBehind) {
       const Buffer buffer(100), other(5000);
       const ncclWindow_t window = open(comm, buffer);
       open(comm, other);  // left to the end of the communicator
-      barrier(comm);
+      CHECK_NCCL(barrier(comm));
       CHECK_NCCL(nccl().commWindowDeregister(comm, window));
     });
   }
@@ -360,7 +355,7 @@ TEST(signalToARankThatLeftIsAnError) {
   std::atomic<bool> gone{false};
   threads(2, [&](int rank) {
     const ncclComm_t comm = init(id, 2, rank);
-    barrier(comm);
+    CHECK_NCCL(barrier(comm));
     if (rank == 1) {
       CHECK_NCCL(nccl().commDestroy(comm));
       gone = true;

@@ -48,11 +48,8 @@ void issue(IssuedOp operation) {
     return;
   }
   if (operation.stream == nullptr) {
-    // Takes a short cut without allocations.
+    // Runs puts and waits without allocations.
     Comm& comm = *operation.comm;
-    if (const auto* collective = std::get_if<Collective>(&operation.what)) {
-      return comm.run(*collective);
-    }
     if (const auto* put = std::get_if<Put>(&operation.what)) return comm.windows().run(*put);
     if (auto* wait = std::get_if<SignalWait>(&operation.what)) {
       comm.windows().expect(*wait);
@@ -74,6 +71,10 @@ void groupEnd() {
   GroupState ended = std::exchange(group, {});
   if (ended.error != ncclSuccess) throw NcclError(ended.error, ended.errorText);
   if (!ended.operations.empty()) launch(ended.operations);
+}
+
+bool groupOpen() {
+  return group.depth != 0;
 }
 
 void checkNoGroup(const char* operation) {

@@ -27,6 +27,9 @@ void issue(IssuedOp operation);
 void groupStart();
 void groupEnd();
 
+// Returns whether the calling thread has a group open.
+bool groupOpen();
+
 // Throws NcclError inside a group: `operation` waits for the other ranks, which may wait for this
 // group's operations.
 void checkNoGroup(const char* operation);
