@@ -79,8 +79,8 @@ WorkPtr Collectives::allToAllSingle(
   call.op.outputSplits = outputSplits;
 
   const auto wire = wireType(input.scalar_type());
-  OutputBuffer target(output, /*readFirst=*/false);
-  const auto source = input.contiguous();
+  OutputBuffer target(output);
+  const auto source = call.contiguous(input);
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel({what, "output"}, output, input.numel());
     call.task = Collective{
@@ -103,7 +103,6 @@ WorkPtr Collectives::allToAllSingle(
     }
     setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);
   }
-  call.keep(source, input);
   setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
@@ -124,10 +123,9 @@ WorkPtr Collectives::allToAll(
   std::vector<Part> sends;
   std::vector<Part> receives;
   for (int peer = 0; peer < comm_.size(); ++peer) {
-    const auto source = inputs[peer].contiguous();
-    targets.emplace_back(outputs[peer], /*readFirst=*/false);
+    const auto source = call.contiguous(inputs[peer]);
+    targets.emplace_back(outputs[peer]);
     sends.push_back({source.data_ptr(), source.numel() * wire.factor, peer});
-    call.keep(source, inputs[peer]);
     receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor, peer});
   }
   setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);

@@ -15,7 +15,7 @@ std::vector<OutputBuffer> buffersOf(const std::vector<at::Tensor>& outputs) {
   std::vector<OutputBuffer> buffers;
   buffers.reserve(outputs.size());
   for (const auto& output : outputs) {
-    buffers.emplace_back(output, /*readFirst=*/false);
+    buffers.emplace_back(output);
   }
   return buffers;
 }
@@ -30,7 +30,7 @@ WorkPtr issueGather(
     const std::optional<Target>& target,
     int root) {
   const auto wire = wireType(input.scalar_type());
-  const auto source = input.contiguous();
+  const auto source = call.contiguous(input);
   call.task = Collective{
       .kind = CollectiveKind::gather,
       .input = source.data_ptr(),
@@ -38,7 +38,6 @@ WorkPtr issueGather(
       .count = source.numel() * wire.factor,
       .type = wire.type,
       .root = root};
-  call.keep(source, input);
   if (target) {
     setCopyBack(call, *target);
   }
@@ -59,7 +58,10 @@ WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
   call.op.peer = root;
 
   const auto wire = wireType(tensor.scalar_type());
-  OutputBuffer target(tensor, /*readFirst=*/root == comm_.rank());
+  OutputBuffer target(tensor);
+  if (root == comm_.rank()) {
+    call.fill(target);
+  }
   call.task = Collective{
       .kind = CollectiveKind::broadcast,
       .input = target.data(),
@@ -67,7 +69,6 @@ WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
       .count = tensor.numel() * wire.factor,
       .type = wire.type,
       .root = root};
-  call.keep(target.buffer(), tensor);
   if (root != comm_.rank()) {
     setCopyBack(call, target);
   }
@@ -85,15 +86,14 @@ WorkPtr Collectives::allGatherSingle(const at::Tensor& output, const at::Tensor&
   call.setTensors({input}, {output});
 
   const auto wire = wireType(input.scalar_type());
-  OutputBuffer target(output, /*readFirst=*/false);
-  const auto source = input.contiguous();
+  OutputBuffer target(output);
+  const auto source = call.contiguous(input);
   call.task = Collective{
       .kind = CollectiveKind::allGather,
       .input = source.data_ptr(),
       .output = target.data(),
       .count = source.numel() * wire.factor,
       .type = wire.type};
-  call.keep(source, input);
   setCopyBack(call, target);
   return comm_.issue(std::move(call));
 }
@@ -109,7 +109,7 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
   call.setTensors({input}, outputs);
 
   const auto wire = wireType(input.scalar_type());
-  const auto source = input.contiguous();
+  const auto source = call.contiguous(input);
   if (sameNumel(outputs) && !comm_.listsOneByOne()) {
     OutputBuffers targets(outputs);
     call.task = Collective{
@@ -118,7 +118,6 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
         .output = targets.data(),
         .count = source.numel() * wire.factor,
         .type = wire.type};
-    call.keep(source, input);
     setCopyBack(call, targets);
     return comm_.issue(std::move(call));
   }
@@ -136,7 +135,6 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
          .root = root});
   }
   setGrouped(comm_, call, std::move(parts));
-  call.keep(source, input);
   setCopyBack(call, targets);
   return comm_.issue(std::move(call));
 }
@@ -162,14 +160,13 @@ WorkPtr Collectives::gather(
   }
   const auto wire = wireType(input.scalar_type());
   const auto targets = buffersOf(outputs);
-  const auto source = input.contiguous();
+  const auto source = call.contiguous(input);
   const size_t count = source.numel() * wire.factor;
   std::vector<Part> receives;
   for (const auto& target : targets) {
     receives.push_back({target.data(), count, static_cast<int>(receives.size())});
   }
   setExchange(comm_, call, {{source.data_ptr(), count, root}}, std::move(receives), wire.type);
-  call.keep(source, input);
   setCopyBack(call, targets);
   return comm_.issue(std::move(call));
 }
@@ -194,7 +191,7 @@ WorkPtr Collectives::gatherSingle(
     checkSameType({what, "output"}, *output, "input", input);
     checkNumel({what, "output"}, *output, input.numel() * comm_.size());
     outputs = {*output};
-    target.emplace(*output, /*readFirst=*/false);
+    target.emplace(*output);
   }
   call.setTensors({input}, outputs);
   call.op.peer = root;
@@ -214,20 +211,19 @@ WorkPtr Collectives::scatter(
   call.op.peer = root;
 
   const auto wire = wireType(output.scalar_type());
-  OutputBuffer target(output, /*readFirst=*/false);
+  OutputBuffer target(output);
   const size_t count = target.buffer().numel() * wire.factor;
   setCopyBack(call, target);
   if (comm_.listsOneByOne()) {
     std::vector<Part> sends;
     for (const auto& input : inputs) {
-      const auto source = input.contiguous();
+      const auto source = call.contiguous(input);
       sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
-      call.keep(source, input);
     }
     setExchange(comm_, call, std::move(sends), {{target.data(), count, root}}, wire.type);
     return comm_.issue(std::move(call));
   }
-  const auto flat = root == comm_.rank() ? flatten(inputs) : at::Tensor();
+  const auto flat = root == comm_.rank() ? call.flat(inputs) : at::Tensor();
   call.task = Collective{
       .kind = CollectiveKind::scatter,
       .input = flat.defined() ? flat.data_ptr() : nullptr,
@@ -235,9 +231,6 @@ WorkPtr Collectives::scatter(
       .count = count,
       .type = wire.type,
       .root = root};
-  if (flat.defined()) {
-    call.buffers = {flat};
-  }
   return comm_.issue(std::move(call));
 }
 

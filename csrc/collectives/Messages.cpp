@@ -30,7 +30,7 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   checkTensor({what, "tensor"}, tensor, comm_.device());
   checkRank({what, "dst"}, destination, comm_.size());
   checkTag(what, tag);
-  const auto source = tensor.contiguous();
+  const auto source = call.contiguous(tensor);
   call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
@@ -68,7 +68,7 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
   call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
 
   const auto wire = wireType(tensor.scalar_type());
-  OutputBuffer target(tensor, /*readFirst=*/false);
+  OutputBuffer target(tensor);
   call.task = Message{
       .buffer = target.data(),
       .count = tensor.numel() * wire.factor,

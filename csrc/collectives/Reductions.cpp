@@ -74,8 +74,6 @@ void setReduction(
     const Reduction& reduction,
     int root = 0) {
   call.task = describe(kind, input, output, count, reduction, root);
-  call.keep(input, call.inputs.front());
-  call.keep(output, call.outputs.front());
   keepFactor(call, reduction);
 }
 
@@ -91,7 +89,7 @@ void setLocalReduction(
     const std::optional<OutputBuffer>& target,
     int root = 0) {
   call.task = describe(kind, input, parts, count, reduction, root);
-  call.buffers = {input, parts};
+  call.buffers.push_back(parts);
   if (target) {
     call.epilogue = [target = *target, parts, reduction] {
       reduction.combine(target.buffer().view({-1}), parts);
@@ -107,7 +105,7 @@ void setReduceScatter(
     const at::Tensor& output,
     const at::Tensor& input,
     const Reduction& reduction) {
-  OutputBuffer target(output, /*readFirst=*/false);
+  OutputBuffer target(output);
   const size_t count = output.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
     const auto parts = at::empty({comm.size(), output.numel()}, output.options());
@@ -135,8 +133,11 @@ WorkPtr Collectives::allReduce(
   const auto reduction = chooseReduction(comm_, what, reduceOp, input.scalar_type());
   call.setTensors({input}, {output}, reduction.name());
 
-  OutputBuffer target(output, /*readFirst=*/inPlace);
-  const auto source = inPlace ? target.buffer() : input.contiguous();
+  OutputBuffer target(output);
+  if (inPlace) {
+    call.fill(target);
+  }
+  const auto source = inPlace ? target.buffer() : call.contiguous(input);
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
     const auto all = at::empty({comm_.size(), input.numel()}, input.options());
@@ -159,7 +160,8 @@ WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::Redu
   call.op.peer = root;
 
   const bool isRoot = root == comm_.rank();
-  OutputBuffer target(tensor, /*readFirst=*/true);
+  OutputBuffer target(tensor);
+  call.fill(target);
   const size_t count = tensor.numel() * reduction.wire().factor;
   const auto& buffer = target.buffer();
   if (!reduction.onWire()) {
@@ -185,12 +187,8 @@ WorkPtr Collectives::reduceScatterSingle(
   checkSameType({what, "output"}, output, "input", input);
   checkNumel({what, "input"}, input, output.numel() * comm_.size());
   call.setTensors({input}, {output}, name(reduceOp));
-  setReduceScatter(
-      comm_,
-      call,
-      output,
-      input.contiguous(),
-      chooseReduction(comm_, what, reduceOp, input.scalar_type()));
+  const auto reduction = chooseReduction(comm_, what, reduceOp, input.scalar_type());
+  setReduceScatter(comm_, call, output, call.contiguous(input), reduction);
   return comm_.issue(std::move(call));
 }
 
@@ -210,7 +208,7 @@ WorkPtr Collectives::reduceScatter(
 
   // Otherwise one reduction for each rank, in one group.
   if (sameNumel(inputs) && !(comm_.listsOneByOne() && reduction.onWire())) {
-    setReduceScatter(comm_, call, output, flatten(inputs), reduction);
+    setReduceScatter(comm_, call, output, call.flat(inputs), reduction);
     return comm_.issue(std::move(call));
   }
   TORCH_CHECK_VALUE(
@@ -221,17 +219,15 @@ WorkPtr Collectives::reduceScatter(
       " on ",
       output.scalar_type(),
       " needs tensors of one size in input_list; use all_reduce instead");
-  OutputBuffer target(output, /*readFirst=*/false);
+  OutputBuffer target(output);
   std::vector<Collective> parts;
   for (int root = 0; root < comm_.size(); ++root) {
-    const auto source = inputs[root].contiguous();
+    const auto source = call.contiguous(inputs[root]);
     const size_t count = source.numel() * reduction.wire().factor;
     parts.push_back(
         describe(CollectiveKind::reduce, source, target.buffer(), count, reduction, root));
-    call.keep(source, inputs[root]);
   }
   setGrouped(comm_, call, std::move(parts));
-  call.keep(target.buffer(), output);
   keepFactor(call, reduction);
   setCopyBack(call, target);
   return comm_.issue(std::move(call));

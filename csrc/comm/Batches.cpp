@@ -155,6 +155,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     merged.op.bytes += call.op.bytes;
     merged.inputs.insert(merged.inputs.end(), call.inputs.begin(), call.inputs.end());
     merged.outputs.insert(merged.outputs.end(), call.outputs.begin(), call.outputs.end());
+    merged.copies.insert(merged.copies.end(), call.copies.begin(), call.copies.end());
     epilogue |= call.epilogue != nullptr;
     messages &= call.isMessage();
   }

@@ -48,6 +48,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
         call.op.recording->start();
       }
     }
+    copyInputs(call.copies);
     const auto result = call.launch(comm_.api(), comm_.usable(), nullptr);
     // A split or shrunk communicator may go on initializing in the background.
     if (result != ncclSuccess && result != ncclInProgress) {
@@ -107,6 +108,19 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       };
       alone ? start() : host::HostStream::fromHandle(stream)->enqueue(start);
     }
+    std::shared_ptr<std::exception_ptr> notCopied;
+    if (alone) {
+      copyInputs(call.copies);
+    } else if (!call.copies.empty()) {
+      notCopied = std::make_shared<std::exception_ptr>();
+      host::HostStream::fromHandle(stream)->enqueue([notCopied, copies = call.copies] {
+        try {
+          copyInputs(copies);
+        } catch (...) {
+          *notCopied = std::current_exception();
+        }
+      });
+    }
     const auto result = call.launch(comm_.api(), comm, stream);
     if (result != ncclSuccess) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
@@ -118,9 +132,12 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     }
     // Keeps the tensors and buffers of the call, which the stream uses.
     const auto held = std::make_shared<const PreparedOp>(std::move(call));
-    host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held] {
+    host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held, notCopied] {
       std::exception_ptr error;
       try {
+        if (notCopied && *notCopied) {
+          std::rethrow_exception(*notCopied);
+        }
         ncclResult_t state = ncclSuccess;
         comm_.api().commGetAsyncError(comm, &state);
         if (state != ncclSuccess) {
@@ -263,6 +280,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       }
     });
     for (auto& part : calls) {
+      copyInputs(part.copies);
       auto message = std::get<Message>(part.task);
       message.deferred = deferred;
       auto one = std::make_unique<One>(

@@ -135,6 +135,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
 
 void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
   auto* const comm = comm_.usable();
+  copyInputs(call.copies);
   const auto result = call.launch(comm_.api(), comm, stream);
   if (result != ncclSuccess) {
     std::rethrow_exception(comm_.failureState().error(call.op, result));

@@ -45,7 +45,7 @@ struct Operator {
   std::array<std::byte, 8> scalar{};    // one element of the collective's type
 };
 
-// Buffers and `count` are those of NCCL's function of that name.
+// Buffers and `count` are as in NCCL's function of that name.
 struct Collective {
   CollectiveKind kind = CollectiveKind::allReduce;
   const void* input = nullptr;

@@ -29,16 +29,14 @@ class WritePermission {
 // buffer that copyBack() copies to the tensor.
 class OutputBuffer {
  public:
-  // `readFirst` is true if the operation also reads the tensor.
-  OutputBuffer(const at::Tensor& tensor, bool readFirst)
+  explicit OutputBuffer(const at::Tensor& tensor)
       : tensor_(tensor),
         buffer_(
-            tensor.is_contiguous()
-                ? tensor
-                : (readFirst ? tensor.contiguous()
-                             : at::empty_like(tensor, at::MemoryFormat::Contiguous))) {}
+            tensor.is_contiguous() ? tensor
+                                   : at::empty_like(tensor, at::MemoryFormat::Contiguous)) {}
 
   void* data() const { return buffer_.data_ptr(); }
+  const at::Tensor& tensor() const { return tensor_; }
   const at::Tensor& buffer() const { return buffer_; }
   bool needsCopy() const { return !buffer_.is_same(tensor_); }
   void copyBack() const {
@@ -102,20 +100,6 @@ class OutputBuffers {
   at::Tensor buffer_;
   void* data_ = nullptr;
 };
-
-// Returns the tensors' elements, concatenated: the tensors' own memory if they are adjacent,
-// otherwise a copy.
-inline at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
-  if (adjacent(tensors)) {
-    return tensors.front().as_strided({totalNumel(tensors)}, {1});
-  }
-  std::vector<at::Tensor> flat;
-  flat.reserve(tensors.size());
-  for (const auto& tensor : tensors) {
-    flat.push_back(tensor.reshape({-1}));
-  }
-  return at::cat(flat);
-}
 
 inline bool sameNumel(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {

@@ -1,12 +1,14 @@
 // An operation before its launch.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,6 +17,20 @@
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
+
+// Buffers, and the tensors that are copied there.
+using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+inline void copyInputs(const Copies& copies) {
+  if (copies.empty()) {
+    return;
+  }
+  at::AutoDispatchBelowAutograd guard;
+  for (const auto& [buffer, tensor] : copies) {
+    const WritePermission permission(buffer);
+    buffer.copy_(tensor);
+  }
+}
 
 struct PreparedOp {
   using Calls = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
@@ -26,8 +42,11 @@ struct PreparedOp {
   // has the addresses of the tensors' memory when they were passed: in a batch, too, a tensor keeps
   // its memory until the launch.
   std::variant<Calls, Collective, Message> task;
-  // Memory of `task` besides inputs and outputs, such as contiguous copies of them.
+  // Memory of `task` that no other member keeps.
   std::vector<at::Tensor> buffers;
+  // Copies into contiguous buffers of `task`, for copyInputs() before the launch, in the order of
+  // the stream: earlier operations may still write to the tensors.
+  Copies copies;
   // Runs after the launch, in the order of the stream: copies out of temporary buffers, local
   // reductions.
   std::function<void()> epilogue;
@@ -49,10 +68,35 @@ struct PreparedOp {
     return std::get<Calls>(task)(comm, stream);
   }
 
-  // Keeps `buffer` as long as this object, unless it is `tensor`, which is an input or an output.
-  void keep(const at::Tensor& buffer, const at::Tensor& tensor) {
-    if (!buffer.is_same(tensor)) {
-      buffers.push_back(buffer);
+  // Returns contiguous memory of a tensor's elements: its own, or a buffer for copyInputs().
+  at::Tensor contiguous(const at::Tensor& tensor) {
+    if (tensor.is_contiguous()) {
+      return tensor;
+    }
+    auto buffer = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+    copies.emplace_back(buffer, tensor);
+    return buffer;
+  }
+
+  // Returns memory of the elements of all tensors, concatenated: their own if they are adjacent, or
+  // a buffer for copyInputs().
+  at::Tensor flat(const std::vector<at::Tensor>& tensors) {
+    if (adjacent(tensors)) {
+      return tensors.front().as_strided({totalNumel(tensors)}, {1});
+    }
+    auto buffer = at::empty({totalNumel(tensors)}, tensors.front().options());
+    int64_t offset = 0;
+    for (const auto& tensor : tensors) {
+      copies.emplace_back(buffer.narrow(0, offset, tensor.numel()).view(tensor.sizes()), tensor);
+      offset += tensor.numel();
+    }
+    return buffer;
+  }
+
+  // Has copyInputs() fill the buffer of `target`, if it has one, from its tensor.
+  void fill(const OutputBuffer& target) {
+    if (target.needsCopy()) {
+      copies.emplace_back(target.buffer(), target.tensor());
     }
   }
 

@@ -142,6 +142,16 @@ def test_results_of_temporary_buffers_come_after_the_operation(world):
 
 
 @on_sim(2)
+def test_an_operation_reads_what_the_one_before_it_has_written(world):
+    """Its contiguous copy is made in the communicator's stream, as that one's result is."""
+    tensor = torch.ones(30, 40, device=DEVICE).t()
+    torch.accelerator.synchronize()
+    for work in [dist.all_reduce(tensor, async_op=True) for _ in range(3)]:
+        work.wait()
+    assert (tensor.cpu() == world**3).all()
+
+
+@on_sim(2)
 def test_no_buffer_of_an_operation_is_used_again_before_its_end(world):
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.ones(40, 30, device=DEVICE).t()

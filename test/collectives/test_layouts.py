@@ -89,6 +89,29 @@ def test_contiguous_copies_live_until_an_operation_has_ended(world, operation):
         catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
+@on_ranks(2, 3)
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+def test_an_operation_reads_what_the_one_before_it_has_written(world, layout):
+    """Though nobody has waited in between, and a contiguous copy is read."""
+    last = world - 1
+    first = place(torch.full((6, 5, 4), 1.0), layout)
+    parts = [place(torch.full((6, 5, 4), 1.0), layout) for _ in range(world)]
+    output, gathered = torch.empty(6, 5, 4), torch.empty(world * 6, 5, 4)
+    works = [
+        dist.all_reduce(first, async_op=True),
+        dist.all_reduce(first, async_op=True),
+        dist.reduce(first, last, async_op=True),
+        dist.broadcast(first, last, async_op=True),
+        dist.all_gather_into_tensor(gathered, first, async_op=True),
+        *(dist.all_reduce(part, async_op=True) for part in parts),
+        dist.reduce_scatter(output, parts, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    assert (first == world**3).all() and (gathered == world**3).all()
+    assert (output == world**2).all()
+
+
 @on_ranks(2)
 def test_send_and_recv_of_every_layout(world):
     operation, peer = (dist.send, 1) if dist.get_rank() == 0 else (dist.recv, 0)

@@ -1,4 +1,4 @@
-"""How many functions are between c10d's call and the wait for another rank, as csrc/README.md says."""
+"""How many functions of the extension lie between c10d's call and the wait for another rank."""
 
 import ctypes
 import os
