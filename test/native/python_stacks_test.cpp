@@ -1,4 +1,4 @@
-// What is said of a Python that does not answer.
+// Words about a Python that does not answer.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
