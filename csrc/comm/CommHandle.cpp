@@ -61,13 +61,22 @@ ncclResult_t CommHandle::join() {
   return state;
 }
 
-ncclResult_t CommHandle::state() const {
-  ncclResult_t state = ncclSuccess;
+ncclResult_t CommHandle::stateOr(ncclResult_t freed) const {
+  auto result = freed;
   with([&](ncclComm_t comm) {
+    auto state = ncclSuccess;
     const auto asked = api_.commGetAsyncError(comm, &state);
-    state = asked == ncclSuccess ? state : asked;
+    result = asked == ncclSuccess ? state : asked;
   });
-  return state;
+  return result;
+}
+
+ncclResult_t CommHandle::state() const {
+  return stateOr(ncclSuccess);
+}
+
+ncclResult_t CommHandle::stateAfterLaunch() const {
+  return stateOr(ncclInvalidUsage);
 }
 
 CommHandle::Report CommHandle::report() const {

@@ -73,6 +73,10 @@ class CommHandle {
 
   // Returns the library's asynchronous error. Does not block.
   ncclResult_t state() const;
+  // Returns the same after an operation was launched. Whether it has succeeded is unknown once the
+  // communicator has been freed, by an end that has given up waiting: then returns
+  // ncclInvalidUsage.
+  ncclResult_t stateAfterLaunch() const;
   bool failed() const {
     const auto now = state();
     return now != ncclSuccess && now != ncclInProgress;
@@ -140,6 +144,8 @@ class CommHandle {
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
 
  private:
+  // Returns the library's asynchronous error, or `freed` without a communicator.
+  ncclResult_t stateOr(ncclResult_t freed) const;
   void failNow();
   // Returns whether the communicator must stay until the process ends. NCCL frees a revoked one
   // without waiting for its graphs (src/init.cc, commReclaim), whose destruction then uses it

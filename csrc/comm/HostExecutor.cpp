@@ -132,14 +132,13 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     }
     // Keeps the tensors and buffers of the call, which the stream uses.
     const auto held = std::make_shared<const PreparedOp>(std::move(call));
-    host::HostStream::fromHandle(stream)->enqueue([this, comm, work, entry, held, notCopied] {
+    host::HostStream::fromHandle(stream)->enqueue([this, work, entry, held, notCopied] {
       std::exception_ptr error;
       try {
         if (notCopied && *notCopied) {
           std::rethrow_exception(*notCopied);
         }
-        ncclResult_t state = ncclSuccess;
-        comm_.api().commGetAsyncError(comm, &state);
+        const auto state = comm_.library().stateAfterLaunch();
         if (state != ncclSuccess) {
           if (host::interrupted()) {
             // The waiting thread raises the handler's exception.
