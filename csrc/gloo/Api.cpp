@@ -61,11 +61,16 @@ ncclComm_t handleOf(CommPtr comm) {
 void run(Comm& comm, const Batch& batch) {
   const bool together = batch.collectives.empty() && batch.exchanges.empty();
   const auto requests = comm.messages().post(batch.messages, together);
-  for (const auto& [collective, place] : batch.collectives) {
-    comm.run(collective, place);
-  }
-  for (const auto& exchange : batch.exchanges) {
-    comm.exchange(exchange.sends, exchange.receives, exchange.type, exchange.place);
+  try {
+    for (const auto& [collective, place] : batch.collectives) {
+      comm.run(collective, place);
+    }
+    for (const auto& exchange : batch.exchanges) {
+      comm.exchange(exchange.sends, exchange.receives, exchange.type, exchange.place);
+    }
+  } catch (const std::exception& error) {
+    comm.messages().withdraw(requests, error);
+    throw;
   }
   if (!requests.empty()) {
     comm.messages().complete(requests);

@@ -419,13 +419,11 @@ void Link::learn() {
 }
 
 void Link::release() {
-  std::vector<c10::intrusive_ptr<c10d::Work>> blocked;
-  {
-    std::lock_guard lock(mutex_);
-    blocked.assign(awaited_.begin(), awaited_.end());
-  }
   changed_.notify_all();
-  for (const auto& work : blocked) {
+  // Keeps no reference to a work, with which Gloo would still move data when its waiting thread has
+  // dropped it.
+  std::lock_guard lock(mutex_);
+  for (const auto& work : awaited_) {
     work->abort();  // makes its wait() return
   }
 }

@@ -47,6 +47,10 @@ PendingMessage pendingOf(const Request& request, int number) {
       .confirmed = message.confirmed};
 }
 
+host::NcclError finalized() {
+  return {ncclInvalidUsage, "the communicator has been finalized"};
+}
+
 bool fits(const Request& receive, int source, const PendingMessage& envelope) {
   return receive.message.tag == envelope.userTag &&
          (receive.message.peer == kAnyPeer || receive.message.peer == source);
@@ -71,27 +75,36 @@ Messages::Requests Messages::post(const std::vector<Issued>& messages, bool toge
   for (const auto& [sending, message] : messages) {
     together = together && isInside(message) && message.done == nullptr;
   }
-  for (const auto& [sending, message] : messages) {
-    auto request = std::make_shared<Request>();
-    request->sending = sending;
-    request->message = message;
-    request->peer = message.peer;
-    request->together = together;
-    try {
-      if (isInside(message)) {
-        addInside(request);
-      } else if (sending) {
-        sendOutside(request);
-      } else {
-        receiveOutside(request);
-      }
-    } catch (const std::system_error& error) {
-      ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
-      ways_.fault->check();
+  try {
+    for (const auto& [sending, message] : messages) {
+      auto request = std::make_shared<Request>();
+      request->sending = sending;
+      request->message = message;
+      request->peer = message.peer;
+      request->together = together;
+      requests.push_back(request);
+      start(request);
     }
-    requests.push_back(std::move(request));
+  } catch (const std::exception& error) {
+    withdraw(requests, error);
+    throw;
   }
   return requests;
+}
+
+void Messages::start(const std::shared_ptr<Request>& request) {
+  try {
+    if (isInside(request->message)) {
+      addInside(request);
+    } else if (request->sending) {
+      sendOutside(request);
+    } else {
+      receiveOutside(request);
+    }
+  } catch (const std::system_error& error) {
+    ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
+    ways_.fault->check();
+  }
 }
 
 void Messages::addInside(const std::shared_ptr<Request>& request) {
@@ -99,10 +112,11 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
   auto transfer = std::make_shared<shm::Transfer>(request->sending, message);
   transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology->localOf[message.peer];
   transfer->elsewhere = message.peer == kAnyPeer;
-  request->inside = transfer;
   try {
     if (request->together) {
-      return ways_.inside->pointToPoint().add(transfer);
+      ways_.inside->pointToPoint().add(transfer);
+      request->inside = std::move(transfer);
+      return;
     }
     auto context = std::make_unique<Context>(shared_from_this(), request);
     transfer->context = context.get();
@@ -112,6 +126,7 @@ void Messages::addInside(const std::shared_ptr<Request>& request) {
     };
     ways_.inside->pointToPoint().runIndependently(transfer);
     context.release();
+    request->inside = std::move(transfer);
   } catch (const host::NcclError& failure) {
     ways_.fault->raiseFor(failure, ways_.topology->inside());
   }
@@ -201,23 +216,43 @@ void Messages::connect(int peer, Pair& pair) {
       });
     }
   }
+  std::unique_lock lock(mutex_);
   for (;;) {
-    std::shared_ptr<Request> request;
-    {
-      std::lock_guard lock(mutex_);
-      ways_.fault->check();
-      if (pair.unsent.empty()) {
-        pair.connected = true;
-        return;
-      }
-      request = std::move(pair.unsent.front());
-      pair.unsent.pop_front();
+    ways_.fault->check();
+    if (closed_) {
+      throw finalized();
     }
-    auto pending = pair.link->post(pendingOf(*request, pair.number));
-    std::lock_guard lock(mutex_);
-    request->pending = std::move(pending);
-    changed_.notify_all();
+    if (pair.unsent.empty()) {
+      pair.connected = true;
+      return;
+    }
+    const auto request = std::move(pair.unsent.front());
+    pair.unsent.pop_front();
+    give(lock, *request, [&] { return pair.link->post(pendingOf(*request, pair.number)); });
   }
+}
+
+// Sets `pending` to what `body` returns, in which this thread gives the request's buffer to a link.
+// Called with mutex_ held, and releases it meanwhile. withdraw() waits for `body`, which lasts some
+// seconds at most: the link is connected or closed, and Gloo's calls do not block.
+template <class Give>
+void Messages::give(std::unique_lock<std::mutex>& lock, Request& request, const Give& body) {
+  struct Giving {
+    Messages& all;
+    std::unique_lock<std::mutex>& lock;
+    Request& request;
+    std::shared_ptr<PendingMessage> pending = nullptr;
+    ~Giving() {
+      lock.lock();
+      request.pending = std::move(pending);
+      request.giving = false;
+      all.changed_.notify_all();
+    }
+  };
+  request.giving = true;
+  lock.unlock();
+  Giving giving{*this, lock, request};
+  giving.pending = body();
 }
 
 void Messages::sendOutside(const std::shared_ptr<Request>& request) {
@@ -260,8 +295,7 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
     }
     PendingMessage envelope = std::move(*found);
     pair.held.erase(found);
-    lock.unlock();
-    return accept(*request, source, pair, std::move(envelope));
+    return accept(lock, *request, source, pair, std::move(envelope));
   }
   if (request->insideEnded) {
     return;
@@ -279,7 +313,7 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
 
 // Returns whether the receive still has no message. If so, it gets none through shared memory
 // anymore. Called with mutex_ held.
-bool Messages::claim(const Request& receive) {
+bool Messages::claim(Request& receive) {
   if (receive.inside == nullptr) {
     return true;
   }
@@ -287,39 +321,44 @@ bool Messages::claim(const Request& receive) {
     return false;
   }
   delete static_cast<Context*>(receive.inside->context);
+  receive.inside = nullptr;
   return true;
 }
 
 void Messages::take(int peer, Pair& pair, const PendingMessage& envelope) {
   std::shared_ptr<Request> receive;
-  {
-    std::lock_guard lock(mutex_);
-    for (auto next = posted_.begin(); next != posted_.end() && receive == nullptr;) {
-      if (!fits(**next, peer, envelope)) {
-        ++next;
-        continue;
-      }
-      if (claim(**next)) {
-        receive = *next;
-      }
-      next = posted_.erase(next);
+  std::unique_lock lock(mutex_);
+  for (auto next = posted_.begin(); next != posted_.end() && receive == nullptr;) {
+    if (!fits(**next, peer, envelope)) {
+      ++next;
+      continue;
     }
-    if (receive == nullptr) {
-      pair.held.push_back(envelope);
-      return;
+    if (claim(**next)) {
+      receive = *next;
     }
+    next = posted_.erase(next);
   }
-  accept(*receive, peer, pair, envelope);
+  if (receive == nullptr) {
+    pair.held.push_back(envelope);
+    return;
+  }
+  accept(lock, *receive, peer, pair, envelope);
 }
 
-void Messages::accept(Request& receive, int peer, const Pair& pair, PendingMessage envelope) {
-  auto pending = std::make_shared<PendingMessage>(std::move(envelope));
-  pair.link->accept(*pending, pendingOf(receive, pair.number));
-  std::lock_guard lock(mutex_);
+// Called with mutex_ held, and releases it meanwhile.
+void Messages::accept(
+    std::unique_lock<std::mutex>& lock,
+    Request& receive,
+    int peer,
+    const Pair& pair,
+    PendingMessage envelope) {
   receive.peer = peer;
   receive.link = pair.link;
-  receive.pending = std::move(pending);
-  changed_.notify_all();
+  give(lock, receive, [&] {
+    auto pending = std::make_shared<PendingMessage>(std::move(envelope));
+    pair.link->accept(*pending, pendingOf(receive, pair.number));
+    return pending;
+  });
 }
 
 // Records that a connection has ended: an error only if a receive waits for the peer, which may
@@ -352,8 +391,47 @@ void Messages::complete(const Requests& requests) {
     }
     return;
   }
-  for (const auto& request : requests) {
-    completeOutside(*request);
+  try {
+    for (const auto& request : requests) {
+      completeOutside(*request);
+    }
+  } catch (const std::exception& error) {
+    withdraw(requests, error);
+    throw;
+  }
+}
+
+void Messages::withdraw(const Requests& requests, const std::exception& why) {
+  bool outside = false, inside = false;
+  {
+    // Ends Gloo's transfers when it is destroyed, after the lock is released: Gloo then waits for
+    // its own thread to leave the buffer, which never blocks there.
+    std::vector<std::shared_ptr<PendingMessage>> underWay;
+    std::unique_lock lock(mutex_);
+    for (const auto& request : requests) {
+      std::erase(posted_, request);
+      if (const auto pair = pairs_.find(request->peer); pair != pairs_.end()) {
+        std::erase(pair->second.unsent, request);
+      }
+      changed_.wait(lock, [&] { return !request->giving; });
+      if (request->pending != nullptr) {
+        underWay.push_back(std::move(request->pending));
+        outside = true;
+      }
+      // A transfer that is together with others is not touched before complete() starts it.
+      if (request->inside != nullptr && !request->together && !request->insideEnded &&
+          !claim(*request)) {
+        inside = true;
+      }
+    }
+  }
+  if ((outside || inside) && dynamic_cast<const host::NcclError*>(&why) == nullptr) {
+    ways_.fault->fail({ncclInternalError, why.what(), {}});
+  }
+  if (inside) {
+    const auto failure = ways_.fault->known();
+    ways_.inside->pointToPoint().giveUp(
+        failure ? host::NcclError(failure->result, failure->what()) : finalized());
   }
 }
 
@@ -366,7 +444,7 @@ void Messages::completeOutside(Request& request) {
     return;
   }
   if (request.pending == nullptr) {
-    throw host::NcclError(ncclInvalidUsage, "the communicator has been finalized");
+    throw finalized();
   }
   lock.unlock();
   request.link->complete(*request.pending, /*late=*/false);

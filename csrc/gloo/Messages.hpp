@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +33,7 @@ struct Request {
   // Transfer over a link. `pending` is null until the data is under way.
   std::shared_ptr<Link> link;
   std::shared_ptr<PendingMessage> pending;
+  bool giving = false;  // a thread without the lock gives the buffer to the link
 };
 
 // Messages between ranks of one host go through shared memory. A message to a rank of another host
@@ -43,7 +45,8 @@ struct Request {
 // oldest posted receive that fits it. A receive from any rank is posted in shared memory and for
 // all links: if a message over a link comes first, the receive in shared memory is cancelled.
 //
-// Thread-safe. Functions raise the group's failure.
+// Thread-safe. Functions raise the group's failure. Once a message has ended, also with an error,
+// no thread touches its buffer: the caller may free it.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
   // The transports of messages. `lane`: to the counterparts, numbered by host; may be null.
@@ -66,8 +69,14 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // proceed only while complete() runs, which is faster.
   Requests post(const std::vector<Issued>& messages, bool together);
 
-  // Blocks until all have been sent or received. No message waits for another one.
+  // Blocks until all have been sent or received. No message waits for another one. If it throws, it
+  // has withdrawn all.
   void complete(const Requests& requests);
+
+  // Ends messages that will not be completed because of `why`: afterwards no thread touches their
+  // buffers. If `why` is no NcclError, which follows the group's failure or end, and a message is
+  // under way, it fails the group: the message's peer would wait for the rest.
+  void withdraw(const Requests& requests, const std::exception& why);
 
   // Returns whether the message is between two ranks of this host; only then is its `done` called
   // without Comm::completeLater().
@@ -94,6 +103,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   };
 
   bool isCounterpart(int peer) const;
+  void start(const std::shared_ptr<Request>& request);
   void addInside(const std::shared_ptr<Request>& request);
   void sendOutside(const std::shared_ptr<Request>& request);
   void receiveOutside(const std::shared_ptr<Request>& request);
@@ -102,9 +112,16 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void receiveLoop(int peer, Pair& pair);
   void connect(int peer, Pair& pair);
   void take(int peer, Pair& pair, const PendingMessage& envelope);
-  void accept(Request& receive, int peer, const Pair& pair, PendingMessage envelope);
+  void accept(
+      std::unique_lock<std::mutex>& lock,
+      Request& receive,
+      int peer,
+      const Pair& pair,
+      PendingMessage envelope);
+  template <class Give>
+  void give(std::unique_lock<std::mutex>& lock, Request& request, const Give& body);
   void noteBroken(int peer, Pair& pair, const std::string& how);
-  bool claim(const Request& receive);
+  bool claim(Request& receive);
   void completeOutside(Request& request);
 
   const Ways ways_;

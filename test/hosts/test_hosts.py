@@ -4,12 +4,14 @@
 # one letter for each: "aab" has ranks 0 and 1 on one host, rank 2 on another.
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import hashlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -19,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torchcomms_pg
-from harness.ranks import Ranks, init_default_group
+from harness.rank_process import receive, report
+from harness.ranks import Ranks, check, init_default_group
 from harness.values import FLOAT8, FLOATS, INTEGERS, all_data, assert_reduced, assert_same, data
 from torchcomms_pg import as_gloo
 
@@ -466,3 +469,124 @@ def test_collectives_between_hosts_give_what_they_give_on_one(places, body):
 @pytest.mark.parametrize("places", FEW_PLACES)
 def test_each_way_to_use_a_group_of_several_hosts_gives_what_it_gives_on_one(places, body):
     on_hosts(in_group, places, body, timeout=55)
+
+
+def end_before_messages(args, places):
+    """Rank 1 ends its group before its messages; returns an error, and what it has received."""
+    rank = int(os.environ["RANK"])
+    move(places)
+    as_gloo.install()
+    init_default_group(*args, rank, len(places), 60, "gloo")
+    dist.barrier()
+    if rank == 0:
+        receive()
+        works = [dist.isend(torch.ones(100), 1)]
+        report("sends")
+        receive()
+    if rank == 2:
+        tensor = torch.zeros(1 << 26)
+        works = [dist.irecv(tensor, 1)]
+        while not tensor[0]:
+            time.sleep(0.001)
+        report("receives")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank != 1:
+        return None
+    tensor = torch.zeros(100)
+    works = [dist.isend(torch.ones(1 << 26), 2), dist.irecv(tensor)]
+    receive()
+    end = threading.Thread(target=dist.destroy_process_group)
+    end.start()
+    with pytest.raises(RuntimeError) as error:
+        works[1].wait()
+    report("has an error")
+    end.join()
+    return str(error.value), tensor.sum().item()
+
+
+@pytest.mark.stops_ranks
+def test_a_message_that_has_ended_with_its_group_is_not_received_any_more():
+    """Rank 1 cannot tell rank 2, which is stopped, that it leaves, and tries for half a second."""
+    with Ranks(3, init=False) as ranks:
+        ranks.start(end_before_messages, ranks.store_args(), "aab")
+        ranks.wait_report(2)
+        ranks.tell(1, "end")
+        ranks.wait_report(1)
+        ranks.tell(0, "send")
+        ranks.wait_report(0)
+        outcomes = ranks.wait(ranks=[1])
+        check(outcomes)
+    text, received = outcomes[0].value
+    assert "had not ended when the group ended" in text, text
+    assert received == 0
+
+
+PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
+WALL = 0x40000000  # waitpid() also for threads
+
+
+@contextlib.contextmanager
+def stopped(thread):
+    """Stops one thread of another process meanwhile; skips where that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    if libc.ptrace(PTRACE_SEIZE, thread, None, None) != 0:
+        pytest.skip(f"no thread can be stopped: {os.strerror(ctypes.get_errno())}")
+    libc.ptrace(PTRACE_INTERRUPT, thread, None, None)
+    os.waitpid(thread, WALL)
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_DETACH, thread, None, None)
+
+
+def interrupt_in(function):
+    """Interrupts the main thread once it waits in a function of Python's, at one place."""
+    main, looks, last = threading.main_thread().ident, 0, None
+    while looks < 30:
+        time.sleep(0.01)
+        frame = sys._current_frames()[main]
+        place = (frame.f_code, frame.f_lasti)
+        looks = looks + 1 if place == last else 0
+        last = place
+        while frame is not None and frame.f_code.co_name != function:
+            frame = frame.f_back
+        looks = looks if frame else 0
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def end_before_worker(args, places):
+    """Rank 0 ends its group, interrupted, while its worker is stopped; returns the error."""
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 60)
+    dist.barrier()
+    if rank == 1:
+        return receive()
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    tasks = [int(task) for task in os.listdir("/proc/self/task")]
+    [worker] = [t for t in tasks if "tcpg_worker" in open(f"/proc/self/task/{t}/comm").read()]
+    report(worker)
+    receive()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=interrupt_in, args=("destroy_process_group",)).start()
+        dist.destroy_process_group()
+    report("has ended")
+    with pytest.raises(torchcomms_pg.CommError) as error:
+        work.wait()
+    return str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.stops_ranks
+def test_an_operation_that_outlasts_its_interrupted_group_ends_with_an_error():
+    """The end of the group gives up waiting for the worker after ten seconds."""
+    with Ranks(2, init=False) as ranks:
+        ranks.start(end_before_worker, ranks.store_args(), "ab")
+        with stopped(ranks.wait_report(0)):
+            ranks.tell(0, "end")
+            ranks.wait_report(0, timeout=60)
+        outcomes = ranks.wait(ranks=[0])
+        check(outcomes)
+    assert "interrupt" in outcomes[0].value

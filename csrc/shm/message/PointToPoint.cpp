@@ -377,10 +377,14 @@ void PointToPoint::close(const std::shared_ptr<const NcclError>& why) {
   ring();
 }
 
-void PointToPoint::shutdown(const std::string& why) {
+void PointToPoint::giveUp(const NcclError& why) {
   close(
       std::make_shared<const NcclError>(
-          comm_.segment().failed() ? comm_.segment().failure() : NcclError(ncclInvalidUsage, why)));
+          comm_.segment().failed() ? comm_.segment().failure() : why));
+}
+
+void PointToPoint::shutdown(const std::string& why) {
+  giveUp(NcclError(ncclInvalidUsage, why));
   auto guard = lock();
   if (server_ == std::this_thread::get_id()) return;
   quiet_.wait_for(

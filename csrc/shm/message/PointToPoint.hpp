@@ -57,9 +57,13 @@ class PointToPoint {
   // Returns the ranks that the oldest unfinished transfer waits for.
   std::vector<int> missingRanks();
 
-  // Fails unfinished transfers with the communicator's failure, or with `why` if it has none.
-  // Returns once `done` has been called for all, or after 2 s: a stuck callback must not hang the
-  // thread that destroys the communicator. Callbacks behind a stuck one are called later.
+  // Fails unfinished transfers with the communicator's failure, or with `why` if it has none. No
+  // buffer is touched any more when it returns; each `done` is called soon, by another thread.
+  void giveUp(const NcclError& why);
+
+  // Does the same as giveUp(). Returns once `done` has been called for all, or after 2 s: a stuck
+  // callback must not hang the thread that destroys the communicator. Callbacks behind a stuck one
+  // are called later.
   void shutdown(const std::string& why);
 
  private:
