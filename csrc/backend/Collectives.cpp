@@ -377,22 +377,22 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
-  // If a batch has kept one such message, it keeps the later ones too: another message may make the
-  // communicator in between.
-  const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
-  if (batch == batches_.end() || (connected && batch->second.empty())) {
+  if (batch == batches_.end()) {
     return false;
   }
   auto& kept = batch->second;
+  if (kept.sent.empty() && kept.received.empty()) {
+    // The first message decides for the later ones: another message may make the communicator in
+    // between.
+    kept.copied = find(tensor.device(), std::nullopt) == nullptr;
+  }
   (sends ? kept.sent : kept.received).push_back(tensor);
-  return true;
+  noteCurrentStream(tensor.device(), kept.streams);
+  return kept.copied;
 }
 
-Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
-  if (kept.empty()) {
-    return nullptr;
-  }
+void Backend::checkSelfSend(const SelfSend& kept) const {
   TORCH_CHECK_VALUE(
       kept.sent.size() == kept.received.size(),
       "batch_isend_irecv: rank ",
@@ -401,8 +401,7 @@ Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
       kept.sent.size(),
       " messages to itself and receives ",
       kept.received.size(),
-      ", wanted as many; nothing was copied");
-  at::AutoDispatchBelowAutograd guard;
+      ", wanted as many; nothing was sent");
   for (size_t i = 0; i < kept.sent.size(); ++i) {
     const auto& from = kept.sent[i];
     const auto& to = kept.received[i];
@@ -417,13 +416,30 @@ Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
         " to itself and receives ",
         to.numel(),
         " x ",
-        to.scalar_type());
+        to.scalar_type(),
+        ", wanted the same; nothing was sent");
+  }
+}
+
+Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
+  if (!kept.copied) {
+    return nullptr;
+  }
+  joinCurrentStream(kept.received.front().device(), kept.streams);
+  at::AutoDispatchBelowAutograd guard;
+  for (size_t i = 0; i < kept.sent.size(); ++i) {
+    const auto& from = kept.sent[i];
+    const auto& to = kept.received[i];
     to.copy_(from.reshape(to.sizes()), /*non_blocking=*/true);
   }
+  return queuedWork(kept.received);
+}
+
+Backend::WorkPtr Backend::queuedWork(std::vector<at::Tensor> results) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()),
-      std::vector<at::Device>{kept.received.front().device()});
-  future->markCompleted(at::IValue(kept.received));
+      std::vector<at::Device>{results.front().device()});
+  future->markCompleted(at::IValue(std::move(results)));
   return c10d::Work::create_from_future(future);
 }
 
@@ -469,6 +485,7 @@ Backend::WorkPtr Backend::endCoalescing() {
   const auto kept = endBatch();
   WorkPtr work;
   try {
+    checkSelfSend(kept);
     work = copySelfSend(kept);
     for (const auto& comm : communicators()) {
       if (!comm->batches().open() && comm->device() != at::kCPU) {

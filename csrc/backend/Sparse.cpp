@@ -105,7 +105,11 @@ Backend::WorkPtr Backend::allreduce_sparse(
                        tensor.options())
                        .coalesce();
   tensor.copy_(sum);
-  return opts.asyncOp ? WorkPtr(comm.finishedWork(OpKind::allReduce, {tensor})) : nullptr;
+  if (!opts.asyncOp) {
+    return nullptr;
+  }
+  return comm.device() == at::kCPU ? WorkPtr(comm.finishedWork(OpKind::allReduce, {tensor}))
+                                   : queuedWork({tensor});
 }
 
 }  // namespace torchcomms_pg

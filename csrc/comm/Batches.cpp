@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -50,6 +51,9 @@ WorkPtr Batches::add(PreparedOp& call) {
   auto* const batch = find();
   if (batch == nullptr) {
     return nullptr;
+  }
+  if (comm_.device() != at::kCPU) {
+    noteCurrentStream(comm_.device(), batch->streams);
   }
   batch->calls.push_back(std::move(call));
   return batch->work;
@@ -126,6 +130,9 @@ WorkPtr Batches::launch() {
   drop();
   if (batch.calls.empty()) {
     return nullptr;
+  }
+  if (comm_.device() != at::kCPU) {
+    joinCurrentStream(comm_.device(), batch.streams);
   }
   return comm_.launch(merge(std::move(batch.calls)), batch.work);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <mutex>
@@ -59,8 +60,9 @@ class Batches {
   struct Batch {
     std::vector<PreparedOp> calls;
     WorkPtr work;
-    bool scoped = false;  // opened by enter()
-    pid_t thread = 0;     // the thread's id in the kernel
+    bool scoped = false;                    // opened by enter()
+    pid_t thread = 0;                       // the thread's id in the kernel
+    std::vector<c10::Stream> streams = {};  // of an accelerator, in which `calls` were issued
   };
 
   Batch* find();

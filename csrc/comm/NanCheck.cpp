@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/sum.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/TorchCompat.hpp"
+#include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
 
@@ -15,9 +15,7 @@ bool canHoldNan(const at::Tensor& tensor) {
   if (!tensor.is_floating_point() && !tensor.is_complex()) {
     return false;
   }
-  return tensor.is_cpu() ||
-         !isCapturing(
-             c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+  return tensor.is_cpu() || !isCapturing(currentStream(tensor.device()));
 }
 
 const char* text(OpName name) {

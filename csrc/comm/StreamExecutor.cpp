@@ -61,7 +61,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
       if (call.op.async) {
         inStream.reset_stream(stream);
       }
-      queue(call, AcceleratorDevice::handle(stream));
+      queue(call, stream, issuer);
     }
     auto end = device_.record(stream, timed);
     auto keepAlive = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
@@ -109,7 +109,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
       if (branch) {
         inStream.reset_stream(stream);
       }
-      queue(call, AcceleratorDevice::handle(stream));
+      queue(call, stream, issuer);
     }
     comm_.library().noteCaptured();
     if (work) {
@@ -133,16 +133,34 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-void StreamExecutor::queue(PreparedOp& call, cudaStream_t stream) {
+void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer) {
   auto* const comm = comm_.usable();
-  copyInputs(call.copies);
-  const auto result = call.launch(comm_.api(), comm, stream);
-  if (result != ncclSuccess) {
-    std::rethrow_exception(comm_.failureState().error(call.op, result));
+  try {
+    copyInputs(call.copies);
+    const auto result = call.launch(comm_.api(), comm, AcceleratorDevice::handle(stream));
+    if (result != ncclSuccess) {
+      std::rethrow_exception(comm_.failureState().error(call.op, result));
+    }
+    if (call.epilogue) {
+      at::AutoDispatchBelowAutograd guard;
+      call.epilogue();
+    }
+  } catch (...) {
+    joinAfterError(stream, issuer);
+    throw;
   }
-  if (call.epilogue) {
-    at::AutoDispatchBelowAutograd guard;
-    call.epilogue();
+}
+
+// Keeps what the exception frees from being reused before the kernels that are queued have ended:
+// `issuer`, in whose order torch reuses memory, waits for them.
+void StreamExecutor::joinAfterError(const c10::Stream& stream, const c10::Stream& issuer) noexcept {
+  if (stream == issuer) {
+    return;
+  }
+  try {
+    device_.await(*device_.record(stream, /*timed=*/false), issuer);
+  } catch (const std::exception&) {
+    // The device has failed, and runs nothing more.
   }
 }
 

@@ -43,7 +43,9 @@ class StreamExecutor final : public Executor {
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
-  void queue(PreparedOp& call, cudaStream_t stream);
+  // Queues the operation in `stream`, which its caller's `issuer` has to wait for if it raises.
+  void queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer);
+  void joinAfterError(const c10::Stream& stream, const c10::Stream& issuer) noexcept;
   // Returns whether the capture that contains the operation goes on.
   bool goesOn(const Flight& flight) const;
   // Waits for an operation that is in its stream. `work` is null if the caller gets no Work.

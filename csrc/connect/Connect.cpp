@@ -1,6 +1,5 @@
 #include "connect/Connect.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 
 #include <array>
@@ -194,7 +193,7 @@ void checkCarried(const char* what, const std::string& group, c10::Device device
 
 void refuseCapture(const std::string& group, c10::Device device) {
   TORCH_CHECK(
-      !isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      !isCapturing(currentStream(device)),
       "group '",
       group,
       "' has no connections for ",

@@ -4,11 +4,13 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "base/Capture.hpp"
+#include "base/TorchCompat.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
@@ -38,7 +40,7 @@ void awaitCurrentStream(c10::Device device) {
   constexpr std::chrono::microseconds kPoll{50};
   constexpr std::chrono::milliseconds kLook{200};
   const auto guard = implementation(device);
-  const auto stream = guard.getStream(device);
+  const auto stream = currentStream(device);
   for (auto next = std::chrono::steady_clock::now() + kLook; !guard.queryStream(stream);) {
     std::this_thread::sleep_for(kPoll);
     if (const auto now = std::chrono::steady_clock::now(); now >= next) {
@@ -52,8 +54,35 @@ void awaitCurrentStream(c10::Device device) {
 
 void orderStreams(c10::Device earlier, c10::Device later) {
   c10::Event event(earlier.type(), c10::EventFlag::PYTORCH_DEFAULT);
-  event.record(implementation(earlier).getStream(earlier));
-  event.block(implementation(later).getStream(later));
+  event.record(currentStream(earlier));
+  event.block(currentStream(later));
+}
+
+c10::Stream currentStream(c10::Device device) {
+  return implementation(device).getStream(device);
+}
+
+void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams) {
+  const auto current = currentStream(device);
+  if (std::ranges::find(streams, current) == streams.end()) {
+    streams.push_back(current);
+  }
+}
+
+void joinCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams) {
+  const auto current = currentStream(device);
+  for (const auto& stream : streams) {
+    if (stream == current) {
+      continue;
+    }
+    TORCH_CHECK(
+        isCapturing(stream) == isCapturing(current),
+        "end of a batch: operations were issued in a stream that captures a graph, and others in "
+        "one that does not; nothing was launched. Issue and end a batch in one stream");
+    c10::Event event(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
+    event.record(stream);
+    event.block(current);
+  }
 }
 
 void takeDevice(c10::Device device) {
@@ -73,7 +102,7 @@ AcceleratorDevice::AcceleratorDevice(c10::Device device, bool highPriority)
 }
 
 c10::Stream AcceleratorDevice::currentStream() const {
-  return implementation(device()).getStream(device());
+  return torchcomms_pg::currentStream(device());
 }
 
 c10::Stream AcceleratorDevice::newStream(bool highPriority) const {

@@ -36,6 +36,17 @@ void awaitCurrentStream(c10::Device device);
 // `earlier`.
 void orderStreams(c10::Device earlier, c10::Device later);
 
+// Returns the device's current stream.
+c10::Stream currentStream(c10::Device device);
+
+// Adds the device's current stream to `streams`, unless they have it.
+void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams);
+
+// Makes the device's current stream wait for all work queued so far in `streams`, in which the
+// operations of a batch were issued. Raises if some of the streams capture a graph and others do
+// not.
+void joinCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams);
+
 // Makes the device current in the calling thread, a thread of this project, and lets the thread
 // call the device's runtime while other threads capture graphs. Without this, a library's call in
 // the thread could create a context on device 0 or invalidate a capture. Raises torch's error if

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "device/AcceleratorDevice.hpp"
 #include "monitor/AwaitedEnd.hpp"
 
 namespace torchcomms_pg {
@@ -271,8 +272,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
     return;
   }
   const auto device = deviceOf(args, part->type);
-  if (group->queues() &&
-      isCapturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device))) {
+  if (group->queues() && isCapturing(currentStream(device))) {
     return;  // goes into a graph, whose replays are not seen
   }
   auto* const source = StackSource::get();

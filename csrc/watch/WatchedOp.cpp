@@ -1,6 +1,5 @@
 #include "watch/WatchedOp.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
+#include "device/AcceleratorDevice.hpp"
 #include "monitor/Monitor.hpp"
 #include "watch/WatchedGroup.hpp"
 
@@ -119,7 +119,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedOp::futureOf(c10d::Work& work) {
 
 void WatchedOp::leaveInStream(c10::Device device) {
   behind_.emplace(device.type());
-  behind_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  behind_->record(currentStream(device));
   returned_.store(true, std::memory_order_release);
 }
 

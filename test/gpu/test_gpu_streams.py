@@ -18,6 +18,7 @@ if reason := gpus.missing():
 pytestmark = pytest.mark.torch_version
 
 LENGTH = 10_000
+MIB = 2**20
 
 
 def connect(world):
@@ -45,6 +46,40 @@ def test_an_operation_comes_after_what_its_stream_has_queued(world, async_op):
     if work is not None:
         work.wait()
     assert (values.cpu() == world * (world + 1) / 2).all()
+
+
+def assert_in_order_of_issue(peer, rank):
+    """A batch is issued in two streams, of which one is held up, and ended in the other."""
+    side = torch.cuda.Stream()
+    sent, got = (torch.zeros(LENGTH, device="cuda") for _ in range(2))
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, got, peer)]
+    ):
+        work.wait()  # NCCL connects the two ranks
+    torch.cuda.synchronize()
+    with streams.hold(side):
+        device = gpus.current_device()
+        with dist._coalescing_manager(device=device, async_ops=True) as batch:
+            with torch.cuda.stream(side):
+                sent.fill_(rank + 1)
+                dist.isend(sent, peer)
+            dist.irecv(got, peer)
+        gpus.settle()
+    batch.wait()
+    assert (got.cpu() == peer + 1).all()
+
+
+@on_gpus(1, 2)
+def test_a_batch_comes_after_what_each_stream_has_queued_in_which_it_was_issued(world):
+    connect(world)
+    rank = dist.get_rank()
+    assert_in_order_of_issue((rank + 1) % world, rank)
+
+
+@gpus.on_own_ranks(1)
+def test_messages_to_itself_come_after_what_their_streams_have_queued(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    assert_in_order_of_issue(0, 0)  # a copy: the group has no communicator
 
 
 @on_gpus(1, 2)
@@ -88,6 +123,43 @@ def test_memory_that_an_operation_still_uses_is_given_to_nobody(world, layout):
         work.wait()
     assert_same(output.cpu(), torch.cat(inputs))
     del reused
+
+
+@on_ours(2)
+def test_memory_of_an_operation_that_raises_is_given_to_nobody_before_it_has_run(world):
+    """The library fills a buffer, and the reduction that follows finds no memory."""
+    connect(world)
+    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    first = torch.zeros(1, device="cuda")
+    values = torch.ones(16 * MIB, dtype=torch.int16, device="cuda")  # NCCL has no such type
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + world * values.nbytes + values.nbytes // 2
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
+    with torch.cuda.stream(other), streams.hold():
+        dist.all_reduce(first, async_op=True)  # holds up what comes after it
+        with torch.cuda.stream(current):
+            with pytest.raises(torch.OutOfMemoryError):
+                dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
+            reused = torch.full((world * 16 * MIB,), 7, dtype=torch.int16, device="cuda")
+            gpus.settle()
+    torch.cuda.synchronize()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (reused.cpu() == 7).all()
+
+
+@pytest.mark.skipif(gpus.EMULATED, reason="the emulated CUDA does not sort sparse tensors' indices")
+@on_ours(1, 2)
+def test_after_waiting_for_a_sparse_sum_the_current_stream_waits(world):
+    connect(world)
+    other = torch.cuda.Stream()
+    tensor = torch.eye(100, device="cuda").to_sparse()
+    torch.cuda.synchronize()
+    work = dist.all_reduce(tensor, async_op=True)
+    with torch.cuda.stream(other):
+        work.wait()
+        total = tensor.to_dense()
+    assert (total.cpu() == world * torch.eye(100)).all()
 
 
 @on_ours(2)
