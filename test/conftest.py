@@ -59,6 +59,13 @@ def pytest_report_header():
     return f"torch {torch.__version__}, backend under test: {ranks.BACKEND}"
 
 
+def pytest_runtest_setup(item):
+    if item.config.getoption("--device") == "cuda" and hasattr(item, "callspec"):
+        from harness import gpus
+
+        gpus.skip_if_refused(item.callspec.params.get("world", 1))
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""

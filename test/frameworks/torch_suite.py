@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 OURS = "torchcomms"
-SUITE, OVER = "TORCH_SUITE", "TORCH_SUITE_OVER"
+SUITE, OVER, GPUS = "TORCH_SUITE", "TORCH_SUITE_OVER", "TORCH_SUITE_GPUS"
 WORLD = {"nccl": "2", "gloo": "3"}
 LIMIT = 30  # seconds of one test
 
@@ -38,6 +38,7 @@ def share_one_gpu():
     from harness.gpus import SHARED_GPU
 
     set_device, init_group = torch.cuda.set_device, dist.init_process_group
+    properties = torch.cuda.get_device_properties
 
     def first_device(device):
         return set_device(0 if torch.device(device).index else device)
@@ -48,6 +49,8 @@ def share_one_gpu():
         return init_group(*args, **kwargs)
 
     torch.cuda.device_count = lambda: int(WORLD["nccl"])
+    # torch looks at each device that it counts when it starts CUDA.
+    torch.cuda.get_device_properties = lambda device=None: properties(0)
     torch.cuda.set_device = first_device
     dist.init_process_group = init_process_group
     # Both are looked up when distributed_test is imported.
@@ -75,10 +78,13 @@ def collected():
             return original(OURS if backend == suite else backend, *args, **kwargs)
 
         dist.init_process_group = init_process_group
+    torch._C._cuda_getDeviceCount = torch.cuda.device_count = lambda: int(os.environ[GPUS])
     if suite == "nccl" and torch.cuda.device_count() == 1:
         share_one_gpu()
-    # The parent has asked how many devices there are, and nothing else.
-    torch.cuda._is_in_bad_fork = lambda: False
+    # CUDA does not work in a child of a process that has asked it anything.
+    import torch.utils._triton  # torch.testing asks whether the device suits Triton
+
+    torch.utils._triton.has_triton = lambda: False
     from torch.testing._internal.distributed import distributed_test
 
     class TestTorch(
@@ -97,12 +103,20 @@ def passed(suite, over, arguments):
 
     with tempfile.TemporaryDirectory() as folder:
         device = gpus.environment() if suite == "nccl" else {}
+        environment = {**os.environ, **device}
+        environment[GPUS] = subprocess.run(
+            [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
                 *("--timeout", str(LIMIT), "--rootdir", folder, "--tb=no", __file__, *arguments),
             ],
-            env={**os.environ, **device, SUITE: suite, OVER: over, "TEMP_DIR": folder},
+            env={**environment, SUITE: suite, OVER: over, "TEMP_DIR": folder},
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -136,14 +136,17 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
         for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in operations]):
             work.wait()
 
+    def refused():
+        for wrong in (sent.double(), ones(6)):
+            with pytest.raises(ValueError, match="to itself"):
+                batch((dist.irecv, got[0], rank), (dist.isend, wrong, rank))
+        with pytest.raises(ValueError, match="sends 1 messages to itself and receives 0"):
+            batch((dist.isend, sent, rank))
+
     if rank == 0:
         batch((dist.irecv, got[0], 0), (dist.isend, sent, 0))
         assert (got[0].cpu() == 1).all()
-        for wrong in (sent.double(), ones(6)):
-            with pytest.raises(ValueError, match="to itself"):
-                batch((dist.irecv, got[0], 0), (dist.isend, wrong, 0))
-        with pytest.raises(ValueError, match="sends 1 messages to itself and receives 0"):
-            batch((dist.isend, sent, 0))
+        refused()
     for number in range(2):  # the second batch through the communicator that the first makes
         mine, theirs = sent + 10 * rank + number, got[1].zero_()
         batch(
@@ -154,6 +157,8 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
         )
         assert torch.equal(got[0], mine)
         assert (theirs.cpu() == 1 + 10 * other + number).all()
+    refused()  # where NCCL would send it, too
+    assert_sums(None, world)
     dist.destroy_process_group()
 
 
@@ -201,10 +206,18 @@ def test_the_result_of_a_message_is_its_tensor_on_both_sides(world):
 
 @gpus.on_own_ranks(3)
 def test_messages_all_around_connect_the_whole_group(port, prefix, world):
-    """Each rank begins with a send to the next, which begins with another one."""
-    gpus.torchcomms(port, prefix, world, 30)
+    """Each rank begins with a send to the next, which begins with another one.
+
+    NCCL connects two ranks for messages in a call of the host that ends when both have come. On
+    GPUs the ranks wait for each other there, over torch's nccl, too, and the verdict says so.
+    """
+    gpus.torchcomms(port, prefix, world, 30 if gpus.EMULATED else 10)
     rank = dist.get_rank()
     sent, got = torch.full((10,), float(rank), device="cuda"), torch.zeros(10, device="cuda")
+    if not gpus.EMULATED:
+        with pytest.raises(torchcomms_pg.CommError, match="deadlock: rank 0 waits in send #1"):
+            dist.isend(sent, (rank + 1) % world)
+        return
     works = [dist.isend(sent, (rank + 1) % world), dist.irecv(got, (rank - 1) % world)]
     for work in works:
         work.wait()

@@ -73,13 +73,32 @@ def start(backend, port, prefix, world, timeout=ranks.GROUP_TIMEOUT, **kwargs):
     take_device(world)
     rank = int(os.environ["RANK"])
     ranks.init_default_group(port, prefix, rank, world, timeout, backend=backend, **kwargs)
-    if world > torch.cuda.device_count() and not EMULATED:
-        try:
-            dist.all_reduce(torch.ones(1, device="cuda"))
-        except RuntimeError as error:
-            if any(words in str(error) for words in REFUSALS):
-                pytest.skip(f"NCCL refuses ranks on one GPU: {error}")
-            raise
+
+
+def refused(port, prefix, world):
+    """Called in a rank: what NCCL says of ranks that share a GPU; empty if it takes them."""
+    torchcomms(port, prefix, world)
+    try:
+        dist.all_reduce(torch.ones(1, device="cuda"))
+    except RuntimeError as error:
+        if any(words in str(error) for words in REFUSALS):
+            return str(error)
+        raise
+    dist.destroy_process_group()
+    return ""
+
+
+@functools.cache
+def refusal():
+    """Asks NCCL once, in ranks that no test has: the question connects the group."""
+    with ranks.Ranks(2, init=False, started_with=environment) as processes:
+        return max(processes.run(refused, *processes.store_args(), 2), key=len)
+
+
+def skip_if_refused(world):
+    """Skips a test of `world` ranks if they would share a GPU, and NCCL does not let them."""
+    if not EMULATED and world > torch.cuda.device_count() and refusal():
+        pytest.skip(f"NCCL refuses ranks on one GPU: {refusal()}")
 
 
 def nccl(*args, **kwargs):
@@ -159,6 +178,7 @@ def apart(world, body, *args, env=None, **kwargs):
 
     The body is called with port, prefix, world, and what else is given.
     """
+    skip_if_refused(world)
     with ranks.Ranks(world, init=False, env=env, started_with=environment) as processes:
         results = processes.run(body, *processes.store_args(), world, *args, **kwargs)
         processes.run(assert_no_misuse)

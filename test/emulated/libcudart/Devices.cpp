@@ -1,10 +1,13 @@
 #include "libcudart/Devices.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "libcudart/Calls.hpp"
 
@@ -16,6 +19,18 @@ thread_local int device = 0;  // in a new thread, whatever others have set (cuda
 
 std::mutex contextsMutex;
 std::array<std::string, kDevices> contexts;  // who made it
+
+// The devices that CUDA_VISIBLE_DEVICES leaves of them, the first ones: "0" is one, "" is none.
+int visibleDevices() {
+  static const int visible = [] {
+    const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (text == nullptr) return kDevices;
+    const std::string_view list = text;
+    const auto commas = std::ranges::count(list, ',');
+    return list.empty() ? 0 : std::min(kDevices, static_cast<int>(commas) + 1);
+  }();
+  return visible;
+}
 
 }  // namespace
 
@@ -56,8 +71,8 @@ EMULATED_API int emulatedHasContext(int of) {
 
 EMULATED_API cudaError_t cudaGetDeviceCount(int* count) {
   called(__func__);
-  *count = kDevices;
-  return cudaSuccess;
+  *count = visibleDevices();
+  return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice, __func__);
 }
 
 EMULATED_API cudaError_t cudaGetDevice(int* current) {
@@ -69,7 +84,7 @@ EMULATED_API cudaError_t cudaGetDevice(int* current) {
 EMULATED_API cudaError_t cudaSetDevice(int wanted) {
   called(__func__);
   if (unloading()) return failed(cudaErrorCudartUnloading, __func__);
-  if (wanted < 0 || wanted >= kDevices) return failed(cudaErrorInvalidDevice, __func__);
+  if (wanted < 0 || wanted >= visibleDevices()) return failed(cudaErrorInvalidDevice, __func__);
   device = wanted;
   needContext(__func__);
   return cudaSuccess;
@@ -78,7 +93,7 @@ EMULATED_API cudaError_t cudaSetDevice(int wanted) {
 // Gives what torch and NCCL read: an H100's properties, with less of everything.
 EMULATED_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int of) {
   called(__func__);
-  if (of < 0 || of >= kDevices) return failed(cudaErrorInvalidDevice, __func__);
+  if (of < 0 || of >= visibleDevices()) return failed(cudaErrorInvalidDevice, __func__);
   std::memset(properties, 0, sizeof *properties);
   auto& all = *properties;
   std::snprintf(all.name, sizeof all.name, "Emulated GPU");
@@ -109,7 +124,7 @@ EMULATED_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int
 
 EMULATED_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int of) {
   called(__func__);
-  if (of < 0 || of >= kDevices) return failed(cudaErrorInvalidDevice, __func__);
+  if (of < 0 || of >= visibleDevices()) return failed(cudaErrorInvalidDevice, __func__);
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrMultiProcessorCount: *value = 4; break;

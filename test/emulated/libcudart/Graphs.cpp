@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "libcudart/Calls.hpp"
+#include "libcudart/Captures.hpp"
 #include "libcudart/Streams.hpp"
 
 namespace emulated {
@@ -215,9 +216,11 @@ EMULATED_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return destroy(graphs, graph, __func__);
 }
 
-// Replays that are under way go on: the streams hold what they run.
+// Replays that are under way go on: the streams hold what they run. That a capture forbids the call
+// is not documented; driver 580 (CUDA 13.0) refuses it.
 EMULATED_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   calledDriver(__func__);
+  if (const auto error = refuseUnsafe(__func__)) return error;
   return destroy(executables, executable, __func__);
 }
 
