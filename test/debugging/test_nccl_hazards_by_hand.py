@@ -41,6 +41,25 @@ def message(rank, op, sender, receiver, number=1, *, tag=0, batch=0, from_any=0,
 # ---------------------------------------------------------------- orders
 
 
+def ring(ranks, number, **more):
+    """Each rank sends to the next, and then receives."""
+    for rank in ranks:
+        after, before = (rank.rank + 1) % len(ranks), (rank.rank - 1) % len(ranks)
+        message(rank, "send", rank.rank, after, number, **more)
+        message(rank, "recv", before, rank.rank, number, **more)
+
+
+def test_a_ring_of_first_sends_hangs_whatever_their_size():
+    """NCCL connects two ranks in a call of the host; later sends of small messages end at once."""
+    ranks = recorders(3)
+    ring(ranks, 1, line=1)
+    ring(ranks, 2, line=2)
+    first, later = hazards(ranks).found
+    connecting = "a first message connects both ranks on the host"
+    assert connecting in str(first) and "train.py:1 " in str(first)
+    assert "larger than NCCL's buffer" in str(later) and "train.py:2 " in str(later)
+
+
 def test_the_shortest_circle_is_told_first_and_each_set_of_lines_once():
     ranks = recorders(3, a=[0, 1], b=[1, 2], c=[0, 2])
     for _ in range(4):

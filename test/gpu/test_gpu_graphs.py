@@ -264,8 +264,8 @@ def test_a_group_that_connects_its_gpus_disturbs_no_capture(port, prefix, world)
 def in_relaxed_thread(call):
     """Calls in a thread to which no capture of another thread forbids anything.
 
-    CUDA refuses to destroy a graph where a capture forbids unsafe calls, and invalidates the capture
-    (Runtime API, cudaThreadExchangeStreamCaptureMode).
+    CUDA refuses to destroy a graph where a capture forbids unsafe calls, and invalidates the
+    capture (Runtime API, cudaThreadExchangeStreamCaptureMode).
     """
 
     def body():

@@ -38,6 +38,8 @@ def _hazard(analysis: Analysis, circle: Circle) -> Hazard:
         why = "each waits for the next where one stream orders them"
         if all(entry.op == "send" for call in circle.now for entry in call.entries):
             why = "each waits for the next as soon as a message is larger than NCCL's buffer"
+            if len(ranks) > 2 and all(call.connects for call in circle.now):
+                why = "each waits for the next: a first message connects both ranks on the host"
         do, rule = "put what is sent and received at once into one batch_isend_irecv", _MERGE
     else:
         alone = [call for call in messages if not call.entries[0].batch]

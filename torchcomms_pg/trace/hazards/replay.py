@@ -32,6 +32,8 @@ class Call:
     called: bool = False
     # True for the first call of a communicator: the group's, or of two ranks' unbatched messages.
     first: bool = False
+    # True if each of its messages is the first between its two ranks in that direction.
+    connects: bool = False
 
     @property
     def message(self) -> bool:
@@ -55,6 +57,7 @@ def programs(analysis: Analysis) -> dict[int, list[Call]]:
     for rank, dump in sorted(analysis.dumps.items()):
         calls: dict[Hashable, Call] = {}
         communicators: set[Hashable] = set()
+        connected: set[Hashable] = set()
         for entry in dump.entries:
             if entry.p2p and entry not in messages:
                 continue
@@ -76,6 +79,11 @@ def programs(analysis: Analysis) -> dict[int, list[Call]]:
             if communicator not in communicators:
                 call.first = dump.whole
                 communicators.add(communicator)
+            if entry.p2p:
+                way = (entry.group, entry.sender, entry.receiver)
+                connects = dump.whole and way not in connected
+                call.connects = connects and (call.connects or len(call.entries) == 1)
+                connected.add(way)
         found[rank] = list(calls.values())
     return found
 
