@@ -246,27 +246,22 @@ class Backend final : public latest::Backend {
   // `how` and the members: the same on all members, and different from earlier children's.
   std::string childName(const GroupOptions& options, const char* how);
   void noteChild(const GroupOptions& options);
-  // Messages of this rank to itself in a batch. `copied`: the batch's end copies them. Otherwise
-  // the library sends them.
+  // Messages of this rank to itself that a batch keeps until its end.
   struct SelfSend {
     std::vector<at::Tensor> sent;
     std::vector<at::Tensor> received;
     std::vector<c10::Stream> streams;  // in which they were issued
-    bool copied = false;
+    bool empty() const { return sent.empty() && received.empty(); }
   };
   // Ends the calling thread's batch, if it has one open. Returns the messages it kept.
   SelfSend endBatch();
-  // Keeps a message of a batch from this rank to itself on an accelerator, and returns whether the
-  // batch's end copies it. So it does if the device has no communicator: making one would need all
+  // Returns whether the message is kept and copied when the batch ends. That is a message of a
+  // batch, from this rank to itself, on a device without a communicator: making one would need all
   // ranks.
   bool selfSend(const at::Tensor& tensor, int peer, bool sends);
-  // Raises if a message to itself has no counterpart of the same size and type. NCCL checks
-  // neither.
   void checkSelfSend(const SelfSend& kept) const;
-  // Copies the kept messages. Returns null if none were kept to be copied.
+  // Copies the kept messages. Returns null if none were kept.
   WorkPtr copySelfSend(const SelfSend& kept) const;
-  // Makes the Work of what the current stream of an accelerator does up to now.
-  static WorkPtr queuedWork(std::vector<at::Tensor> results);
   // Drops the operations that the calling thread has batched.
   void dropBatches();
   std::vector<int64_t> globalRanks() const;

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "backend/QueuedWork.hpp"
 #include "collectives/Collectives.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "operation/Checks.hpp"
 
 namespace torchcomms_pg {
 
@@ -377,70 +379,44 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
+  // If a batch has kept one such message, it keeps the later ones too: another message may make the
+  // communicator in between.
+  const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
-  if (batch == batches_.end()) {
+  if (batch == batches_.end() || (connected && batch->second.empty())) {
     return false;
   }
   auto& kept = batch->second;
-  if (kept.sent.empty() && kept.received.empty()) {
-    // The first message decides for the later ones: another message may make the communicator in
-    // between.
-    kept.copied = find(tensor.device(), std::nullopt) == nullptr;
-  }
   (sends ? kept.sent : kept.received).push_back(tensor);
   noteCurrentStream(tensor.device(), kept.streams);
-  return kept.copied;
+  return true;
 }
 
 void Backend::checkSelfSend(const SelfSend& kept) const {
-  TORCH_CHECK_VALUE(
-      kept.sent.size() == kept.received.size(),
-      "batch_isend_irecv: rank ",
-      getRank(),
-      " sends ",
-      kept.sent.size(),
-      " messages to itself and receives ",
-      kept.received.size(),
-      ", wanted as many; nothing was sent");
-  for (size_t i = 0; i < kept.sent.size(); ++i) {
-    const auto& from = kept.sent[i];
-    const auto& to = kept.received[i];
-    TORCH_CHECK_VALUE(
-        from.numel() == to.numel() && from.scalar_type() == to.scalar_type(),
-        "batch_isend_irecv: rank ",
-        getRank(),
-        " sends ",
-        from.numel(),
-        " x ",
-        from.scalar_type(),
-        " to itself and receives ",
-        to.numel(),
-        " x ",
-        to.scalar_type(),
-        ", wanted the same; nothing was sent");
-  }
+  const auto elements = [](const TensorList& tensors) {
+    std::vector<Elements> all;
+    for (const auto& tensor : tensors) {
+      all.push_back({tensor.numel(), tensor.scalar_type()});
+    }
+    return all;
+  };
+  checkSelfMessages(getRank(), elements(kept.sent), elements(kept.received));
 }
 
 Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
-  if (!kept.copied) {
+  if (kept.empty()) {
     return nullptr;
   }
-  joinCurrentStream(kept.received.front().device(), kept.streams);
+  const auto device = kept.received.front().device();
+  const auto others = joinCurrentStream(device, kept.streams);
   at::AutoDispatchBelowAutograd guard;
   for (size_t i = 0; i < kept.sent.size(); ++i) {
     const auto& from = kept.sent[i];
     const auto& to = kept.received[i];
     to.copy_(from.reshape(to.sizes()), /*non_blocking=*/true);
   }
-  return queuedWork(kept.received);
-}
-
-Backend::WorkPtr Backend::queuedWork(std::vector<at::Tensor> results) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(
-      c10::ListType::create(c10::TensorType::get()),
-      std::vector<at::Device>{results.front().device()});
-  future->markCompleted(at::IValue(std::move(results)));
-  return c10d::Work::create_from_future(future);
+  resumeAfterCurrentStream(device, others);
+  return c10::make_intrusive<QueuedWork>(kept.received);
 }
 
 void Backend::startCoalescing() {
@@ -457,6 +433,10 @@ void Backend::startCoalescing() {
       if (entry->first.expired()) {
         ended.insert(batches_.extract(entry));
       }
+    }
+    // An exception inside of a batch has left it open.
+    if (auto left = batches_.extract(threadLife())) {
+      ended.insert(std::move(left));
     }
     batches_.try_emplace(threadLife());
   }
@@ -486,6 +466,9 @@ Backend::WorkPtr Backend::endCoalescing() {
   WorkPtr work;
   try {
     checkSelfSend(kept);
+    for (const auto& comm : communicators()) {
+      comm->batches().check();
+    }
     work = copySelfSend(kept);
     for (const auto& comm : communicators()) {
       if (!comm->batches().open() && comm->device() != at::kCPU) {

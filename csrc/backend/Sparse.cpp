@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "backend/QueuedWork.hpp"
 #include "collectives/Collectives.hpp"
 #include "operation/Types.hpp"
 
@@ -108,8 +109,10 @@ Backend::WorkPtr Backend::allreduce_sparse(
   if (!opts.asyncOp) {
     return nullptr;
   }
-  return comm.device() == at::kCPU ? WorkPtr(comm.finishedWork(OpKind::allReduce, {tensor}))
-                                   : queuedWork({tensor});
+  if (comm.device() == at::kCPU) {
+    return comm.finishedWork(OpKind::allReduce, {tensor});
+  }
+  return c10::make_intrusive<QueuedWork>(TensorList{tensor});
 }
 
 }  // namespace torchcomms_pg

@@ -7,6 +7,7 @@
 
 #include "comm/Communicator.hpp"
 #include "device/AcceleratorDevice.hpp"
+#include "operation/Checks.hpp"
 
 namespace torchcomms_pg {
 
@@ -131,10 +132,35 @@ WorkPtr Batches::launch() {
   if (batch.calls.empty()) {
     return nullptr;
   }
-  if (comm_.device() != at::kCPU) {
-    joinCurrentStream(comm_.device(), batch.streams);
+  if (comm_.device() == at::kCPU) {
+    return comm_.launch(merge(std::move(batch.calls)), batch.work);
   }
-  return comm_.launch(merge(std::move(batch.calls)), batch.work);
+  check(batch.calls);
+  auto merged = merge(std::move(batch.calls));
+  merged.streams = joinCurrentStream(comm_.device(), batch.streams);
+  return comm_.launch(std::move(merged), batch.work);
+}
+
+void Batches::check() {
+  if (const auto* const batch = find(); batch != nullptr && comm_.device() != at::kCPU) {
+    check(batch->calls);
+  }
+}
+
+void Batches::check(const std::vector<PreparedOp>& calls) const {
+  std::vector<Elements> sent;
+  std::vector<Elements> received;
+  for (const auto& call : calls) {
+    if (!call.isMessage() || call.op.peer != comm_.rank()) {
+      continue;
+    }
+    if (call.op.kind == OpKind::send) {
+      sent.push_back({call.op.numelIn, call.op.dtype});
+    } else {
+      received.push_back({call.op.numelOut, call.op.dtype});
+    }
+  }
+  checkSelfMessages(comm_.rank(), sent, received);
 }
 
 PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {

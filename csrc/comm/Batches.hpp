@@ -20,7 +20,11 @@ class Communicator;
 // The batches of operations, at most one for each thread. start() and end() are c10d's coalescing,
 // which an exception may leave open. enter() and leave() or cancel() bracket a scope, which always
 // ends. Either may nest in a scope, and scopes in c10d's coalescing; the outermost one launches
-// all. If a thread ends with an open batch, the batch is dropped with a warning. Thread-safe.
+// all. If a thread ends with an open batch, the batch is dropped with a warning.
+//
+// On an accelerator a batch runs after what is queued in each stream in which its operations were
+// issued, and these streams go on after it: torch may reuse memory of its operations in their
+// order. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
@@ -40,6 +44,10 @@ class Batches {
   WorkPtr leave(std::optional<size_t> joined);
   // Ends such a scope, and drops its operations.
   void cancel(std::optional<size_t> joined);
+
+  // Checks the messages of this rank to itself in the calling thread's batch, if one is open on an
+  // accelerator. end() and leave() do the same.
+  void check();
 
   // Drops the calling thread's batch, without launching it.
   void drop();
@@ -69,6 +77,7 @@ class Batches {
   Batch& required();
   void open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped);
   WorkPtr launch();
+  void check(const std::vector<PreparedOp>& calls) const;
   PreparedOp merge(std::vector<PreparedOp> calls) const;
 
   Communicator& comm_;

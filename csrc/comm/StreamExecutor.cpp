@@ -64,6 +64,9 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
       queue(call, stream, issuer);
     }
     auto end = device_.record(stream, timed);
+    for (const auto& other : call.streams) {
+      device_.await(*end, other);
+    }
     auto keepAlive = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
     flight->depart(stream, issuer, std::move(start), std::move(end), std::move(keepAlive));
     if (work) {
@@ -112,6 +115,9 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
       queue(call, stream, issuer);
     }
     comm_.library().noteCaptured();
+    for (const auto& other : call.streams) {
+      device_.await(*device_.record(stream, /*timed=*/false), other);
+    }
     if (work) {
       const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, op);
       auto end = device_.record(stream, /*timed=*/false);
@@ -146,19 +152,28 @@ void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c1
       call.epilogue();
     }
   } catch (...) {
-    joinAfterError(stream, issuer);
+    joinAfterError(stream, issuer, call.streams);
     throw;
   }
 }
 
 // Keeps what the exception frees from being reused before the kernels that are queued have ended:
-// `issuer`, in whose order torch reuses memory, waits for them.
-void StreamExecutor::joinAfterError(const c10::Stream& stream, const c10::Stream& issuer) noexcept {
-  if (stream == issuer) {
+// the streams in whose order torch reuses memory wait for them.
+void StreamExecutor::joinAfterError(
+    const c10::Stream& stream,
+    const c10::Stream& issuer,
+    const std::vector<c10::Stream>& others) noexcept {
+  if (stream == issuer && others.empty()) {
     return;
   }
   try {
-    device_.await(*device_.record(stream, /*timed=*/false), issuer);
+    const auto end = device_.record(stream, /*timed=*/false);
+    if (stream != issuer) {
+      device_.await(*end, issuer);
+    }
+    for (const auto& other : others) {
+      device_.await(*end, other);
+    }
   } catch (const std::exception&) {
     // The device has failed, and runs nothing more.
   }

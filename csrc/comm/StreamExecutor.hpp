@@ -45,7 +45,10 @@ class StreamExecutor final : public Executor {
   void runInGraph(PreparedOp& call, const WorkPtr& work);
   // Queues the operation in `stream`, which its caller's `issuer` has to wait for if it raises.
   void queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer);
-  void joinAfterError(const c10::Stream& stream, const c10::Stream& issuer) noexcept;
+  void joinAfterError(
+      const c10::Stream& stream,
+      const c10::Stream& issuer,
+      const std::vector<c10::Stream>& others) noexcept;
   // Returns whether the capture that contains the operation goes on.
   bool goesOn(const Flight& flight) const;
   // Waits for an operation that is in its stream. `work` is null if the caller gets no Work.

@@ -69,8 +69,10 @@ void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams) {
   }
 }
 
-void joinCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams) {
+std::vector<c10::Stream> joinCurrentStream(
+    c10::Device device, const std::vector<c10::Stream>& streams) {
   const auto current = currentStream(device);
+  std::vector<c10::Stream> others;
   for (const auto& stream : streams) {
     if (stream == current) {
       continue;
@@ -78,10 +80,23 @@ void joinCurrentStream(c10::Device device, const std::vector<c10::Stream>& strea
     TORCH_CHECK(
         isCapturing(stream) == isCapturing(current),
         "end of a batch: operations were issued in a stream that captures a graph, and others in "
-        "one that does not; nothing was launched. Issue and end a batch in one stream");
+        "one that does not. Issue and end a batch in one stream");
     c10::Event event(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
     event.record(stream);
     event.block(current);
+    others.push_back(stream);
+  }
+  return others;
+}
+
+void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams) {
+  if (streams.empty()) {
+    return;
+  }
+  c10::Event event(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event.record(currentStream(device));
+  for (const auto& stream : streams) {
+    event.block(stream);
   }
 }
 

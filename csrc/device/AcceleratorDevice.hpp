@@ -43,9 +43,13 @@ c10::Stream currentStream(c10::Device device);
 void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams);
 
 // Makes the device's current stream wait for all work queued so far in `streams`, in which the
-// operations of a batch were issued. Raises if some of the streams capture a graph and others do
-// not.
-void joinCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams);
+// operations of a batch were issued. Returns those other than the current one. Raises if some of
+// the streams capture a graph and others do not.
+std::vector<c10::Stream> joinCurrentStream(
+    c10::Device device, const std::vector<c10::Stream>& streams);
+
+// Makes `streams` wait for all work queued so far in the device's current stream.
+void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams);
 
 // Makes the device current in the calling thread, a thread of this project, and lets the thread
 // call the device's runtime while other threads capture graphs. Without this, a library's call in

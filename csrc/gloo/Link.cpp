@@ -419,10 +419,10 @@ void Link::learn() {
 }
 
 void Link::release() {
-  changed_.notify_all();
   // Keeps no reference to a work, with which Gloo would still move data when its waiting thread has
   // dropped it.
   std::lock_guard lock(mutex_);
+  changed_.notify_all();
   for (const auto& work : awaited_) {
     work->abort();  // makes its wait() return
   }

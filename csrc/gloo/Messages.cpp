@@ -233,8 +233,9 @@ void Messages::connect(int peer, Pair& pair) {
 }
 
 // Sets `pending` to what `body` returns, in which this thread gives the request's buffer to a link.
-// Called with mutex_ held, and releases it meanwhile. withdraw() waits for `body`, which lasts some
-// seconds at most: the link is connected or closed, and Gloo's calls do not block.
+// Called with mutex_ held, and releases it meanwhile. withdraw() waits for `body`: the link is
+// connected or closed, and Gloo's calls do not block, but if the connection breaks in one of them,
+// the link asks the store for some seconds why.
 template <class Give>
 void Messages::give(std::unique_lock<std::mutex>& lock, Request& request, const Give& body) {
   struct Giving {

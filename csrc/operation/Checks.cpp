@@ -120,6 +120,34 @@ void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t nume
       numel);
 }
 
+void checkSelfMessages(
+    int rank, const std::vector<Elements>& sent, const std::vector<Elements>& received) {
+  TORCH_CHECK_VALUE(
+      sent.size() == received.size(),
+      "batch_isend_irecv: rank ",
+      rank,
+      " sends ",
+      sent.size(),
+      " messages to itself and receives ",
+      received.size(),
+      ", wanted as many; nothing was sent");
+  for (size_t i = 0; i < sent.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        sent[i].numel == received[i].numel && sent[i].dtype == received[i].dtype,
+        "batch_isend_irecv: rank ",
+        rank,
+        " sends ",
+        sent[i].numel,
+        " x ",
+        sent[i].dtype,
+        " to itself and receives ",
+        received[i].numel,
+        " x ",
+        received[i].dtype,
+        ", wanted the same; nothing was sent");
+  }
+}
+
 void checkRank(const Argument& argument, int64_t rank, int size) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,

@@ -49,6 +49,17 @@ void checkSameType(
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel);
 
+// The elements of a message.
+struct Elements {
+  int64_t numel;
+  at::ScalarType dtype;
+};
+
+// Checks the messages of a rank to itself in a batch: each receive takes what is sent at the same
+// place in order. NCCL checks neither their number of elements nor their dtype.
+void checkSelfMessages(
+    int rank, const std::vector<Elements>& sent, const std::vector<Elements>& received);
+
 // Checks that `rank` is a rank of the group.
 void checkRank(const Argument& argument, int64_t rank, int size);
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <algorithm>
 #include <functional>
@@ -52,6 +53,8 @@ struct PreparedOp {
   std::function<void()> epilogue;
   std::vector<PreparedOp> parts;                     // messages of a batch that has messages only
   std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that a stream orders
+  // Streams of an accelerator that go on after the operation, besides the one that issues it.
+  std::vector<c10::Stream> streams;
   std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;
 

@@ -158,6 +158,17 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
         assert torch.equal(got[0], mine)
         assert (theirs.cpu() == 1 + 10 * other + number).all()
     refused()  # where NCCL would send it, too
+    comm = torchcomms_pg.get_comm(device="cuda")
+    with pytest.raises(ValueError, match="to itself"):
+        with comm.group():
+            comm.send(sent, rank, async_op=True)
+            comm.recv(got[0][:3], rank, async_op=True)
+    with contextlib.suppress(InterruptedError):
+        with dist._coalescing_manager(device=gpus.current_device()):
+            dist.isend(sent, rank)  # which is no part of the next batch
+            raise InterruptedError
+    batch((dist.irecv, got[0], rank), (dist.isend, sent, rank))
+    assert torch.equal(got[0], sent)
     assert_sums(None, world)
     dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import hashlib
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torchcomms_pg
 from harness.rank_process import receive, report
-from harness.ranks import Ranks, check, init_default_group
+from harness.ranks import Ranks, asleep, check, init_default_group, wait_for
 from harness.values import FLOAT8, FLOATS, INTEGERS, all_data, assert_reduced, assert_same, data
 from torchcomms_pg import as_gloo
 
@@ -555,6 +556,16 @@ def interrupt_in(function):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def threads(name):
+    """The ids of this process's threads of a name."""
+    found = []
+    for path in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if path.read_text().strip() == name:
+                found.append(int(path.parent.name))
+    return found
+
+
 def end_before_worker(args, places):
     """Rank 0 ends its group, interrupted, while its worker is stopped; returns the error."""
     rank = int(os.environ["RANK"])
@@ -564,8 +575,9 @@ def end_before_worker(args, places):
     if rank == 1:
         return receive()
     work = dist.all_reduce(torch.ones(10), async_op=True)
-    tasks = [int(task) for task in os.listdir("/proc/self/task")]
-    [worker] = [t for t in tasks if "tcpg_worker" in open(f"/proc/self/task/{t}/comm").read()]
+    [worker] = threads("tcpg_worker")
+    # It waits for rank 1, and holds no lock when it is stopped.
+    assert wait_for(lambda: all(asleep(worker) for _ in range(20)), 20)
     report(worker)
     receive()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored

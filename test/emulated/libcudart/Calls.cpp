@@ -233,7 +233,6 @@ EMULATED_API const char* cudaGetErrorName(cudaError_t error) {
     EMULATED_NAME(cudaErrorCudartUnloading)
     EMULATED_NAME(cudaErrorIllegalState)
     EMULATED_NAME(cudaErrorInvalidDevice)
-    EMULATED_NAME(cudaErrorNoDevice)
     EMULATED_NAME(cudaErrorInvalidResourceHandle)
     EMULATED_NAME(cudaErrorInvalidValue)
     EMULATED_NAME(cudaErrorLaunchFailure)

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <mutex>
 #include <string>
-#include <string_view>
 
 #include "libcudart/Calls.hpp"
 
@@ -20,14 +19,11 @@ thread_local int device = 0;  // in a new thread, whatever others have set (cuda
 std::mutex contextsMutex;
 std::array<std::string, kDevices> contexts;  // who made it
 
-// The devices that CUDA_VISIBLE_DEVICES leaves of them, the first ones: "0" is one, "" is none.
+// The number of devices in EMULATED_DEVICES, kDevices at most; without it kDevices.
 int visibleDevices() {
   static const int visible = [] {
-    const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
-    if (text == nullptr) return kDevices;
-    const std::string_view list = text;
-    const auto commas = std::ranges::count(list, ',');
-    return list.empty() ? 0 : std::min(kDevices, static_cast<int>(commas) + 1);
+    const char* const text = std::getenv("EMULATED_DEVICES");
+    return text == nullptr ? kDevices : std::clamp(std::atoi(text), 1, kDevices);
   }();
   return visible;
 }
@@ -72,7 +68,7 @@ EMULATED_API int emulatedHasContext(int of) {
 EMULATED_API cudaError_t cudaGetDeviceCount(int* count) {
   called(__func__);
   *count = visibleDevices();
-  return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice, __func__);
+  return cudaSuccess;
 }
 
 EMULATED_API cudaError_t cudaGetDevice(int* current) {
