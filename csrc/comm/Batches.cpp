@@ -54,7 +54,7 @@ WorkPtr Batches::add(PreparedOp& call) {
     return nullptr;
   }
   if (comm_.device() != at::kCPU) {
-    noteCurrentStream(comm_.device(), batch->streams);
+    noteCurrentStream(comm_.device(), call.streams);
   }
   batch->calls.push_back(std::move(call));
   return batch->work;
@@ -136,13 +136,22 @@ WorkPtr Batches::launch() {
     return comm_.launch(merge(std::move(batch.calls)), batch.work);
   }
   check(batch.calls);
+  std::vector<c10::Stream> streams;
+  for (const auto& call : batch.calls) {
+    for (const auto& stream : call.streams) {
+      if (std::ranges::find(streams, stream) == streams.end()) {
+        streams.push_back(stream);
+      }
+    }
+  }
   auto merged = merge(std::move(batch.calls));
-  merged.streams = joinCurrentStream(comm_.device(), batch.streams);
+  merged.streams = joinCurrentStream(comm_.device(), streams);
   return comm_.launch(std::move(merged), batch.work);
 }
 
 void Batches::check() {
-  if (const auto* const batch = find(); batch != nullptr && comm_.device() != at::kCPU) {
+  const auto* const batch = find();
+  if (batch != nullptr && !batch->scoped && comm_.device() != at::kCPU) {
     check(batch->calls);
   }
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <mutex>
@@ -45,8 +44,8 @@ class Batches {
   // Ends such a scope, and drops its operations.
   void cancel(std::optional<size_t> joined);
 
-  // Checks the messages of this rank to itself in the calling thread's batch, if one is open on an
-  // accelerator. end() and leave() do the same.
+  // Checks the messages of this rank to itself in the batch that end() would launch, if it is on an
+  // accelerator. Every launch does the same.
   void check();
 
   // Drops the calling thread's batch, without launching it.
@@ -68,9 +67,8 @@ class Batches {
   struct Batch {
     std::vector<PreparedOp> calls;
     WorkPtr work;
-    bool scoped = false;                    // opened by enter()
-    pid_t thread = 0;                       // the thread's id in the kernel
-    std::vector<c10::Stream> streams = {};  // of an accelerator, in which `calls` were issued
+    bool scoped = false;  // opened by enter()
+    pid_t thread = 0;     // the thread's id in the kernel
   };
 
   Batch* find();

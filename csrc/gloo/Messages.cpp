@@ -411,7 +411,7 @@ void Messages::withdraw(const Requests& requests, const std::exception& why) {
     std::unique_lock lock(mutex_);
     for (const auto& request : requests) {
       std::erase(posted_, request);
-      if (const auto pair = pairs_.find(request->peer); pair != pairs_.end()) {
+      if (const auto pair = pairs_.find(request->message.peer); pair != pairs_.end()) {
         std::erase(pair->second.unsent, request);
       }
       changed_.wait(lock, [&] { return !request->giving; });

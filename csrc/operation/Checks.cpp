@@ -124,7 +124,7 @@ void checkSelfMessages(
     int rank, const std::vector<Elements>& sent, const std::vector<Elements>& received) {
   TORCH_CHECK_VALUE(
       sent.size() == received.size(),
-      "batch_isend_irecv: rank ",
+      "batch: rank ",
       rank,
       " sends ",
       sent.size(),
@@ -134,7 +134,7 @@ void checkSelfMessages(
   for (size_t i = 0; i < sent.size(); ++i) {
     TORCH_CHECK_VALUE(
         sent[i].numel == received[i].numel && sent[i].dtype == received[i].dtype,
-        "batch_isend_irecv: rank ",
+        "batch: rank ",
         rank,
         " sends ",
         sent[i].numel,

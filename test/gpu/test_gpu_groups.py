@@ -163,6 +163,14 @@ def test_a_rank_sends_to_itself_without_the_others(port, prefix, world):
         with comm.group():
             comm.send(sent, rank, async_op=True)
             comm.recv(got[0][:3], rank, async_op=True)
+    with comm.group():  # which the batch inside of it joins
+        comm.send(sent, rank, async_op=True)
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, got[1].zero_(), other)]
+        )
+        comm.recv(got[0].zero_(), rank, async_op=True)
+    torch.cuda.synchronize()
+    assert torch.equal(got[0], sent) and torch.equal(got[1], sent)
     with contextlib.suppress(InterruptedError):
         with dist._coalescing_manager(device=gpus.current_device()):
             dist.isend(sent, rank)  # which is no part of the next batch

@@ -139,15 +139,17 @@ def test_memory_of_an_operation_that_raises_is_given_to_nobody_before_it_has_run
     torch.cuda.empty_cache()
     room = torch.cuda.memory_reserved() + world * values.nbytes + values.nbytes // 2
     torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
-    with torch.cuda.stream(other), streams.hold():
-        dist.all_reduce(first, async_op=True)  # holds up what comes after it
-        with torch.cuda.stream(current):
-            with pytest.raises(torch.OutOfMemoryError):
-                dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
-            reused = torch.full((world * 16 * MIB,), 7, dtype=torch.int16, device="cuda")
-            gpus.settle()
+    try:
+        with torch.cuda.stream(other), streams.hold():
+            dist.all_reduce(first, async_op=True)  # holds up what comes after it
+            with torch.cuda.stream(current):
+                with pytest.raises(torch.OutOfMemoryError):
+                    dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
+                reused = torch.full((world * 16 * MIB,), 7, dtype=torch.int16, device="cuda")
+                gpus.settle()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.synchronize()
-    torch.cuda.set_per_process_memory_fraction(1.0)
     assert (reused.cpu() == 7).all()
 
 
