@@ -388,7 +388,7 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
   }
   auto& kept = batch->second;
   (sends ? kept.sent : kept.received).push_back(tensor);
-  noteCurrentStream(tensor.device(), kept.streams);
+  kept.streams.push_back(currentStream(tensor.device()));
   return true;
 }
 

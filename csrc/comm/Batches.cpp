@@ -54,7 +54,7 @@ WorkPtr Batches::add(PreparedOp& call) {
     return nullptr;
   }
   if (comm_.device() != at::kCPU) {
-    noteCurrentStream(comm_.device(), call.streams);
+    call.streams.push_back(currentStream(comm_.device()));
   }
   batch->calls.push_back(std::move(call));
   return batch->work;
@@ -132,31 +132,25 @@ WorkPtr Batches::launch() {
   if (batch.calls.empty()) {
     return nullptr;
   }
-  if (comm_.device() == at::kCPU) {
-    return comm_.launch(merge(std::move(batch.calls)), batch.work);
-  }
   check(batch.calls);
-  std::vector<c10::Stream> streams;
-  for (const auto& call : batch.calls) {
-    for (const auto& stream : call.streams) {
-      if (std::ranges::find(streams, stream) == streams.end()) {
-        streams.push_back(stream);
-      }
-    }
-  }
   auto merged = merge(std::move(batch.calls));
-  merged.streams = joinCurrentStream(comm_.device(), streams);
+  if (!merged.streams.empty()) {
+    merged.streams = joinCurrentStream(comm_.device(), merged.streams);
+  }
   return comm_.launch(std::move(merged), batch.work);
 }
 
 void Batches::check() {
   const auto* const batch = find();
-  if (batch != nullptr && !batch->scoped && comm_.device() != at::kCPU) {
+  if (batch != nullptr && !batch->scoped) {
     check(batch->calls);
   }
 }
 
 void Batches::check(const std::vector<PreparedOp>& calls) const {
+  if (comm_.device() == at::kCPU) {
+    return;  // the library checks them
+  }
   std::vector<Elements> sent;
   std::vector<Elements> received;
   for (const auto& call : calls) {
@@ -198,6 +192,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     merged.inputs.insert(merged.inputs.end(), call.inputs.begin(), call.inputs.end());
     merged.outputs.insert(merged.outputs.end(), call.outputs.begin(), call.outputs.end());
     merged.copies.insert(merged.copies.end(), call.copies.begin(), call.copies.end());
+    merged.streams.insert(merged.streams.end(), call.streams.begin(), call.streams.end());
     epilogue |= call.epilogue != nullptr;
     messages &= call.isMessage();
   }

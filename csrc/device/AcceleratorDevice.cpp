@@ -62,19 +62,12 @@ c10::Stream currentStream(c10::Device device) {
   return implementation(device).getStream(device);
 }
 
-void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams) {
-  const auto current = currentStream(device);
-  if (std::ranges::find(streams, current) == streams.end()) {
-    streams.push_back(current);
-  }
-}
-
 std::vector<c10::Stream> joinCurrentStream(
     c10::Device device, const std::vector<c10::Stream>& streams) {
   const auto current = currentStream(device);
   std::vector<c10::Stream> others;
   for (const auto& stream : streams) {
-    if (stream == current) {
+    if (stream == current || std::ranges::find(others, stream) != others.end()) {
       continue;
     }
     TORCH_CHECK(

@@ -39,12 +39,9 @@ void orderStreams(c10::Device earlier, c10::Device later);
 // Returns the device's current stream.
 c10::Stream currentStream(c10::Device device);
 
-// Adds the device's current stream to `streams`, unless they have it.
-void noteCurrentStream(c10::Device device, std::vector<c10::Stream>& streams);
-
 // Makes the device's current stream wait for all work queued so far in `streams`, in which the
-// operations of a batch were issued. Returns those other than the current one. Raises if some of
-// the streams capture a graph and others do not.
+// operations of a batch were issued. Returns those other than the current one, each once. Raises if
+// some of the streams capture a graph and others do not.
 std::vector<c10::Stream> joinCurrentStream(
     c10::Device device, const std::vector<c10::Stream>& streams);
 
