@@ -339,6 +339,9 @@ class Build:
         cxx = f"{launcher} {self.cxx}" if launcher else self.cxx
         link = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
         link += ["-ltorch", "-lc10", "-ldl", "-lrt", "-pthread"]
+        # A compiler may link libstdc++ statically. That one exports nothing: torch has another, and
+        # the two would share the numbers of their locales' facets.
+        link.append("-Wl,--exclude-libs,ALL")
         # No rpath: torch is imported first, so its libraries are loaded by then.
         link += shlex.split(os.environ.get("LDFLAGS", ""))
         lines = [

@@ -35,7 +35,7 @@ def share_one_gpu():
     import torch.distributed as dist
     from torch.testing._internal import common_distributed
 
-    from harness.gpus import SHARED_GPU
+    from harness.gpus import shared_gpu
 
     set_device, init_group = torch.cuda.set_device, dist.init_process_group
     properties = torch.cuda.get_device_properties
@@ -45,7 +45,7 @@ def share_one_gpu():
 
     def init_process_group(*args, **kwargs):
         rank = kwargs.get("rank", os.environ.get("RANK"))
-        os.environ.update(SHARED_GPU, NCCL_HOSTID=f"gpus-{rank}")
+        os.environ.update(shared_gpu(rank))
         return init_group(*args, **kwargs)
 
     torch.cuda.device_count = lambda: int(WORLD["nccl"])

@@ -16,6 +16,7 @@ import torch._dynamo  # some operators import it at first use: seconds, inside a
 import torch.distributed as dist
 
 import emulated
+import torchcomms_pg.nccl
 from harness import catalogue, ranks
 
 EMULATED = os.environ.get("TEST_DEVICE", "emulated") == "emulated"  # set by --device
@@ -31,6 +32,8 @@ SHARED_GPU = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
 }
+# NCCL 2.30 and later takes them on one host, where they map each other's memory.
+ONE_HOST = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 # What it says where that does not help: up to 2.29, and from 2.30 on.
 REFUSALS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
@@ -65,7 +68,18 @@ def take_device(world):
     if EMULATED:
         emulated.set_delays(seed=rank + 1, probability=0.25, longest_us=1500)
     elif world > devices:
-        os.environ.update(SHARED_GPU, NCCL_HOSTID=f"gpus-{rank}")
+        os.environ.update(shared_gpu(rank))
+
+
+def shared_gpu(rank):
+    """The variables for a rank that shares its GPU with others.
+
+    TEST_SHARED_GPU=sockets keeps them apart also where NCCL would take them on one host.
+    """
+    sockets = os.environ.get("TEST_SHARED_GPU") == "sockets"
+    if not sockets and torchcomms_pg.nccl.load().version >= 23000:
+        return ONE_HOST
+    return SHARED_GPU | {"NCCL_HOSTID": f"gpus-{rank}"}
 
 
 def start(backend, port, prefix, world, timeout=ranks.GROUP_TIMEOUT, **kwargs):

@@ -495,6 +495,24 @@ def test_the_database_of_commands_has_each_file_with_a_command_that_compiles_it(
     )
 
 
+def test_a_libstdcxx_that_is_linked_statically_is_no_ones_else(setup_py, monkeypatch, tmp_path):
+    # Its unique symbols, the numbers of locales' facets among them, would be shared with torch's.
+    monkeypatch.setattr(setup_py, "ROOT", tmp_path)
+    monkeypatch.setattr(setup_py, "package_version", lambda: "0")
+    monkeypatch.setenv("LDFLAGS", "-static-libstdc++")
+    source = tmp_path / "csrc" / "base" / "Text.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        "#include <sstream>\n"
+        "std::string text(int value) { std::ostringstream out; out << value; return out.str(); }\n"
+    )
+    build = setup_py.Build("static", [source])
+    build.run()
+    command = ["nm", "-DC", "--defined-only", build.library]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "std::num_put" not in symbols and "std::locale" not in symbols, symbols
+
+
 # The stub
 
 
