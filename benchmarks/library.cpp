@@ -1,4 +1,4 @@
-// The shared-memory library alone, through its table, without torch and Python:
+// The shared-memory library alone, through its functions, without torch and Python:
 //
 //   library SECONDS RANKS OPERATION:BYTES...
 //
@@ -17,7 +17,7 @@ namespace {
 constexpr int kFewestCalls = 5, kMostCalls = 20'000;
 
 const torchcomms_pg::NcclApi& nccl() {
-  return torchcomms_pg::shm::api();
+  return torchcomms_pg::shm::ncclFunctions();
 }
 
 void check(ncclResult_t result) {

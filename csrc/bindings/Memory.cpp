@@ -4,6 +4,7 @@
 
 #include "backend/Backend.hpp"
 #include "bindings/Bindings.hpp"
+#include "nccl/Libnccl.hpp"
 
 namespace torchcomms_pg {
 

@@ -6,7 +6,7 @@
 #include "bindings/Bindings.hpp"
 #include "connect/Rendezvous.hpp"
 #include "nccl/Config.hpp"
-#include "nccl/Library.hpp"
+#include "nccl/Libnccl.hpp"
 
 namespace torchcomms_pg {
 
@@ -91,16 +91,16 @@ void bindConfig(py::module_& module) {
 
 void bindNccl(py::module_& module) {
   bindConfig(module);
-  // Libraries are never freed: see Library.
-  py::class_<Library, std::unique_ptr<Library, py::nodelete>>(module, "NcclLibrary")
-      .def_property_readonly("path", &Library::path)
-      .def_property_readonly("version", &Library::version)
-      .def_property_readonly("origin", &Library::origin)
-      .def_property_readonly("missing", &Library::missing);
+  // Libraries are never freed: see Libnccl.
+  py::class_<Libnccl, std::unique_ptr<Libnccl, py::nodelete>>(module, "NcclLibrary")
+      .def_property_readonly("path", &Libnccl::path)
+      .def_property_readonly("version", &Libnccl::version)
+      .def_property_readonly("origin", &Libnccl::origin)
+      .def_property_readonly("missing", &Libnccl::missing);
   module.def(
       "load_nccl",
       [](const std::string& path, const std::string& folder) {
-        return &Library::load({.path = path, .folder = folder});
+        return &Libnccl::load({.path = path, .folder = folder});
       },
       py::arg("path"),
       py::arg("folder"),
@@ -108,7 +108,7 @@ void bindNccl(py::module_& module) {
       py::call_guard<py::gil_scoped_release>());
   module.def(
       "meet_over_nccl",
-      [](const Library& library,
+      [](const Libnccl& library,
          const c10::intrusive_ptr<c10d::Store>& store,
          int rank,
          int size,

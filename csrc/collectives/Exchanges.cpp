@@ -135,7 +135,7 @@ WorkPtr Collectives::allToAll(
 
 WorkPtr Collectives::issueBarrier(OpKind kind) {
   auto call = comm_.prepare(kind, options_);
-  if (comm_.api().collective != nullptr) {
+  if (comm_.api().has(Feature::barrier)) {
     call.task = Collective{.kind = CollectiveKind::barrier};
     return comm_.issue(std::move(call));
   }

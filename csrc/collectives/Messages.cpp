@@ -19,7 +19,7 @@ void checkTag(const char* what, int tag) {
 // Returns whether a send ends only when the message has been received, as over Gloo: some programs'
 // ranks exit as soon as their sends have ended.
 bool confirms(const Communicator& comm) {
-  return comm.group().backend == "gloo";
+  return comm.group().standsForGloo();
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
   call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
-  call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
+  call.op.ordered = !options_.async || !comm_.api().has(Feature::tags);
 
   const auto wire = wireType(tensor.scalar_type());
   call.task = Message{
@@ -56,7 +56,7 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        comm_.api().recvTagged != nullptr,
+        comm_.api().has(Feature::tags),
         what,
         ": a receive from any rank is not possible over NCCL; name the source");
   } else {
@@ -65,7 +65,7 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
   call.setTensors({}, {tensor});
   call.op.peer = source;
   call.op.tag = tag;
-  call.op.ordered = !options_.async || comm_.api().sendTagged == nullptr;
+  call.op.ordered = !options_.async || !comm_.api().has(Feature::tags);
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor);

@@ -20,11 +20,11 @@ void setExchange(
     ncclDataType_t type) {
   call.task = [&api = comm.api(), sends = std::move(sends), receives = std::move(receives), type](
                   ncclComm_t handle, cudaStream_t stream) {
-    return grouped(api, [&] {
+    return api.grouped([&] {
       for (const bool sending : {true, false}) {
         for (const auto& part : sending ? sends : receives) {
-          const auto result = run(
-              api, sending, {part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
+          const auto result = api.run(
+              sending, {part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
           if (result != ncclSuccess) {
             return result;
           }
@@ -38,7 +38,7 @@ void setExchange(
 void setGrouped(const Communicator& comm, PreparedOp& call, std::vector<Collective> collectives) {
   call.task = [&api = comm.api(), collectives = std::move(collectives)](
                   ncclComm_t handle, cudaStream_t stream) {
-    return runGrouped(api, collectives, handle, stream);
+    return api.runGrouped(collectives, handle, stream);
   };
 }
 

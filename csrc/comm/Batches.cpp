@@ -215,7 +215,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
     };
   }
   merged.task = [&api = comm_.api(), shared](ncclComm_t comm, cudaStream_t stream) {
-    return grouped(api, [&] {
+    return api.grouped([&] {
       for (auto& call : *shared) {
         const auto result = call.launch(api, comm, stream);
         if (result != ncclSuccess) {

@@ -11,14 +11,14 @@
 namespace torchcomms_pg {
 
 struct BlockingCall::State {
-  State(const NcclApi& api, Body body) : api(api), body(std::move(body)) {}
+  State(const Library& api, Body body) : api(api), body(std::move(body)) {}
 
   // Takes the communicator. Call with the mutex held.
   ncclComm_t take() {
     return done && result == ncclSuccess ? std::exchange(made, nullptr) : nullptr;
   }
 
-  const NcclApi& api;  // never freed
+  const Library& api;  // never freed
   const Body body;
   std::mutex mutex;
   std::condition_variable ended;
@@ -30,7 +30,7 @@ struct BlockingCall::State {
   ncclComm_t made = nullptr;
 };
 
-BlockingCall::BlockingCall(const NcclApi& api, c10::Device device, Body body)
+BlockingCall::BlockingCall(const Library& api, c10::Device device, Body body)
     : state_(std::make_shared<State>(api, std::move(body))) {
   startDetached("tcpg_nccl", "a communicator of libnccl", [state = state_, device] {
     auto result = ncclInternalError;

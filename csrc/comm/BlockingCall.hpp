@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -23,7 +23,7 @@ class BlockingCall {
 
   // Starts `body` on `device`. It may outlive this object and everything else of the caller. Raises
   // std::runtime_error if no thread can be started.
-  BlockingCall(const NcclApi& api, c10::Device device, Body body);
+  BlockingCall(const Library& api, c10::Device device, Body body);
   ~BlockingCall() { leave(); }
   BlockingCall(const BlockingCall&) = delete;
   BlockingCall& operator=(const BlockingCall&) = delete;

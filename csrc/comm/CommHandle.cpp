@@ -19,20 +19,19 @@ constexpr std::chrono::seconds kOrderPatience{1};
 // Time limit for ending communicators.
 SharedPatience endPatience{CommHandle::kReleasePatience};
 
-void giveBack(const NcclApi& api, ncclComm_t comm, bool failed, bool blocks) {
+void giveBack(const Library& api, ncclComm_t comm, bool failed, bool blocks) {
   if (!failed && blocks) {
     // libnccl refuses to destroy a communicator whose peers are gone, keeps its memory, and from
     // 2.24 on leaves the calling thread's group open (src/init.cc, ncclCommDestroy).
     auto state = ncclSuccess;
     failed = api.commGetAsyncError(comm, &state) != ncclSuccess || state != ncclSuccess;
   }
-  const auto end = failed ? api.commAbort : api.commDestroy;
-  end(comm);
+  failed ? api.commAbort(comm) : api.commDestroy(comm);
 }
 
 }  // namespace
 
-CommHandle::CommHandle(const NcclApi& api, Made made, c10::Device device)
+CommHandle::CommHandle(const Library& api, Made made, c10::Device device)
     : api_(api),
       device_(device),
       blocks_(!device.is_cpu()),
@@ -96,9 +95,7 @@ CommHandle::Report CommHandle::report() const {
                                       "group: " +
                                           latest;
     }
-    if (api_.missingRanks != nullptr) {
-      report.absent = api_.missingRanks(comm);
-    }
+    report.absent = api_.missingRanks(comm);
   } else if (joining_ != nullptr) {
     report.text = joining_->text();
     report.state = joining_->done() ? joining_->result() : ncclSuccess;
@@ -108,22 +105,18 @@ CommHandle::Report CommHandle::report() const {
 
 std::vector<int> CommHandle::missingRanks() const {
   std::vector<int> absent;
-  with([&](ncclComm_t comm) {
-    if (api_.missingRanks != nullptr) {
-      absent = api_.missingRanks(comm);
-    }
-  });
+  with([&](ncclComm_t comm) { absent = api_.missingRanks(comm); });
   return absent;
 }
 
 uint64_t CommHandle::ring(uint64_t times) const {
   uint64_t rings = 0;
-  with([&](ncclComm_t comm) { rings = api_.ring == nullptr ? 0 : api_.ring(comm, times); });
+  with([&](ncclComm_t comm) { rings = api_.ring(comm, times); });
   return rings;
 }
 
 void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner) {
-  if (api_.fail != nullptr) {
+  if (api_.has(Feature::fail)) {
     with(
         [&](ncclComm_t comm) { api_.fail(comm, ncclRemoteError, failure.message, failure.ranks); });
     return;
@@ -153,13 +146,12 @@ void CommHandle::failNow() {
       joining_->leave();  // a call that waits for ranks cannot be aborted
     }
   }
-  const auto revoke = api_.commRevoke;
   auto state = ncclInvalidUsage;
-  if (comm != nullptr && revoke != nullptr) {
+  if (comm != nullptr && api_.has(Feature::revoke)) {
     // While NCCL revokes, no thread may launch: NCCL would let such an operation spin for ever. The
     // wait for a launching thread is limited, since only the revocation releases one that is stuck.
     const std::unique_lock order(orderMutex_, kOrderPatience);
-    state = revoke(comm, NCCL_REVOKE_DEFAULT);
+    state = api_.commRevoke(comm, NCCL_REVOKE_DEFAULT);
   }
   bool revoked = state == ncclSuccess;
   // A revocation in host memory goes on in the background. The state afterwards may still be the
@@ -190,22 +182,21 @@ ncclComm_t CommHandle::shrink(
     Clock::time_point deadline,
     Report& report) const {
   auto* const comm = get();
-  const auto count = static_cast<int>(excluded.size());
   if (!blocks_) {
     // The child goes on initializing in the background.
     ncclComm_t made = nullptr;
     auto gone = excluded;
     auto raw = config.raw(/*blocking=*/false);
-    report.state = api_.shrinkUntil(comm, gone.data(), count, &made, &raw, flags, deadline);
+    report.state = api_.shrink(comm, gone, &made, &raw, flags, deadline);
     report.text = api_.getLastError(nullptr);
     return made;
   }
   BlockingCall call(
       api_,
       device_,
-      [comm, count, flags, config, &api = api_, gone = excluded](ncclComm_t* made) mutable {
+      [comm, flags, config, deadline, &api = api_, gone = excluded](ncclComm_t* made) mutable {
         auto raw = config.raw(/*blocking=*/true);
-        return api.commShrink(comm, gone.data(), count, made, &raw, flags);
+        return api.shrink(comm, gone, made, &raw, flags, deadline);
       });
   report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
   report.text = call.text();

@@ -13,8 +13,8 @@
 #include "comm/CommError.hpp"
 #include "comm/OwnProcess.hpp"
 #include "nccl/Config.hpp"
+#include "nccl/Library.hpp"
 #include "nccl/Memory.hpp"
-#include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {
 
@@ -39,11 +39,11 @@ class CommHandle {
   // Limit of the time that a failed library has to release a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
 
-  CommHandle(const NcclApi& api, Made made, c10::Device device);
+  CommHandle(const Library& api, Made made, c10::Device device);
   CommHandle(const CommHandle&) = delete;
   CommHandle& operator=(const CommHandle&) = delete;
 
-  const NcclApi& api() const { return api_; }
+  const Library& api() const { return api_; }
 
   // Returns whether calls that make or end communicators may block; see BlockingCall.
   bool blocks() const { return blocks_; }
@@ -84,7 +84,7 @@ class CommHandle {
 
   Report report() const;
   std::vector<int> missingRanks() const;
-  bool absenceIsCertain() const { return api_.absenceIsCertain; }
+  bool absenceIsCertain() const { return api_.absenceIsCertain(); }
 
   // Adds `times` to the request count that all ranks' monitors poll, and returns the count, or 0 if
   // the library has none.
@@ -158,7 +158,7 @@ class CommHandle {
   template <class Body>
   std::unique_ptr<BlockingCall> endDetached(Body body) const;
 
-  const NcclApi& api_;
+  const Library& api_;
   const c10::Device device_;
   const bool blocks_;
   const OwnProcess process_;  // the process that has joined the ranks

@@ -26,7 +26,7 @@ std::string backendName(const Group& group) {
 }  // namespace
 
 Communicator::Communicator(
-    const NcclApi& api,
+    const Library& api,
     CommHandle::Made made,
     int rank,
     int size,
@@ -49,7 +49,7 @@ Communicator::Communicator(
               backendName(group_),
               /*watched=*/false,
               Communicator::globalRanks()[rank])),
-      signalSlots_(api.signals),
+      signalSlots_(api.signals()),
       diagnosis_(std::make_unique<DiagnosisClient>(*this)) {}
 
 Communicator::~Communicator() {
@@ -83,9 +83,7 @@ bool Communicator::meetsRootAlone() const {
 }
 
 int Communicator::libraryVersion() const {
-  int version = 0;
-  api().getVersion(&version);
-  return version;
+  return api().version();
 }
 
 void Communicator::setDescription(std::string description) {

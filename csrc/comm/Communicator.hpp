@@ -1,5 +1,5 @@
-// A group of ranks that communicate through one library's table, and the one path that every
-// operation of every front end takes.
+// A group of ranks that communicate through one library, and the one path that every operation of
+// every front end takes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@
 #include "comm/Work.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Config.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "operation/Group.hpp"
 #include "operation/PreparedOp.hpp"
 
@@ -61,7 +61,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Takes over `made`, which was made with `config`. Construct by Monitor::watch().
   Communicator(
-      const NcclApi& api,
+      const Library& api,
       CommHandle::Made made,
       int rank,
       int size,
@@ -195,7 +195,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // The parts.
   CommHandle& library() { return library_; }
   const CommHandle& library() const { return library_; }
-  const NcclApi& api() const { return library_.api(); }
+  const Library& api() const { return library_.api(); }
   Executor& executor() const { return *executor_; }
   LatenessClient& lateness() { return lateness_; }
   const LatenessClient& lateness() const override { return lateness_; }

@@ -62,12 +62,12 @@ void DiagnosisClient::open(
   options.ranks = members(comm_);
   options.number = comm_.group().numberOf(comm_.rank());
   options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
-  if (comm_.api().probe != nullptr) {
+  if (comm_.api().has(Feature::probe)) {
     auto probe = comm_.api().probe(comm_.library().get());
     options.poll = std::move(probe.look);
     options.turn = probe.turn;
     options.turns = probe.turns;
-  } else if (comm_.api().ring == nullptr) {
+  } else if (!comm_.api().has(Feature::ring)) {
     options.poll = [](bool) { return false; };
   }
   const auto& global = comm_.group().globalRanks;
@@ -334,7 +334,7 @@ void DiagnosisClient::learnOfFailure() {
 void DiagnosisClient::learnOfVerdict() {
   const auto diagnosis = this->diagnosis();
   const auto verdict = diagnosis ? diagnosis->final() : std::nullopt;
-  const bool tells = comm_.api().ring != nullptr && comm_.api().probe == nullptr;
+  const bool tells = comm_.api().has(Feature::ring) && !comm_.api().has(Feature::probe);
   if (!verdict || tells) {  // such a library reports it in more detail
     return;
   }
@@ -481,8 +481,8 @@ DiagnosisRequest DiagnosisClient::request(
   if (certain || library.failed()) {
     request.absent = library.missingRanks();
     // The ranks that the library misses are missing at its oldest operation.
-    request.absentIsAll = certain && comm_.api().missingRanks != nullptr && !library.failed() &&
-                          collectives && request.seq > 0 && !request.absent.empty();
+    request.absentIsAll =
+        certain && !library.failed() && collectives && request.seq > 0 && !request.absent.empty();
   }
   return request;
 }

@@ -38,7 +38,7 @@ thread_local bool inAbortHook = false;
 // Prints the line that torch's nccl would print, which readers of logs look for, beside the
 // verdict.
 void printForLogReaders(const Communicator& comm, const std::string& what) {
-  if (comm.group().backend != "gloo") {  // Gloo prints no such line
+  if (!comm.group().standsForGloo()) {  // Gloo prints no such line
     printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
   }
 }
@@ -189,7 +189,7 @@ Failure FailureState::endOf(const Operation& op, Failure failure) const {
 }
 
 std::string FailureState::ofGraphs() const {
-  return comm_.library().captured() && comm_.api().fail == nullptr
+  return comm_.library().captured() && !comm_.api().has(Feature::fail)
              ? "; operations of the group are in CUDA graphs, a replay of which may wait for "
                "ever: drop these graphs"
              : "";
@@ -271,7 +271,7 @@ Failure FailureState::elsewhere() const {
 
 void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
   // Programs search for Gloo's text.
-  const bool gloo = comm_.group().backend == "gloo";
+  const bool gloo = comm_.group().standsForGloo();
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
   const auto& library = comm_.library();
   auto ranks = verdict.ranks;
@@ -281,7 +281,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
                           : rankNames(ranks) + " did not join the group";
   } else if (!verdict.summary.empty()) {
     text += verdict.summary;
-  } else if (library.api().missingRanks == nullptr) {
+  } else if (!library.api().has(Feature::missingRanks)) {
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
         "ranks it waits for";

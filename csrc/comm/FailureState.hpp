@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -96,7 +96,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     const auto order = comm_.library().holdOrder();
     auto* const stream = worker_.handle();
     auto* const comm = comm_.usable();
-    const bool alone = comm_.api().published != nullptr && mayBeDeferred(work->operation()) &&
+    const bool alone = comm_.api().has(Feature::deferral) && mayBeDeferred(work->operation()) &&
                        comm_.inFlight().single();
     worker_.defer();  // all tasks queued by this function wake a thread once at most
     if (call.op.recording || comm_.timed()) {
@@ -272,7 +272,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     }
     const auto& api = comm_.api();
     auto* const comm = comm_.usable();
-    const bool deferred = api.moveMessages != nullptr && mayBeDeferred(work->operation());
+    const bool deferred = api.has(Feature::deferral) && mayBeDeferred(work->operation());
     const auto noted = c10::make_scope_exit([&] {
       if (deferred) {
         messagesDeferred_.store(true, std::memory_order_relaxed);
@@ -287,7 +287,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       message.done = One::done;
       message.context = one.get();
       const bool sending = part.op.kind == OpKind::send;
-      const auto result = torchcomms_pg::run(api, sending, message, comm, nullptr);
+      const auto result = api.run(sending, message, comm, nullptr);
       if (result != ncclSuccess) {
         // The first message may wait for connections, which a signal interrupts.
         const auto raised = comm_.failureState().interruption();
@@ -332,7 +332,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     if (work.operation().ordered) {
       serveMessages();
       worker_.runQueued(done);
-    } else if (comm_.api().moveMessages != nullptr) {
+    } else if (comm_.api().has(Feature::deferral)) {
       comm_.api().moveMessages(comm_.library().get(), done);
     } else {
       wake();
@@ -341,7 +341,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     return;
   }
   const auto deadline = Clock::now() + timeout;
-  if (!work.operation().ordered && comm_.api().moveMessages != nullptr) {
+  if (!work.operation().ordered && comm_.api().has(Feature::deferral)) {
     const auto until = deadline - kMovingSlack;
     comm_.api().moveMessages(
         comm_.library().get(), [&] { return work.done() || Clock::now() >= until; });

@@ -46,7 +46,7 @@ std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
 
 // Returns the difference between the lists of the ranks, or "".
 std::string splitDifference(
-    const NcclApi& api, ncclComm_t child, const std::vector<int>& ranks, int key) {
+    const Library& api, ncclComm_t child, const std::vector<int>& ranks, int key) {
   int count = static_cast<int>(ranks.size());
   int position = key;
   api.commCount(child, &count);
@@ -99,9 +99,9 @@ std::shared_ptr<Communicator> Communicator::split(
   if (child == nullptr) {
     return nullptr;
   }
-  const auto& ofChild = api().libraryOf == nullptr ? api() : api().libraryOf(child);
+  const auto& ofChild = api().libraryOf(child);
   for (const int rank : ranks) {
-    if (!group_.hosts.empty() && ofChild.probe != nullptr) {
+    if (!group_.hosts.empty() && ofChild.has(Feature::probe)) {
       group.hosts.push_back(group_.hosts[rank]);
     }
   }
@@ -127,13 +127,14 @@ std::shared_ptr<Communicator> Communicator::split(
 std::shared_ptr<Communicator> Communicator::shrink(
     const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout) {
   TORCH_CHECK(
-      api().commShrink != nullptr,
+      api().has(Feature::shrink),
       "shrink: ",
       device().is_cpu()
           ? "the ranks of group '" + group_.name +
                 "' are on several hosts, where groups of CPU tensors cannot shrink; have the ranks "
                 "that stay make a new group, with new_group or init_process_group"
-          : "the loaded NCCL lacks it; it came with NCCL 2.27.3");
+          : std::string("the loaded NCCL lacks it; it came with NCCL ") +
+                introduced(Feature::shrink).version);
   auto gone = excluded;
   std::sort(gone.begin(), gone.end());
   TORCH_CHECK_VALUE(
@@ -179,8 +180,11 @@ std::shared_ptr<Communicator> Communicator::shrink(
         group_.name,
         "' for ",
         device(),
-        " was aborted when it failed, and is gone: the loaded NCCL lacks ncclCommRevoke, which "
-        "came with 2.28.7. Destroy the group and create a new one");
+        " was aborted when it failed, and is gone: the loaded NCCL lacks ",
+        introduced(Feature::revoke).functions,
+        ", which came with ",
+        introduced(Feature::revoke).version,
+        ". Destroy the group and create a new one");
     if (abort && executor_->queues()) {
       failureState_.shrink();
     }
@@ -303,7 +307,7 @@ void Communicator::end() {
   batches_.dropEnded();
   std::exception_ptr interrupted;
   try {
-    executor_->drain(group_.backend == "gloo" ? kMessagePatience : Milliseconds::max());
+    executor_->drain(group_.standsForGloo() ? kMessagePatience : Milliseconds::max());
   } catch (...) {
     interrupted = std::current_exception();
   }

@@ -10,15 +10,14 @@ namespace torchcomms_pg::ops {
 
 namespace {
 
-template <class Function>
-void need(Function function, const char* what, const char* name, const char* since) {
+void need(const Communicator& comm, Feature feature, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      function != nullptr,
+      comm.api().has(feature),
       what,
       ": the loaded library has no ",
-      name,
+      introduced(feature).functions,
       ", which came with NCCL ",
-      since,
+      introduced(feature).version,
       "; python -m torchcomms_pg.nccl tells which one is loaded");
 }
 
@@ -61,11 +60,7 @@ void registerMemory(
     const std::vector<Segment>& segments,
     bool symmetric) {
   const char* const what = name(OpKind::registerMemory);
-  if (symmetric) {
-    need(comm.api().commWindowRegister, what, "ncclCommWindowRegister", "2.27.3");
-  } else {
-    need(comm.api().commRegister, what, "ncclCommRegister", "2.19.3");
-  }
+  need(comm, symmetric ? Feature::windowRegistration : Feature::registration, what);
   comm.library().refuseSuspended(comm.group().name);
   manage(comm, OpKind::registerMemory, [&](ncclComm_t handle) {
     for (const auto& segment : segments) {
@@ -91,7 +86,7 @@ bool deregisterMemory(Communicator& comm, Registrations::Pool pool) {
 }
 
 void suspend(Communicator& comm) {
-  need(comm.api().commSuspend, "suspend", "ncclCommSuspend", "2.29.7");
+  need(comm, Feature::suspend, "suspend");
   TORCH_CHECK(
       comm.library().setSuspended(true),
       "suspend: group '",
@@ -109,7 +104,7 @@ void suspend(Communicator& comm) {
 }
 
 void resume(Communicator& comm) {
-  need(comm.api().commResume, "resume", "ncclCommResume", "2.29.7");
+  need(comm, Feature::resume, "resume");
   TORCH_CHECK(
       comm.library().suspended(),
       "resume: group '",
@@ -120,7 +115,7 @@ void resume(Communicator& comm) {
 }
 
 std::unordered_map<std::string, uint64_t> memoryStats(Communicator& comm) {
-  need(comm.api().commMemStats, "memory_stats", "ncclCommMemStats", "2.29.7");
+  need(comm, Feature::memoryStats, "memory_stats");
   static constexpr std::pair<const char*, ncclCommMemStat_t> kStats[] = {
       {"suspend", ncclStatGpuMemSuspend},
       {"suspended", ncclStatGpuMemSuspended},

@@ -12,6 +12,7 @@
 #include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "gloo/Api.hpp"
+#include "nccl/NcclLibrary.hpp"
 #include "shm/api/Api.hpp"
 
 namespace torchcomms_pg {
@@ -25,32 +26,23 @@ std::array<
     static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
 
-// Shared memory, reduced to libnccl's functions. With it a simulated accelerator takes the code
-// path of a GPU with an old NCCL, and its fallbacks.
-const NcclApi& plainApi() {
-  static const NcclApi table = [] {
-    NcclApi plain = shm::api();
-    plain.collective = nullptr;
-    plain.sendTagged = nullptr;
-    plain.recvTagged = nullptr;
-    plain.missingRanks = nullptr;
-    plain.published = nullptr;
-    plain.fail = nullptr;
-    plain.allToAll = nullptr;
-    plain.gather = nullptr;
-    plain.scatter = nullptr;
-    plain.windowView = nullptr;
-    plain.signals = 1;
-    plain.ring = nullptr;
-    return plain;
+// Returns shared memory, reduced to functions of libnccl. With it a simulated accelerator takes the
+// code path of a GPU with an old NCCL, and its fallbacks.
+const Library& oldNccl() {
+  static const auto& library = []() -> const Library& {
+    auto table = shm::ncclFunctions();
+    table.allToAll = nullptr;
+    table.gather = nullptr;
+    table.scatter = nullptr;
+    return neverDestroyed<NcclLibrary>(table);
   }();
-  return table;
+  return library;
 }
 
 // Makes a Communicator that owns `made`.
 std::shared_ptr<Communicator> own(
     const RendezvousInfo& info,
-    const NcclApi& api,
+    const Library& library,
     CommHandle::Made made,
     const Met& met,
     const Communicator::Place& place,
@@ -59,15 +51,13 @@ std::shared_ptr<Communicator> own(
   auto* const handle = made.comm;
   try {
     comm = Monitor::watch<Communicator>(
-        api, std::move(made), info.rank, info.size, info.group, info.timeout, place, config);
+        library, std::move(made), info.rank, info.size, info.group, info.timeout, place, config);
   } catch (const std::exception& error) {
-    if (api.fail != nullptr) {
-      const auto rank = std::to_string(info.rank);
-      api.fail(
-          handle, ncclRemoteError, "rank " + rank + " cannot join: " + error.what(), {info.rank});
-    }
+    const auto rank = std::to_string(info.rank);
+    library.fail(
+        handle, ncclRemoteError, "rank " + rank + " cannot join: " + error.what(), {info.rank});
     if (handle != nullptr) {
-      api.commAbort(handle);
+      library.commAbort(handle);
     }
     throw;
   }
@@ -88,7 +78,7 @@ void checkDevice(const std::string& group, c10::Device device) {
       " such devices here. It takes a GPU, its driver, and a torch that is built for it");
 }
 
-void logOnce(const Library& library) {
+void logOnce(const Libnccl& library) {
   static std::once_flag once;
   std::call_once(once, [&] {
     LOG(INFO) << "torchcomms_pg: NCCL " << versionText(library.version()) << " at "
@@ -111,13 +101,13 @@ ncclComm_t joinInside(
   ncclComm_t made = nullptr;
   try {
     joinOnHost(
-        shm::api(), inside, [&](ncclComm_t comm, const Met&) -> std::shared_ptr<Communicator> {
+        shm::library(), inside, [&](ncclComm_t comm, const Met&) -> std::shared_ptr<Communicator> {
           made = comm;
           return nullptr;
         });
   } catch (const std::exception& error) {
     if (made != nullptr) {
-      shm::api().commAbort(made);
+      shm::library().commAbort(made);
     }
     if (const auto* const known = dynamic_cast<const CommError*>(&error)) {
       auto failure = known->failure();
@@ -169,7 +159,7 @@ std::shared_ptr<Communicator> connectMet(
        .died = died},
       connected,
       look);
-  return own(info, gloo::api(), {comm}, met, {});
+  return own(info, gloo::library(), {comm}, met, {});
 }
 
 }  // namespace
@@ -205,7 +195,7 @@ void refuseCapture(const std::string& group, c10::Device device) {
 std::shared_ptr<Communicator> connectHosts(
     const RendezvousInfo& info, const ConnectGloo& connectGloo, std::vector<Peer>* peers) {
   const auto share = [&](ncclComm_t comm, const Met& met) {
-    return own(info, shm::api(), {comm}, met, {});
+    return own(info, shm::library(), {comm}, met, {});
   };
   const auto overGloo = [&](const Met& met, const std::function<void()>& look) {
     return connectMet(
@@ -217,7 +207,7 @@ std::shared_ptr<Communicator> connectHosts(
         look);
   };
   auto joined = joinOnHost(
-      shm::api(), info, share, {}, connectGloo != nullptr ? Connecting(overGloo) : nullptr);
+      shm::library(), info, share, {}, connectGloo != nullptr ? Connecting(overGloo) : nullptr);
   TORCH_CHECK(
       joined.comm != nullptr,
       "'",
@@ -241,9 +231,9 @@ std::shared_ptr<Communicator> connectThroughGloo(
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options) {
   const auto make =
-      [&](const NcclApi& api, CommHandle::Made made, const Met& met, const NcclConfig& config) {
+      [&](const Library& library, CommHandle::Made made, const Met& met, const NcclConfig& config) {
         const Communicator::Place place{device, options.highPriority, met.pair};
-        return own(info, api, std::move(made), met, place, config);
+        return own(info, library, std::move(made), met, place, config);
       };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
@@ -251,12 +241,12 @@ std::shared_ptr<Communicator> connect(
   refuseCapture(name, device);
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
-    options.config.check(plainApi());
+    options.config.check(oldNccl());
     auto joined = joinOnHost(
-        plainApi(),
+        oldNccl(),
         info,
         [&](ncclComm_t comm, const Met& met) {
-          return make(plainApi(), {comm}, met, options.config);
+          return make(oldNccl(), {comm}, met, options.config);
         },
         options.config);
     TORCH_CHECK(
@@ -269,15 +259,14 @@ std::shared_ptr<Communicator> connect(
         joined.unavailable);
     return std::move(joined.comm);
   }
-  const auto& library = Library::load(
+  const auto& library = Libnccl::load(
       onHost != nullptr ? LibrarySearch{.path = *onHost, .folder = ""} : options.library);
   logOnce(library);
-  const auto& api = library.api();
-  options.config.check(api);
-  const auto config = options.named ? options.config.named(api, name) : options.config;
+  options.config.check(library);
+  const auto config = options.named ? options.config.named(library, name) : options.config;
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
-  auto call = joinOverNccl(api, met.ids, among(info, met.met.pair), device, config);
-  auto comm = make(api, {nullptr, std::move(call)}, met.met, config);
+  auto call = joinOverNccl(library, met.ids, among(info, met.met.pair), device, config);
+  auto comm = make(library, {nullptr, std::move(call)}, met.met, config);
   comm->diagnosis().watchOver();
   return comm;
 }

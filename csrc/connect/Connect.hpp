@@ -9,7 +9,7 @@
 #include "comm/Communicator.hpp"
 #include "connect/Rendezvous.hpp"
 #include "gloo/Comm.hpp"
-#include "nccl/Library.hpp"
+#include "nccl/Libnccl.hpp"
 
 namespace torchcomms_pg {
 

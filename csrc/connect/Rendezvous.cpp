@@ -21,33 +21,30 @@ namespace {
 // before the peers rely on this rank.
 using MonitorRuns = Monitor::Hold;
 
-void check(const NcclApi& api, ncclResult_t result, const RendezvousInfo& info) {
+void check(const Library& library, ncclResult_t result, const RendezvousInfo& info) {
   if (result == ncclSuccess || result == ncclInProgress) {
     return;
   }
-  const std::string text = api.getLastError(nullptr);
-  failInit(info.group.name, text.empty() ? api.getErrorString(result) : text, {info.rank});
+  const std::string text = library.getLastError(nullptr);
+  failInit(info.group.name, text.empty() ? library.getErrorString(result) : text, {info.rank});
 }
 
 // Starts to join the ranks that share `id`, in host memory. The join proceeds in the background.
 // `config`, or a copy, must outlive the communicator.
 ncclComm_t joinHere(
-    const NcclApi& api,
-    const ncclUniqueId& id,
-    const RendezvousInfo& info,
-    const NcclConfig& config) {
+    const Library& library, ncclUniqueId id, const RendezvousInfo& info, const NcclConfig& config) {
   auto raw = config.raw(/*blocking=*/false);
   ncclComm_t comm = nullptr;
-  check(api, api.commInitRankConfig(&comm, info.size, id, info.rank, &raw), info);
+  check(library, library.init(&comm, {&id, 1}, info.size, info.rank, &raw), info);
   return comm;
 }
 
 // Makes a unique id and returns it after kId, or the reason of a failure after kRefusal.
-std::string newId(const NcclApi& api, const RendezvousInfo& info) {
+std::string newId(const Library& library, const RendezvousInfo& info) {
   ncclUniqueId id;
-  if (api.getUniqueId(&id) != ncclSuccess) {
+  if (library.getUniqueId(&id) != ncclSuccess) {
     return kRefusal + info.nameOf(info.rank) +
-           " could not make a unique id: " + api.getLastError(nullptr);
+           " could not make a unique id: " + library.getLastError(nullptr);
   }
   return kId + std::string(id.internal, sizeof(id.internal));
 }
@@ -135,11 +132,12 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
 
 // Returns the lower rank's answer for a pair: a new unique id, or a refusal if the versions in
 // `said` differ.
-std::string pairIds(const NcclApi& api, const RendezvousInfo& info, std::vector<std::string> said) {
+std::string pairIds(
+    const Library& library, const RendezvousInfo& info, std::vector<std::string> said) {
   for (auto& text : said) {
     text = text.substr(0, text.find_first_of({kId, kRefusal}));
   }
-  const auto id = newId(api, info);
+  const auto id = newId(library, info);
   if (id.front() == kId) {
     said.front() += id;
   }
@@ -187,15 +185,15 @@ std::string keyOf(const std::string& name) {
 }
 
 JoinResult joinOnHost(
-    const NcclApi& api,
+    const Library& library,
     const RendezvousInfo& info,
     const Make& make,
     const NcclConfig& config,
     const Connecting& elsewhere) {
   if (info.size == 1) {
     std::vector<ncclUniqueId> ids(1);
-    check(api, api.getUniqueId(&ids.front()), info);
-    return {make(joinHere(api, ids.front(), info, config), {}), "", {}};
+    check(library, library.getUniqueId(&ids.front()), info);
+    return {make(joinHere(library, ids.front(), info, config), {}), "", {}};
   }
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&]() -> JoinResult {
@@ -205,7 +203,7 @@ JoinResult joinOnHost(
         return kRefusal + full;
       }
       const auto elsewhere = whoIsElsewhere(rendezvous.peers());
-      return elsewhere.empty() ? newId(api, info) : kApart + elsewhere;
+      return elsewhere.empty() ? newId(library, info) : kApart + elsewhere;
     };
     const auto answer = rendezvous.exchange("", judge, judge);
     if (answer.front() == kApart) {
@@ -214,15 +212,13 @@ JoinResult joinOnHost(
     }
     const auto met = rendezvous.met();
     auto* const handle =
-        joinHere(api, readIds(info, answer, 1).front(), among(info, met.pair), config);
+        joinHere(library, readIds(info, answer, 1).front(), among(info, met.pair), config);
     auto comm = make(handle, met);
     try {
-      rendezvous.awaitJoined(api, handle);
+      rendezvous.awaitJoined(library, handle);
     } catch (const std::exception& error) {
-      if (api.fail != nullptr) {
-        const auto [why, ranks] = rendezvous.blame(error);
-        api.fail(handle, ncclRemoteError, why, ranks);
-      }
+      const auto [why, ranks] = rendezvous.blame(error);
+      library.fail(handle, ncclRemoteError, why, ranks);
       throw;
     }
     return {std::move(comm), "", rendezvous.peers()};
@@ -231,19 +227,18 @@ JoinResult joinOnHost(
 
 NcclRendezvous rendezvousOverNccl(
     const Library& library, const RendezvousInfo& info, int ranksPerRoot) {
-  const auto& api = library.api();
   NcclRendezvous met;
   if (info.size == 1) {
     met.ids.resize(1);
-    check(api, api.getUniqueId(&met.ids.front()), info);
+    check(library, library.getUniqueId(&met.ids.front()), info);
     return met;
   }
   const int count =
-      api.commInitRankScalable == nullptr ? 1 : (info.size + ranksPerRoot - 1) / ranksPerRoot;
+      library.has(Feature::severalIds) ? (info.size + ranksPerRoot - 1) / ranksPerRoot : 1;
   const auto roots = rootsOf(info.size, count);
   auto mine = versionText(library.version());
   if (std::find(roots.begin(), roots.end(), info.rank) != roots.end()) {
-    mine += newId(api, info);
+    mine += newId(library, info);
   }
   StoreRendezvous rendezvous(info);
   return rendezvous.run([&] {
@@ -251,7 +246,7 @@ NcclRendezvous rendezvousOverNccl(
     const auto answer = rendezvous.exchange(
         mine,
         [&](const std::vector<std::string>& said) { return gatherIds(said, roots); },
-        [&](const std::vector<std::string>& said) { return pairIds(api, info, said); });
+        [&](const std::vector<std::string>& said) { return pairIds(library, info, said); });
     met.met = rendezvous.met();
     met.ids = readIds(info, answer, met.met.pair.empty() ? roots.size() : 1);
     return met;
@@ -259,21 +254,19 @@ NcclRendezvous rendezvousOverNccl(
 }
 
 std::unique_ptr<BlockingCall> joinOverNccl(
-    const NcclApi& api,
+    const Library& library,
     std::vector<ncclUniqueId> ids,
     const RendezvousInfo& info,
     c10::Device device,
     const NcclConfig& config) {
   return std::make_unique<BlockingCall>(
-      api,
+      library,
       device,
-      [&api, ids = std::move(ids), size = info.size, rank = info.rank, config](ncclComm_t* made) {
+      [&library, ids = std::move(ids), size = info.size, rank = info.rank, config](
+          ncclComm_t* made) {
         auto raw = config.raw(/*blocking=*/true);
         auto all = ids;
-        return all.size() == 1
-                   ? api.commInitRankConfig(made, size, all.front(), rank, &raw)
-                   : api.commInitRankScalable(
-                         made, size, rank, static_cast<int>(all.size()), all.data(), &raw);
+        return library.init(made, all, size, rank, &raw);
       });
 }
 

@@ -85,7 +85,7 @@ using Connecting =
 // - if a rank cannot join, with its reason on all ranks;
 // - if the store is gone, naming no rank.
 JoinResult joinOnHost(
-    const NcclApi& api,
+    const Library& library,
     const RendezvousInfo& info,
     const Make& make,
     const NcclConfig& config = {},
@@ -113,7 +113,7 @@ NcclRendezvous rendezvousOverNccl(
 
 // Starts the call that makes the communicator of the ranks that share `ids`, on `device`.
 std::unique_ptr<BlockingCall> joinOverNccl(
-    const NcclApi& api,
+    const Library& library,
     std::vector<ncclUniqueId> ids,
     const RendezvousInfo& info,
     c10::Device device,

@@ -304,11 +304,11 @@ std::string StoreRendezvous::decide(const std::string& answer) {
   return std::string(1, kGivenUp);  // the rank that decided first has died or is stopped
 }
 
-void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
+void StoreRendezvous::awaitJoined(const Library& library, ncclComm_t comm) {
   auto poll = kFirstPoll;
   for (auto next = Clock::now() + kLookWhileJoining;; poll += poll / 4) {
     ncclResult_t state = ncclSuccess;
-    const auto asked = api.commGetAsyncError(comm, &state);
+    const auto asked = library.commGetAsyncError(comm, &state);
     state = asked == ncclSuccess ? state : asked;
     if (state == ncclSuccess) {
       return;
@@ -322,8 +322,7 @@ void StoreRendezvous::awaitJoined(const NcclApi& api, ncclComm_t comm) {
       look();
       if (now >= deadline_) {
         known_ = true;
-        throw CommError(
-            lateRanks(api.missingRanks == nullptr ? std::vector<int>() : api.missingRanks(comm)));
+        throw CommError(lateRanks(library.missingRanks(comm)));
       }
     }
     poll = std::min(poll, std::max(kFirstPoll, info_.size * kJoiningPollOfRank));

@@ -85,7 +85,7 @@ class StoreRendezvous {
   std::string exchange(const std::string& mine, const Judge& judge, const Judge& judgePair);
 
   // Returns when all ranks have joined the library's communicator.
-  void awaitJoined(const NcclApi& api, ncclComm_t comm);
+  void awaitJoined(const Library& library, ncclComm_t comm);
 
   // Raises the reason of another rank that cannot join, if it has given one.
   void checkRefused();

@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/NeverDestroyed.hpp"
 #include "host/HostStream.hpp"
 #include "nccl/ElementSize.hpp"
 #include "shm/api/Api.hpp"
@@ -17,7 +18,7 @@ namespace {
 using shm::guarded;
 using CommPtr = std::shared_ptr<Comm>;
 
-// One call into the table.
+// One call of the library.
 struct Task {
   CommPtr comm;
   cudaStream_t stream;
@@ -153,114 +154,121 @@ ncclResult_t add(Task task) {
   return launch(std::move(tasks));
 }
 
-ncclResult_t collective(const Collective& c, ncclComm_t handle, cudaStream_t stream) {
-  return guarded([&] { return add({from(handle), stream, c}); });
-}
-
-ncclResult_t message(bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
-  return guarded([&] { return add({from(handle), stream, Messages::Issued{sending, message}}); });
-}
-
-ncclResult_t commFinalize(ncclComm_t) {
-  return ncclSuccess;  // the Communicator has drained it
-}
-
-ncclResult_t commDestroy(ncclComm_t handle) {
-  return guarded([&] {
-    const std::unique_ptr<CommPtr> comm(&from(handle));
-    (*comm)->close();
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t commSplit(
-    ncclComm_t handle, int color, int key, ncclComm_t* child, ncclConfig_t* /*config*/) {
-  return guarded([&] {
-    const auto& comm = from(handle);
-    const auto made = comm->split(color, key, comm->nextPlace());
-    *child = made.comm ? handleOf(made.comm) : made.inside;
-    return ncclSuccess;
-  });
-}
-
-const char* getLastError(ncclComm_t handle) {
-  if (handle != nullptr) {
-    if (const auto failure = from(handle)->fault().known()) {
-      shm::setThreadError(failure->what());
+class SeveralHosts final : public Library {
+ public:
+  bool has(Feature feature) const override {
+    switch (feature) {
+      case Feature::barrier:
+      case Feature::tags:
+      case Feature::fail:
+      case Feature::missingRanks:
+      case Feature::ring:
+      case Feature::probe: return true;
+      default: return false;
     }
   }
-  return shm::threadError().c_str();
-}
+  int version() const override { return shm::library().version(); }
 
-ncclResult_t groupEnd() {
-  return guarded([] {
-    if (group.depth == 0) {
-      throw host::NcclError(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
+  const char* getErrorString(ncclResult_t result) const override {
+    return shm::library().getErrorString(result);
+  }
+  const char* getLastError(ncclComm_t handle) const override {
+    if (handle != nullptr) {
+      if (const auto failure = from(handle)->fault().known()) {
+        shm::setThreadError(failure->what());
+      }
     }
-    if (--group.depth > 0) {
+    return shm::threadError().c_str();
+  }
+
+  ncclResult_t commFinalize(ncclComm_t) const override {
+    return ncclSuccess;  // the Communicator has drained it
+  }
+  ncclResult_t commDestroy(ncclComm_t handle) const override {
+    return guarded([&] {
+      const std::unique_ptr<CommPtr> comm(&from(handle));
+      (*comm)->close();
       return ncclSuccess;
-    }
-    auto tasks = std::exchange(group.tasks, {});
-    return tasks.empty() ? ncclSuccess : launch(std::move(tasks));
-  });
-}
+    });
+  }
+  ncclResult_t commAbort(ncclComm_t handle) const override { return commDestroy(handle); }
+  ncclResult_t commSplit(
+      ncclComm_t handle,
+      int color,
+      int key,
+      ncclComm_t* child,
+      ncclConfig_t* /*config*/) const override {
+    return guarded([&] {
+      const auto& comm = from(handle);
+      const auto made = comm->split(color, key, comm->nextPlace());
+      *child = made.comm ? handleOf(made.comm) : made.inside;
+      return ncclSuccess;
+    });
+  }
+  const Library& libraryOf(ncclComm_t child) const override {
+    return shm::isHandle(child) ? shm::library() : *this;
+  }
+  ncclResult_t commCount(ncclComm_t handle, int* count) const override {
+    *count = from(handle)->topology().size;
+    return ncclSuccess;
+  }
+  ncclResult_t commUserRank(ncclComm_t handle, int* rank) const override {
+    *rank = from(handle)->topology().rank;
+    return ncclSuccess;
+  }
 
-NcclApi fill() {
-  NcclApi t;
-  t.getVersion = shm::api().getVersion;
-  t.getErrorString = shm::api().getErrorString;
-  t.getLastError = getLastError;
-  t.commFinalize = commFinalize;
-  t.commDestroy = commDestroy;
-  t.commAbort = commDestroy;
-  t.commSplit = commSplit;
-  t.commGetAsyncError = [](ncclComm_t comm, ncclResult_t* state) {
-    const auto failure = from(comm)->fault().known();
-    *state = failure ? failure->result : ncclSuccess;
+  ncclResult_t commGetAsyncError(ncclComm_t handle, ncclResult_t* error) const override {
+    const auto failure = from(handle)->fault().known();
+    *error = failure ? failure->result : ncclSuccess;
     return ncclSuccess;
-  };
-  t.probe = [](ncclComm_t comm) { return from(comm)->probe(); };
-  t.ring = [](ncclComm_t comm, uint64_t times) { return from(comm)->ring(times); };
-  t.commCount = [](const ncclComm_t comm, int* count) {
-    *count = from(comm)->topology().size;
+  }
+  ncclResult_t fail(
+      ncclComm_t handle,
+      ncclResult_t result,
+      const std::string& reason,
+      const std::vector<int>& ranks) const override {
+    from(handle)->fault().fail({result, reason, ranks});
     return ncclSuccess;
-  };
-  t.commUserRank = [](const ncclComm_t comm, int* rank) {
-    *rank = from(comm)->topology().rank;
-    return ncclSuccess;
-  };
-  t.collective = collective;
-  t.sendTagged = [](const Message& sent, ncclComm_t comm, cudaStream_t stream) {
-    return message(true, sent, comm, stream);
-  };
-  t.recvTagged = [](const Message& received, ncclComm_t comm, cudaStream_t stream) {
-    return message(false, received, comm, stream);
-  };
-  t.groupStart = [] {
+  }
+  std::vector<int> missingRanks(ncclComm_t handle) const override {
+    return from(handle)->missingRanks();
+  }
+  bool absenceIsCertain() const override { return false; }
+  Probe probe(ncclComm_t handle) const override { return from(handle)->probe(); }
+  uint64_t ring(ncclComm_t handle, uint64_t times) const override {
+    return from(handle)->ring(times);
+  }
+
+  ncclResult_t run(const Collective& c, ncclComm_t handle, cudaStream_t stream) const override {
+    return guarded([&] { return add({from(handle), stream, c}); });
+  }
+  ncclResult_t run(
+      bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
+    return guarded([&] { return add({from(handle), stream, Messages::Issued{sending, message}}); });
+  }
+  ncclResult_t groupStart() const override {
     ++group.depth;
     return ncclSuccess;
-  };
-  t.groupEnd = groupEnd;
-  t.libraryOf = [](ncclComm_t child) -> const NcclApi& {
-    return shm::isHandle(child) ? shm::api() : api();
-  };
-  t.absenceIsCertain = false;
-  t.missingRanks = [](ncclComm_t comm) { return from(comm)->missingRanks(); };
-  t.fail = [](ncclComm_t comm,
-              ncclResult_t result,
-              const std::string& reason,
-              const std::vector<int>& ranks) {
-    from(comm)->fault().fail({result, reason, ranks});
-    return ncclSuccess;
-  };
-  return t;
-}
+  }
+  ncclResult_t groupEnd() const override {
+    return guarded([] {
+      if (group.depth == 0) {
+        throw host::NcclError(ncclInvalidUsage, "groupEnd: there was no groupStart in this thread");
+      }
+      if (--group.depth > 0) {
+        return ncclSuccess;
+      }
+      auto tasks = std::exchange(group.tasks, {});
+      return tasks.empty() ? ncclSuccess : launch(std::move(tasks));
+    });
+  }
+};
 
 }  // namespace
 
-const NcclApi& api() {
-  static const NcclApi table = fill();
-  return table;
+const Library& library() {
+  static const auto& instance = neverDestroyed<SeveralHosts>();
+  return instance;
 }
 
 ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look) {

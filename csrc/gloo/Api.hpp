@@ -2,15 +2,15 @@
 #pragma once
 
 #include "gloo/Comm.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg::gloo {
 
-// Returns the table, with streams as in shm/api/Api.hpp. It lacks unique ids and what needs them,
+// Returns the library, with streams as in shm/api/Api.hpp. It lacks unique ids and what needs them,
 // since ranks meet in a store (newComm); also registration, windows and shrinking.
-const NcclApi& api();
+const Library& library();
 
-// Makes a communicator for the table, of the ranks that meet in a store. Takes over
+// Makes a communicator for the library, of the ranks that meet in a store. Takes over
 // `members.inside`, and aborts it if the ranks cannot be connected.
 ncclComm_t newComm(Members members, Connected connected, const std::function<void()>& look);
 

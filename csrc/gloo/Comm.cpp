@@ -132,7 +132,7 @@ void Comm::checkInside(ncclResult_t result) const {
   if (result != ncclSuccess) {
     const auto& segment = inside_->segment();
     throw segment.failed() ? segment.failure()
-                           : host::NcclError(result, shm::api().getLastError(members_.inside));
+                           : host::NcclError(result, shm::library().getLastError(members_.inside));
   }
 }
 
@@ -175,7 +175,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
     // Ranks of one host and color go on to share memory, in the order of their ranks in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // returns when all of them have joined
-    checkInside(shm::api().commSplit(members_.inside, color, key, &inside, &config));
+    checkInside(shm::library().commSplit(members_.inside, color, key, &inside, &config));
   });
   if (color == NCCL_SPLIT_NOCOLOR) {
     return {};
@@ -223,7 +223,7 @@ std::vector<int> Comm::missingRanks() const {
   return absent;
 }
 
-NcclApi::Probe Comm::probe() {
+Probe Comm::probe() {
   // Own connection, since another thread may block in the shared one. Opened now, since a store
   // that is gone takes long to refuse one.
   auto own = lane_ == nullptr ? nullptr : lane_->idleStore();
@@ -260,7 +260,7 @@ NcclApi::Probe Comm::probe() {
 }
 
 uint64_t Comm::ring(uint64_t times) {
-  return shm::api().ring(members_.inside, times);
+  return shm::library().ring(members_.inside, times);
 }
 
 void Comm::close() {
@@ -278,9 +278,9 @@ void Comm::close() {
     messages_->close();
   }
   if (fault_->known()) {
-    shm::api().commAbort(members_.inside);
+    shm::library().commAbort(members_.inside);
   } else {
-    shm::api().commDestroy(members_.inside);
+    shm::library().commDestroy(members_.inside);
   }
 }
 

@@ -15,7 +15,7 @@
 #include "gloo/Scratch.hpp"
 #include "gloo/Topology.hpp"
 #include "host/Collective.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "shm/Comm.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -28,7 +28,7 @@ enum class Connected { now, whenNeeded };
 struct Members {
   c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
   std::shared_ptr<const Topology> topology;
-  // communicator of shm::api() with the ranks of this host, in order; owned
+  // communicator of shm::library() with the ranks of this host, in order; owned
   ncclComm_t inside = nullptr;
   Connect connect;
   std::chrono::milliseconds timeout;  // limit for connecting the ranks
@@ -101,8 +101,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // broken connection. It fails this rank with a failure that another has written, and connects the
   // ranks if another has asked for it. One rank of a host polls, and rings the others if there is
   // news.
-  NcclApi::Probe probe();
-  // Same as NcclApi::ring, among the ranks of this host.
+  Probe probe();
+  // Same as Library::ring, among the ranks of this host.
   uint64_t ring(uint64_t times);
 
   // Ends the connections; after a failure only when the other ranks can read the reason. What was

@@ -90,14 +90,14 @@ void Execution::inside(const std::vector<Hop>& hops) {
   if (hops.empty()) {
     return;
   }
-  const auto& api = shm::api();
-  api.groupStart();
+  const auto& library = shm::library();
+  library.groupStart();
   for (const auto& hop : hops) {
     const Message message{
         .buffer = hop.data, .count = hop.bytes, .peer = hop.local, .tag = kInsideTag};
-    (hop.sending ? api.sendTagged : api.recvTagged)(message, comm_.members_.inside, nullptr);
+    library.run(hop.sending, message, comm_.members_.inside, nullptr);
   }
-  comm_.checkInside(api.groupEnd());
+  comm_.checkInside(library.groupEnd());
 }
 
 // Returns the ranks of a host whose data `lane` carries.

@@ -13,7 +13,7 @@
 
 #include "gloo/Link.hpp"
 #include "gloo/Topology.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "shm/Comm.hpp"
 
 namespace torchcomms_pg::gloo {

@@ -133,22 +133,21 @@ std::optional<std::string> NcclConfig::text(const Field& field) const {
   return found == texts_.end() ? std::nullopt : std::optional(*found->second);
 }
 
-NcclConfig NcclConfig::named(const NcclApi& api, const std::string& name) const {
+NcclConfig NcclConfig::named(const Library& library, const std::string& name) const {
   const auto& all = fields();
   const auto& field = *std::find_if(all.begin(), all.end(), [](const auto& each) {
     return each.text == &ncclConfig_t::commName;
   });
   auto config = *this;
-  int version = 0;
-  if (api.getVersion(&version) == ncclSuccess && version >= field.since) {
+  if (library.version() >= field.since) {
     config.setText(field, name);
   }
   return config;
 }
 
-void NcclConfig::check(const NcclApi& api) const {
-  int version = 0;
-  if (api.getVersion(&version) != ncclSuccess) {
+void NcclConfig::check(const Library& library) const {
+  const int version = library.version();
+  if (version == 0) {
     return;  // such a library fails at once
   }
   for (const auto& field : fields()) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
@@ -40,10 +40,10 @@ class NcclConfig {
 
   // Raises LibraryError if the library is too old and would ignore a value, and
   // std::invalid_argument if two values contradict each other.
-  void check(const NcclApi& api) const;
+  void check(const Library& library) const;
 
   // Returns a copy that names the communicator `name`, if the library supports names.
-  NcclConfig named(const NcclApi& api, const std::string& name) const;
+  NcclConfig named(const Library& library, const std::string& name) const;
 
   // Returns the library's struct. `blocking` decides whether its calls block, whatever the user has
   // set.

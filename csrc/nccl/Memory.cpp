@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "base/NeverDestroyed.hpp"
+#include "nccl/Libnccl.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
 
-std::atomic<const Library*> allocating = nullptr;
+std::atomic<const Libnccl*> allocating = nullptr;
 
 // Never destroyed: torch frees memory until the process ends.
 struct Live {
@@ -24,19 +25,20 @@ Live& live() {
   return instance;
 }
 
-std::string named(const Library& library) {
+std::string named(const Libnccl& library) {
   return "NCCL " + versionText(library.version()) + " at " + library.path();
 }
 
 }  // namespace
 
-void allocateWith(const Library& library) {
-  if (library.api().memAlloc == nullptr || library.api().memFree == nullptr) {
+void allocateWith(const Libnccl& library) {
+  if (!library.has(Feature::allocator)) {
+    const auto [functions, version] = introduced(Feature::allocator);
     throw LibraryError(
-        "mem_allocator: " + named(library) +
-        " has no allocator (ncclMemAlloc); it came with NCCL 2.19.3");
+        "mem_allocator: " + named(library) + " has no allocator (" + functions +
+        "); it came with NCCL " + version);
   }
-  const Library* before = nullptr;
+  const Libnccl* before = nullptr;
   if (!allocating.compare_exchange_strong(before, &library) && before != &library) {
     throw LibraryError(
         "mem_allocator: this process allocates with " + named(*before) +
@@ -46,7 +48,7 @@ void allocateWith(const Library& library) {
   }
 }
 
-Registrations::Registrations(const NcclApi& api) : api_(api) {
+Registrations::Registrations(const Library& library) : library_(library) {
   const std::lock_guard lock(live().mutex);
   live().all.push_back(this);
 }
@@ -77,9 +79,9 @@ ncclResult_t Registrations::add(
   lock.unlock();
   Entry entry{comm, segment.bytes, symmetric, nullptr, nullptr};
   const auto result =
-      symmetric ? api_.commWindowRegister(
+      symmetric ? library_.commWindowRegister(
                       comm, segment.address, segment.bytes, &entry.window, NCCL_WIN_COLL_SYMMETRIC)
-                : api_.commRegister(comm, segment.address, segment.bytes, &entry.handle);
+                : library_.commRegister(comm, segment.address, segment.bytes, &entry.handle);
   if (result == ncclSuccess) {
     lock.lock();
     entries.emplace(segment.address, entry);
@@ -88,8 +90,8 @@ ncclResult_t Registrations::add(
 }
 
 ncclResult_t Registrations::deregister(const Entry& entry) const {
-  return entry.symmetric ? api_.commWindowDeregister(entry.comm, entry.window)
-                         : api_.commDeregister(entry.comm, entry.handle);
+  return entry.symmetric ? library_.commWindowDeregister(entry.comm, entry.window)
+                         : library_.commDeregister(entry.comm, entry.handle);
 }
 
 ncclResult_t Registrations::clear(Entries& entries) const {
@@ -149,12 +151,12 @@ void Registrations::released(void* address) {
 void* torchcomms_pg_allocate(size_t bytes, int, cudaStream_t) {
   using namespace torchcomms_pg;
   // torch has set the current device.
-  const auto& api = allocating.load()->api();
+  const auto& library = *allocating.load();
   void* memory = nullptr;
-  if (api.memAlloc(&memory, bytes) == ncclSuccess) {
+  if (library.memAlloc(&memory, bytes) == ncclSuccess) {
     return memory;
   }
-  const std::string why = api.getLastError(nullptr);
+  const std::string why = library.getLastError(nullptr);
   if (why.find("out of memory") != std::string::npos) {
     return nullptr;
   }
@@ -165,5 +167,5 @@ void torchcomms_pg_free(void* memory, size_t, int, cudaStream_t) {
   using namespace torchcomms_pg;
   Registrations::released(memory);
   // torch has no use for an error: the process may be exiting.
-  allocating.load()->api().memFree(memory);
+  allocating.load()->memFree(memory);
 }

@@ -15,10 +15,12 @@
 
 namespace torchcomms_pg {
 
+class Libnccl;
+
 // Makes the exported functions below allocate with the library, for the rest of the process. Raises
 // LibraryError if the library has no allocator or differs from the library of an earlier call:
 // torch frees memory by address alone, which does not show the library.
-void allocateWith(const Library& library);
+void allocateWith(const Libnccl& library);
 
 // A block that torch has allocated in one piece and subdivides.
 struct Segment {
@@ -32,7 +34,7 @@ class Registrations {
   // torch's id of a pool, two numbers.
   using Pool = std::pair<uint64_t, uint64_t>;
 
-  explicit Registrations(const NcclApi& api);
+  explicit Registrations(const Library& library);
   ~Registrations();
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
@@ -66,7 +68,7 @@ class Registrations {
   ncclResult_t clear(Entries& entries) const;
   void drop(void* address);
 
-  const NcclApi& api_;
+  const Library& library_;
   // Held during a registration, which may wait for other ranks. Locked before mutex_. Freeing
   // memory takes only mutex_, since it must not wait for other ranks.
   std::mutex adding_;

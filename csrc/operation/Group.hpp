@@ -16,6 +16,11 @@ struct Group {
   int globalRankStart = 0;
   int globalRankStride = 1;
 
+  // Returns whether the group is there under the name of torch's gloo, for a program that was
+  // written for Gloo: what such programs rely on holds, be it a text or the moment at which a send
+  // ends.
+  bool standsForGloo() const { return backend == "gloo"; }
+
   // Return the names of ranks for texts, such as "rank 1", "ranks 1, 2", "rank 3 on host1", or
   // "rank 1 (global 5)" in a group whose ranks differ from the global ones.
   std::string rankName(int rank) const { return rankNames({rank}); }

@@ -172,7 +172,7 @@ std::string rangeName(const Operation& op, const Group& group, int rank, bool on
                ? text + " " + std::to_string(rank) + (sends ? "->" : "<-") + std::to_string(op.peer)
                : text;
   }
-  if (group.backend != "gloo") {
+  if (!group.standsForGloo()) {
     return traits(op.kind).title;
   }
   if (op.kind == OpKind::recv && op.peer < 0) {

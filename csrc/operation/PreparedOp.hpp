@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-#include "nccl/Launch.hpp"
+#include "nccl/Library.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Operation.hpp"
 
@@ -62,12 +62,12 @@ struct PreparedOp {
   bool isMessage() const { return std::holds_alternative<Message>(task); }
 
   // Has the library execute `task` in the order of `stream`.
-  ncclResult_t launch(const NcclApi& api, ncclComm_t comm, cudaStream_t stream) const {
+  ncclResult_t launch(const Library& api, ncclComm_t comm, cudaStream_t stream) const {
     if (const auto* const collective = std::get_if<Collective>(&task)) {
-      return run(api, *collective, comm, stream);
+      return api.run(*collective, comm, stream);
     }
     if (const auto* const message = std::get_if<Message>(&task)) {
-      return run(api, /*sending=*/op.kind == OpKind::send, *message, comm, stream);
+      return api.run(/*sending=*/op.kind == OpKind::send, *message, comm, stream);
     }
     return std::get<Calls>(task)(comm, stream);
   }

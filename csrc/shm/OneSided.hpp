@@ -6,11 +6,12 @@
 #include <memory>
 #include <vector>
 
-#include "nccl/NcclApi.hpp"
-
 namespace torchcomms_pg::shm {
 
 struct MappedWindow;
+
+// Value of sigIdx for a putSignal without a signal; an extension of NCCL.
+inline constexpr int kNoSignal = -1;
 
 // Content, a signal, or content followed by a signal.
 struct Put {

@@ -245,16 +245,6 @@ ncclResult_t windowDeregister(ncclComm_t handle, ncclWindow_t window) {
   });
 }
 
-ncclResult_t windowView(ncclComm_t handle, ncclWindow_t window, int peer, WindowView& view) {
-  constexpr const char* kName = "windowView";
-  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkProcess();
-    checkRank(kName, "peer", peer, comm->size());
-    view = comm->windows().find(window, kName)->views[peer];
-    return ncclSuccess;
-  });
-}
-
 ncclResult_t getPeerDevicePointer(ncclWindow_t handle, size_t offset, int peer, void** pointer) {
   constexpr const char* kName = "getPeerDevicePointer";
   return guarded([&] {
@@ -348,8 +338,6 @@ void addWindows(NcclApi& table) {
   table.signal = signalPeer;
   table.waitSignal = waitSignal;
   table.getPeerDevicePointer = getPeerDevicePointer;
-  table.signals = kSignals;
-  table.windowView = windowView;
 }
 
 }  // namespace torchcomms_pg::shm

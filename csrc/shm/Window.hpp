@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "nccl/Library.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/OneSided.hpp"
 #include "shm/segment/Memory.hpp"
@@ -57,7 +58,7 @@ class Windows {
   std::multiset<int> awaited_;                     // peers that threads wait for
 };
 
-// Adds the functions for windows to the table.
+// Adds NCCL's functions for windows to the table.
 void addWindows(NcclApi& table);
 
 }  // namespace torchcomms_pg::shm

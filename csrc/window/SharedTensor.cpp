@@ -17,12 +17,12 @@ void synchronize(at::Device device) {
 
 // Context of a shared tensor's storage. Its destructor frees the memory.
 struct Block {
-  const NcclApi& api;
+  const Library& api;
   void* memory;
   at::Device device;
   at::DataPtr before;  // the storage's memory until it was moved
 
-  Block(const NcclApi& api, void* memory, at::Device device)
+  Block(const Library& api, void* memory, at::Device device)
       : api(api), memory(memory), device(device) {}
   ~Block() {
     try {
@@ -41,7 +41,7 @@ void freeBlock(void* block) {
   delete static_cast<Block*>(block);
 }
 
-at::DataPtr allocate(const char* what, const NcclApi& api, size_t bytes, at::Device device) {
+at::DataPtr allocate(const char* what, const Library& api, size_t bytes, at::Device device) {
   void* memory = nullptr;
   const c10::DeviceGuard onDevice(device);
   const auto result = api.memAlloc(&memory, bytes);
@@ -68,11 +68,15 @@ at::Tensor bytesOf(void* memory, size_t bytes, at::Device device) {
 }  // namespace
 
 at::Tensor makeSharedTensor(
-    const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype, at::Device device) {
+    const char* what, const Library& api, int64_t numel, c10::ScalarType dtype, at::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      api.memAlloc != nullptr,
+      api.has(Feature::allocator),
       what,
-      ": the loaded library has no memory that peers map (ncclMemAlloc came with NCCL 2.19.3)");
+      ": the loaded library has no memory that peers map (",
+      introduced(Feature::allocator).functions,
+      " came with NCCL ",
+      introduced(Feature::allocator).version,
+      ")");
   TORCH_CHECK_VALUE(numel >= 0, what, ": size is ", numel, ", wanted 0 or more");
   const size_t bytes = numel * c10::elementSize(dtype);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
@@ -86,7 +90,7 @@ at::Tensor makeSharedTensor(
   return tensor;
 }
 
-void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor) {
+void moveToShared(const char* what, const Library& api, const at::Tensor& tensor) {
   auto* const storage = tensor.storage().unsafeGetStorageImpl();
   if (storage->nbytes() == 0 || storage->data_ptr().get_deleter() == &freeBlock) {
     return;

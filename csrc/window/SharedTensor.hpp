@@ -3,13 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
 // Makes a tensor of one dimension, not initialized. `what` names the calling operation in errors.
 at::Tensor makeSharedTensor(
-    const char* what, const NcclApi& api, int64_t numel, c10::ScalarType dtype, at::Device device);
+    const char* what, const Library& api, int64_t numel, c10::ScalarType dtype, at::Device device);
 
 // Moves the storage of a tensor, and so every tensor that shares it, into memory of the library.
 // Does nothing if the storage is already in such memory. Afterwards it cannot be resized, since
@@ -21,6 +21,6 @@ at::Tensor makeSharedTensor(
 //
 // Throws ValueError for a storage that torch did not allocate or may not move, such as a NumPy
 // array's, an mmap's or torch.multiprocessing's.
-void moveToShared(const char* what, const NcclApi& api, const at::Tensor& tensor);
+void moveToShared(const char* what, const Library& api, const at::Tensor& tensor);
 
 }  // namespace torchcomms_pg

@@ -22,9 +22,7 @@ at::Tensor plain(const at::Tensor& tensor) {
 }  // namespace
 
 bool Window::supported(const Communicator& comm) {
-  const auto& api = comm.api();
-  return api.commWindowRegister != nullptr && api.signal != nullptr && api.waitSignal != nullptr &&
-         (comm.device().is_cpu() ? api.windowView != nullptr : api.getPeerDevicePointer != nullptr);
+  return comm.api().has(Feature::windows);
 }
 
 std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) {
@@ -33,9 +31,11 @@ std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) 
       supported(*comm),
       what,
       comm->device().is_cpu()
-          ? ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none"
-          : ": the loaded library lacks ncclSignal, ncclWaitSignal or ncclGetPeerDevicePointer, "
-            "which came with NCCL 2.29.2; python -m torchcomms_pg.nccl tells which one is loaded");
+          ? std::string(
+                ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none")
+          : std::string(": the loaded library lacks ") + introduced(Feature::windows).functions +
+                ", which came with NCCL " + introduced(Feature::windows).version +
+                "; python -m torchcomms_pg.nccl tells which one is loaded");
   TORCH_CHECK(
       !comm->batches().open(), what, ": cannot be part of a group of operations; call it before");
   auto call = comm->prepare(OpKind::newWindow, {.async = false, .timeout = std::nullopt});
@@ -135,16 +135,13 @@ WorkPtr Window::put(
                  peer = call.op.peer,
                  handle = registration->handle,
                  at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
-      return api.putSignal(
+      return api.put(
           source.data_ptr(),
           source.numel() * wire.factor,
           wire.type,
           peer,
           handle,
           at,
-          kNoSignal,
-          0,
-          0,
           comm,
           stream);
     };

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "device/AcceleratorDevice.hpp"
-#include "nccl/Launch.hpp"
 #include "operation/Checks.hpp"
 #include "window/SharedTensor.hpp"
 
@@ -64,7 +63,7 @@ ncclResult_t Window::exchange(
   const auto out = at::empty_like(output, at::TensorOptions(device()));
   collective.input = in.data_ptr();
   collective.output = out.data_ptr();
-  const auto result = run(comm_->api(), collective, comm, stream);
+  const auto result = comm_->api().run(collective, comm, stream);
   if (result != ncclSuccess) {
     return result;
   }

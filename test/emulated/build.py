@@ -1,7 +1,7 @@
 """Builds the emulated CUDA for this Python's torch, with ninja as setup.py builds the package.
 
 It stays in setup.py's build folder, which is each torch's own. CUDA's headers are those of the
-packages beside torch; csrc/host and csrc/shm are the extension's own objects.
+packages beside torch; csrc/host, csrc/nccl and csrc/shm are the extension's own objects.
 
 python test/emulated/build.py
 """
@@ -216,7 +216,7 @@ class Build(setup.Build):
     def run(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         with setup.locked(self.folder / "lock"):
-            self.write_ninja(setup.Build().objects("host", "shm"))
+            self.write_ninja(setup.Build().objects("host", "nccl", "shm"))
             self.make()
             self.write_autoload()
 

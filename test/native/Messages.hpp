@@ -104,12 +104,12 @@ inline Message message(Buffer& buffer, int peer, int tag = 0) {
 }
 
 inline void send(ncclComm_t comm, Buffer buffer, int peer, int tag = 0) {
-  CHECK_NCCL(nccl().sendTagged(message(buffer, peer, tag), comm, nullptr));
+  CHECK_NCCL(sendTagged(message(buffer, peer, tag), comm, nullptr));
 }
 
 inline Buffer receive(ncclComm_t comm, size_t size, int peer, int tag = 0) {
   Buffer buffer(size);
-  CHECK_NCCL(nccl().recvTagged(message(buffer, peer, tag), comm, nullptr));
+  CHECK_NCCL(recvTagged(message(buffer, peer, tag), comm, nullptr));
   return buffer;
 }
 

@@ -18,8 +18,24 @@
 
 namespace test {
 
+// NCCL's functions over shared memory.
 inline const torchcomms_pg::NcclApi& nccl() {
-  return torchcomms_pg::shm::api();
+  return torchcomms_pg::shm::ncclFunctions();
+}
+
+// The library over shared memory, for what NCCL lacks.
+inline const torchcomms_pg::Library& library() {
+  return torchcomms_pg::shm::library();
+}
+
+inline ncclResult_t sendTagged(
+    const torchcomms_pg::Message& message, ncclComm_t comm, cudaStream_t stream) {
+  return library().run(/*sending=*/true, message, comm, stream);
+}
+
+inline ncclResult_t recvTagged(
+    const torchcomms_pg::Message& message, ncclComm_t comm, cudaStream_t stream) {
+  return library().run(/*sending=*/false, message, comm, stream);
 }
 
 #define CHECK_NCCL(call)                                                            \
@@ -47,7 +63,7 @@ inline ncclComm_t init(const ncclUniqueId& id, int ranks, int rank) {
 }
 
 inline ncclResult_t barrier(ncclComm_t comm) {
-  return nccl().collective({.kind = torchcomms_pg::CollectiveKind::barrier}, comm, nullptr);
+  return library().run({.kind = torchcomms_pg::CollectiveKind::barrier}, comm, nullptr);
 }
 
 // Runs body(rank) in one thread per rank.

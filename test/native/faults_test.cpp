@@ -146,7 +146,7 @@ TEST(rankKilledDuringInitIsNamed) {
     config.blocking = 0;
     ncclComm_t comm = nullptr;
     CHECK_EQUAL(nccl().commInitRankConfig(&comm, 3, id, 1, &config), ncclInProgress);
-    while (nccl().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+    while (library().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
     CHECK(write(joined[1], "x", 1) == 1);
     pause();
   });
@@ -166,7 +166,7 @@ TEST(abortReleasesEveryRank) {
     if (rank == 2) {
       // Another thread than the blocked one aborts.
       std::thread blockedThread([&] { CHECK_EQUAL(sum(comm, data), ncclRemoteError); });
-      while (nccl().missingRanks(comm) != std::vector<int>{0, 1}) std::this_thread::yield();
+      while (library().missingRanks(comm) != std::vector<int>{0, 1}) std::this_thread::yield();
       CHECK_NCCL(nccl().commAbort(comm));
       blockedThread.join();
       CHECK_EQUAL(sum(comm, data), ncclInvalidArgument);
@@ -191,7 +191,7 @@ TEST(revokeReleasesEveryRank) {
       CHECK_EQUAL(sum(comm, data), ncclRemoteError);
       CHECK_CONTAINS(nccl().getLastError(comm), "revoked");
     } else {
-      while (nccl().missingRanks(comm) != std::vector<int>{}) {
+      while (library().missingRanks(comm) != std::vector<int>{}) {
       }
       CHECK_NCCL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT));
       CHECK_EQUAL(nccl().commRevoke(comm, NCCL_REVOKE_DEFAULT), ncclInvalidArgument);
@@ -210,11 +210,11 @@ TEST(failReachesEveryRankAndTheFirstWins) {
     if (rank == 0) {
       CHECK_EQUAL(sum(comm, data), ncclTimeout);
     } else {
-      CHECK_NCCL(nccl().fail(comm, ncclTimeout, "too late", {1}));
-      CHECK_NCCL(nccl().fail(comm, ncclSystemError, "something else", {}));
+      CHECK_NCCL(library().fail(comm, ncclTimeout, "too late", {1}));
+      CHECK_NCCL(library().fail(comm, ncclSystemError, "something else", {}));
     }
     CHECK_EQUAL(std::string(nccl().getLastError(comm)), "too late");
-    CHECK_EQUAL(nccl().fail(comm, ncclSuccess, "", {}), ncclInvalidArgument);
+    CHECK_EQUAL(library().fail(comm, ncclSuccess, "", {}), ncclInvalidArgument);
   });
 }
 

@@ -44,11 +44,11 @@ TEST(peersOfASmallCollectiveDoNotWaitForItsStream) {
     std::vector<float> data(1000, 1), token(1);
     if (rank == 0) {
       CHECK_NCCL(sum(data, comm, stream.handle()));
-      CHECK(nccl().published(comm));
+      CHECK(library().published(comm));
       CHECK_NCCL(nccl().recv(token.data(), 1, ncclFloat32, 1, comm, nullptr));
       expectAll(data, 1);
       stream.run();
-      CHECK(!nccl().published(comm));
+      CHECK(!library().published(comm));
     } else {
       CHECK_NCCL(sum(data, comm, nullptr));
       CHECK_NCCL(nccl().send(token.data(), 1, ncclFloat32, 0, comm, nullptr));
@@ -66,7 +66,7 @@ TEST(whatACollectiveNeedsOfThoseBeforeItIsNotReadTooEarly) {
     stream.run();
     expectAll(data, 4);
     CHECK_NCCL(sum(large, comm, stream.handle()));
-    CHECK(!nccl().published(comm));  // it has several steps
+    CHECK(!library().published(comm));  // it has several steps
     stream.run();
     expectAll(large, 2);
   });

@@ -4,26 +4,25 @@
 #include <string>
 
 #include "Ranks.hpp"
-#include "nccl/Launch.hpp"
-#include "nccl/Library.hpp"
+#include "nccl/Libnccl.hpp"
 #include "nccl/Memory.hpp"
 
 using namespace test;
 using torchcomms_pg::CollectiveKind;
-using torchcomms_pg::Library;
+using torchcomms_pg::Libnccl;
 using torchcomms_pg::LibraryError;
 using torchcomms_pg::NcclApi;
+using torchcomms_pg::NcclLibrary;
 
 namespace {
 
-const Library& library() {
-  return Library::load({.path = "", .folder = NCCL_FOLDER});
+const Libnccl& loaded() {
+  return Libnccl::load({.path = "", .folder = NCCL_FOLDER});
 }
 
-// Returns the table as an NCCL before 2.28.3 fills it.
+// Returns the functions of an NCCL before 2.28.3.
 NcclApi older() {
   NcclApi table = nccl();
-  table.collective = nullptr;
   table.allToAll = nullptr;
   table.gather = nullptr;
   table.scatter = nullptr;
@@ -31,20 +30,19 @@ NcclApi older() {
 }
 
 void exchangesWithoutLateFunctions(ncclComm_t comm, int rank) {
-  const NcclApi table = older();
+  const NcclLibrary old(older());
   int ranks = 0;
   CHECK_NCCL(nccl().commCount(comm, &ranks));
   for (const size_t count : {1, 5, 100'000}) {
     std::vector<float> in(ranks * count), out(ranks * count, -1);
     for (size_t i = 0; i < in.size(); ++i) in[i] = 100.0f * rank + i / count;
     const auto each = CollectiveKind::allToAll;
-    CHECK_NCCL(run(table, {each, in.data(), out.data(), count, ncclFloat32}, comm, nullptr));
+    CHECK_NCCL(old.run({each, in.data(), out.data(), count, ncclFloat32}, comm, nullptr));
     for (size_t i = 0; i < out.size(); ++i) CHECK_EQUAL(out[i], 100.0f * (i / count) + rank);
     for (int root = 0; root < ranks; ++root) {
       std::vector<float> all(rank == root ? ranks * count : 0, -1), part(count, -1);
       const auto moves = [&](CollectiveKind kind, std::vector<float>& to) {
-        CHECK_NCCL(
-            run(table, {kind, in.data(), to.data(), count, ncclFloat32, root}, comm, nullptr));
+        CHECK_NCCL(old.run({kind, in.data(), to.data(), count, ncclFloat32, root}, comm, nullptr));
       };
       moves(CollectiveKind::gather, all);
       for (size_t i = 0; i < all.size(); ++i) CHECK_EQUAL(all[i], 100.0f * (i / count));
@@ -57,33 +55,33 @@ void exchangesWithoutLateFunctions(ncclComm_t comm, int rank) {
 }  // namespace
 
 TEST(realLibraryAnswersWithoutADriver) {
-  const auto& loaded = library();
-  CHECK(loaded.version() >= 21800);
-  CHECK(loaded.path().find("libnccl") != std::string::npos);
-  CHECK_CONTAINS(std::string(loaded.api().getErrorString(ncclInvalidUsage)), "invalid usage");
+  const auto& library = loaded();
+  CHECK(library.version() >= 21800);
+  CHECK(library.path().find("libnccl") != std::string::npos);
+  CHECK_CONTAINS(std::string(library.getErrorString(ncclInvalidUsage)), "invalid usage");
   ncclUniqueId first, second;
-  CHECK_NCCL(loaded.api().getUniqueId(&first));
-  CHECK_NCCL(loaded.api().getUniqueId(&second));
+  CHECK_NCCL(library.getUniqueId(&first));
+  CHECK_NCCL(library.getUniqueId(&second));
   CHECK(std::memcmp(&first, &second, sizeof first) != 0);
 }
 
 TEST(aFileIsLoadedOnce) {
-  CHECK_EQUAL(&library(), &library());
-  CHECK_EQUAL(&Library::load({.path = library().path(), .folder = ""}), &library());
+  CHECK_EQUAL(&loaded(), &loaded());
+  CHECK_EQUAL(&Libnccl::load({.path = loaded().path(), .folder = ""}), &loaded());
 }
 
 TEST(initOfTheRealLibraryFailsWithItsReasonWhereThereIsNoGpu) {
-  const auto& api = library().api();
+  const auto& library = loaded();
   ncclUniqueId id;
-  CHECK_NCCL(api.getUniqueId(&id));
+  CHECK_NCCL(library.getUniqueId(&id));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
-  const auto result = api.commInitRankConfig(&comm, 1, id, 0, &config);
+  const auto result = library.init(&comm, {&id, 1}, 1, 0, &config);
   if (result == ncclSuccess || result == ncclInProgress) return;  // there is a GPU
   CHECK_EQUAL(result, ncclUnhandledCudaError);
   CHECK(comm == nullptr);
-  CHECK_CONTAINS(std::string(api.getLastError(nullptr)), "driver");
+  CHECK_CONTAINS(std::string(library.getLastError(nullptr)), "driver");
 }
 
 TEST(lateFunctionsFallBackToMessages) {
@@ -91,9 +89,9 @@ TEST(lateFunctionsFallBackToMessages) {
 }
 
 TEST(theLibraryOfAnotherNameIsLookedForUnderIt) {
-  library();  // is not taken for it
+  loaded();  // is not taken for it
   try {
-    Library::load({.path = "", .folder = "/nowhere", .soname = "librccl.so.1"});
+    Libnccl::load({.path = "", .folder = "/nowhere", .soname = "librccl.so.1"});
     CHECK(false);
   } catch (const LibraryError& error) {
     CHECK_CONTAINS(std::string(error.what()), "none is librccl.so.1");
@@ -103,8 +101,8 @@ TEST(theLibraryOfAnotherNameIsLookedForUnderIt) {
 }
 
 TEST(theAllocatorOfTheRealLibraryGivesMemoryOrSaysWhyNot) {
-  allocateWith(library());
-  allocateWith(library());
+  allocateWith(loaded());
+  allocateWith(loaded());
   try {
     void* const memory = torchcomms_pg_allocate(1 << 20, 0, nullptr);
     CHECK(memory != nullptr);  // there is a GPU

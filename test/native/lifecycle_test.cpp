@@ -61,7 +61,7 @@ TEST(nonBlockingInitIsInProgressUntilAllHaveJoined) {
   ncclResult_t async = ncclSuccess;
   CHECK_NCCL(nccl().commGetAsyncError(first, &async));
   CHECK_EQUAL(async, ncclInProgress);
-  CHECK(nccl().missingRanks(first) == std::vector<int>{1});
+  CHECK(library().missingRanks(first) == std::vector<int>{1});
   float value = 0;
   CHECK_EQUAL(
       nccl().allReduce(&value, &value, 1, ncclFloat32, ncclSum, first, nullptr),
@@ -69,7 +69,7 @@ TEST(nonBlockingInitIsInProgressUntilAllHaveJoined) {
   CHECK_EQUAL(nccl().commInitRankConfig(&second, 2, id, 1, &config), ncclSuccess);
   CHECK_NCCL(nccl().commGetAsyncError(first, &async));
   CHECK_EQUAL(async, ncclSuccess);
-  CHECK(nccl().missingRanks(first).empty());
+  CHECK(library().missingRanks(first).empty());
   std::thread other([&] { expectWorks(second, 2); });
   expectWorks(first, 2);
   other.join();
@@ -95,7 +95,7 @@ TEST(blockedInitCanBeAborted) {
   });
   ncclComm_t waiting = nullptr;
   while (waiting == nullptr) waiting = std::atomic_ref(comm).load();
-  CHECK(nccl().missingRanks(waiting) == std::vector<int>{1});
+  CHECK(library().missingRanks(waiting) == std::vector<int>{1});
   CHECK_NCCL(nccl().commAbort(waiting));
   blocked.join();
   CHECK(comm == nullptr);

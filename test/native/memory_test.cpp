@@ -7,10 +7,12 @@
 
 #include "Ranks.hpp"
 #include "nccl/Memory.hpp"
+#include "nccl/NcclLibrary.hpp"
 #include "shm/segment/AvailableMemory.hpp"
 
 using namespace test;
 using torchcomms_pg::NcclApi;
+using torchcomms_pg::NcclLibrary;
 using torchcomms_pg::Registrations;
 using torchcomms_pg::shm::availableMemory;
 
@@ -119,15 +121,16 @@ TEST(aGroupIsFoundWhereAContainerSeesAPartOfTheHierarchy) {
 
 TEST(memoryIsFreedWhileOtherMemoryWaitsForTheRanksThatRegisterIt) {
   static std::promise<void> registering, freed;
-  NcclApi api = nccl();
-  api.commRegister = [](ncclComm_t, void*, size_t, void**) { return ncclSuccess; };
-  api.commDeregister = [](ncclComm_t, void*) { return ncclSuccess; };
-  api.commWindowRegister = [](ncclComm_t, void*, size_t, ncclWindow_t*, int) {
+  NcclApi table = nccl();
+  table.commRegister = [](ncclComm_t, void*, size_t, void**) { return ncclSuccess; };
+  table.commDeregister = [](ncclComm_t, void*) { return ncclSuccess; };
+  table.commWindowRegister = [](ncclComm_t, void*, size_t, ncclWindow_t*, int) {
     registering.set_value();
     freed.get_future().wait();
     return ncclSuccess;
   };
-  Registrations registrations(api);
+  const NcclLibrary library(table);
+  Registrations registrations(library);
   char memory[2];
   CHECK_NCCL(registrations.add(nullptr, {1, 0}, {&memory[0], 1}, false));
   std::thread adding(

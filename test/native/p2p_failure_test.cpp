@@ -38,7 +38,7 @@ void disagree(size_t sent, size_t expected) {
     threads(2, [&](int rank) {
       const ncclComm_t comm = init(id, 2, rank);
       Completions completions;
-      const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
+      const auto operation = rank == 0 ? sendTagged : recvTagged;
       std::vector<Buffer> buffers(10, Buffer(rank == 0 ? sent : expected));
       for (Buffer& buffer : buffers) {
         completions.issue(operation, message(buffer, 1 - rank), comm);
@@ -74,12 +74,12 @@ TEST(abortReleasesBlockedTransfersAndFailsPendingOnesOnce) {
     Completions completions;
     Buffer never(100);
     for (const Message& one : {message(never, 1 - rank, 5), message(never, kAnyPeer, 6)}) {
-      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
+      CHECK_NCCL(completions.issue(recvTagged, one, comm));
     }
     std::thread waiting([&] {
       Buffer mine(8);
       ++blocked;
-      CHECK_EQUAL(nccl().recvTagged(message(mine, 1 - rank, 8), comm, nullptr), ncclRemoteError);
+      CHECK_EQUAL(recvTagged(message(mine, 1 - rank, 8), comm, nullptr), ncclRemoteError);
     });
     if (rank == 0) {
       while (blocked != 2) std::this_thread::yield();
@@ -116,8 +116,8 @@ TEST(aMessageThatIsIssuedWhileThePeerAbortsEndsOnce) {
       Completions completions;
       Buffer small(8), in(8);
       for (auto result = ncclSuccess; result == ncclSuccess; ++sent) {
-        completions.issue(nccl().sendTagged, message(small, 1, sent % 3), comm);
-        result = completions.issue(nccl().recvTagged, message(in, 1, sent % 3), comm);
+        completions.issue(sendTagged, message(small, 1, sent % 3), comm);
+        result = completions.issue(recvTagged, message(in, 1, sent % 3), comm);
       }
       CHECK_NCCL(nccl().commAbort(comm));
       completions.checkEnded();
@@ -134,10 +134,10 @@ TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
       const ncclComm_t comm = init(id, 2, rank);
       Completions completions;
       const auto send = [&](Buffer& buffer, int peer, int tag = 0) {
-        completions.issue(nccl().sendTagged, message(buffer, peer, tag), comm);
+        completions.issue(sendTagged, message(buffer, peer, tag), comm);
       };
       const auto receive = [&](Buffer& buffer, int peer, int tag) {
-        completions.issue(nccl().recvTagged, message(buffer, peer, tag), comm);
+        completions.issue(recvTagged, message(buffer, peer, tag), comm);
       };
       std::vector<Buffer> buffers(6, Buffer(8));
       if (rank == 1) {
@@ -167,7 +167,7 @@ TEST(destroyFailsPendingTransfersBeforeItReturns) {
   const ncclComm_t comm = init(uniqueId(), 1, 0);
   Completions completions;
   Buffer never(100);
-  CHECK_NCCL(completions.issue(nccl().recvTagged, message(never, kAnyPeer, 5), comm));
+  CHECK_NCCL(completions.issue(recvTagged, message(never, kAnyPeer, 5), comm));
   CHECK_NCCL(nccl().commDestroy(comm));
   CHECK_EQUAL(completions.ended(), 1u);
 }
@@ -181,7 +181,7 @@ TEST(aKilledPeerIsNamed) {
     const ncclComm_t comm = init(id, 2, 1);
     Buffer never(10);
     CHECK(write(ready[1], "x", 1) == 1);
-    nccl().recvTagged(message(never, 0), comm, nullptr);
+    recvTagged(message(never, 0), comm, nullptr);
   });
   const std::string pid = std::to_string(processes.pid(0));
   const ncclComm_t comm = init(id, 2, 0);
@@ -189,9 +189,9 @@ TEST(aKilledPeerIsNamed) {
   CHECK(read(ready[0], &byte, 1) == 1);
   Completions completions;
   Buffer never(10);
-  CHECK_NCCL(completions.issue(nccl().recvTagged, message(never, 1, 1), comm));
+  CHECK_NCCL(completions.issue(recvTagged, message(never, 1, 1), comm));
   std::thread killer([&] { processes.kill(0); });
-  CHECK_EQUAL(nccl().recvTagged(message(never, 1), comm, nullptr), ncclRemoteError);
+  CHECK_EQUAL(recvTagged(message(never, 1), comm, nullptr), ncclRemoteError);
   CHECK_CONTAINS(errorOf(comm), "rank 1");
   CHECK_CONTAINS(errorOf(comm), pid);
   killer.join();
@@ -212,9 +212,9 @@ TEST(whatWasSentBeforeDepartureArrives) {
       std::vector<Buffer> in(6, Buffer(1000));
       CHECK_NCCL(nccl().groupStart());
       for (int i = 0; i < 5; ++i) {
-        CHECK_NCCL(nccl().recvTagged(message(in[i], i == 4 ? kAnyPeer : 1, i % 2), comm, nullptr));
+        CHECK_NCCL(recvTagged(message(in[i], i == 4 ? kAnyPeer : 1, i % 2), comm, nullptr));
       }
-      CHECK_NCCL(nccl().recvTagged(message(in[5], 2, 2), comm, nullptr));
+      CHECK_NCCL(recvTagged(message(in[5], 2, 2), comm, nullptr));
       CHECK_NCCL(nccl().groupEnd());
       for (int i = 0; i < 4; ++i) CHECK(in[i] == content(1000, i));
       CHECK(in[4] == content(1000, 4));

@@ -57,10 +57,10 @@ void storm(ncclComm_t comm, int rank) {
     Message one = message(*buffer, flow.peer, plan.tag);
     if (flow.sending) {
       one.confirmed = generator() % 2;
-      CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
+      CHECK_NCCL(completions.issue(sendTagged, one, comm));
       sent.push_back(std::move(buffer));
     } else {
-      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
+      CHECK_NCCL(completions.issue(recvTagged, one, comm));
       received.emplace_back(std::move(buffer), plan.seed);
     }
     if (++flow.next == flow.list.size()) flows.erase(flows.begin() + index);
@@ -103,7 +103,7 @@ void confirmed(ncclComm_t comm, int rank) {
     Buffer buffer = content(size, size);
     Message one = message(buffer, 1);
     one.confirmed = true;
-    CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
+    CHECK_NCCL(completions.issue(sendTagged, one, comm));
     send(comm, content(3, 1), 1, 1);
     CHECK(receive(comm, 3, 1, 2) == content(3, 2));
     CHECK_EQUAL(completions.ended(), 0u);
@@ -126,7 +126,7 @@ void confirmedBackwards(ncclComm_t comm, int rank) {
     }
     Message one = message(buffers.back(), 1, next);
     one.confirmed = true;
-    CHECK_NCCL(completions.issue(nccl().sendTagged, one, comm));
+    CHECK_NCCL(completions.issue(sendTagged, one, comm));
   }
   completions.await();
   completions.checkAll(ncclSuccess);
@@ -155,8 +155,8 @@ TEST(messagesMixWithCollectives) {
     for (int round = 0; round < 200; ++round) {
       Completions completions;
       Buffer out = content(5000 + 100 * round, round), in(out.size());
-      CHECK_NCCL(completions.issue(nccl().sendTagged, message(out, 1 - rank, 1), comm));
-      CHECK_NCCL(completions.issue(nccl().recvTagged, message(in, 1 - rank, 1), comm));
+      CHECK_NCCL(completions.issue(sendTagged, message(out, 1 - rank, 1), comm));
+      CHECK_NCCL(completions.issue(recvTagged, message(in, 1 - rank, 1), comm));
       float sum = 1;
       CHECK_NCCL(nccl().allReduce(&sum, &sum, 1, ncclFloat32, ncclSum, comm, nullptr));
       CHECK_EQUAL(sum, 2.0f);
@@ -182,7 +182,7 @@ TEST(anySourceTakesEachMessageOnceAndNamesItsSender) {
     for (Buffer& buffer : buffers) {
       Message any = message(buffer, kAnyPeer, 7);
       ones.push_back(completions.expect(any));
-      CHECK_NCCL(nccl().recvTagged(any, comm, nullptr));
+      CHECK_NCCL(recvTagged(any, comm, nullptr));
     }
     completions.await();
     completions.checkAll(ncclSuccess);
@@ -204,7 +204,7 @@ TEST(receivesMatchInTheOrderOfIssueNoMatterWhetherTheyNameTheSource) {
     std::vector<Buffer> buffers(4, Buffer(1));
     for (int i = 0; i < 4; ++i) {
       const Message one = message(buffers[i], i % 2 == 0 ? kAnyPeer : 0, 3);
-      CHECK_NCCL(completions.issue(nccl().recvTagged, one, comm));
+      CHECK_NCCL(completions.issue(recvTagged, one, comm));
     }
     completions.await();
     for (int i = 0; i < 4; ++i) CHECK_EQUAL(int(buffers[i][0]), i);
@@ -216,7 +216,7 @@ TEST(aTagPassesLargeMessagesOfOtherTags) {
     if (rank == 0) {
       Completions completions;
       Buffer large = content(kLarge, 1);
-      CHECK_NCCL(completions.issue(nccl().sendTagged, message(large, 1, 1), comm));
+      CHECK_NCCL(completions.issue(sendTagged, message(large, 1, 1), comm));
       send(comm, content(10, 2), 1, 2);
       completions.await();
     } else {
@@ -231,7 +231,7 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
     if (rank == 0) {
       Completions stuck;
       Buffer large = content(kLarge, 1);
-      CHECK_NCCL(stuck.issue(nccl().sendTagged, message(large, 1), comm));
+      CHECK_NCCL(stuck.issue(sendTagged, message(large, 1), comm));
       send(comm, content(kLarge, 2), 2);
       CHECK(receive(comm, kLarge, 2) == content(kLarge, 3));
       CHECK_EQUAL(stuck.ended(), 0u);
@@ -257,13 +257,13 @@ TEST(anOperationThatItsStreamHoldsBackDelaysNoOtherTag) {
     Buffer held = rank == 0 ? content(kLarge, 1) : Buffer(kLarge);
     const Message one = message(held, 1 - rank, 1);
     if (rank == 0) {
-      CHECK_NCCL(nccl().sendTagged(one, comm, stream.handle()));
+      CHECK_NCCL(sendTagged(one, comm, stream.handle()));
       send(comm, content(kLarge, 2), 1, 2);
       send(comm, content(kLarge, 3), 1, 3);
       stream.run();
       CHECK(receive(comm, 1, 1) == Buffer{1});
     } else {
-      CHECK_NCCL(nccl().recvTagged(one, comm, stream.handle()));
+      CHECK_NCCL(recvTagged(one, comm, stream.handle()));
       CHECK(receive(comm, kLarge, 0, 3) == content(kLarge, 3));
       CHECK(receive(comm, kLarge, 0, 2) == content(kLarge, 2));
       stream.run();
@@ -279,7 +279,7 @@ TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
     Completions completions;
     Buffer held = rank == 0 ? content(100, 1) : Buffer(100);
     Buffer free = rank == 0 ? content(100, 2) : Buffer(100);
-    const auto operation = rank == 0 ? nccl().sendTagged : nccl().recvTagged;
+    const auto operation = rank == 0 ? sendTagged : recvTagged;
     CHECK_NCCL(operation(message(held, 1 - rank, 1), comm, stream.handle()));
     CHECK_NCCL(completions.issue(operation, message(free, 1 - rank, 1), comm));
     stream.run();
@@ -294,19 +294,17 @@ TEST(aRankSendsToItself) {
     for (const bool sendFirst : {true, false}) {
       Completions completions;
       Buffer out = content(kLarge, 1), in(kLarge);
-      const auto send = [&] {
-        CHECK_NCCL(completions.issue(nccl().sendTagged, message(out, 0), comm));
-      };
+      const auto send = [&] { CHECK_NCCL(completions.issue(sendTagged, message(out, 0), comm)); };
       if (sendFirst) send();
       const Message incoming = message(in, sendFirst ? kAnyPeer : 0);
-      CHECK_NCCL(completions.issue(nccl().recvTagged, incoming, comm));
+      CHECK_NCCL(completions.issue(recvTagged, incoming, comm));
       if (!sendFirst) send();
       completions.await();
       completions.checkAll(ncclSuccess);
       CHECK(in == out);
     }
     Buffer alone(4);
-    CHECK_EQUAL(nccl().sendTagged(message(alone, 0), comm, nullptr), ncclInvalidUsage);
+    CHECK_EQUAL(sendTagged(message(alone, 0), comm, nullptr), ncclInvalidUsage);
     CHECK_CONTAINS(errorOf(comm), "itself");
   });
 }
@@ -318,10 +316,10 @@ TEST(absentRanksNamesWhomARecvWaitsFor) {
       send(comm, {1}, 0);
     } else if (rank == 0) {
       std::thread waiting([&] { receive(comm, 1, 2); });
-      while (nccl().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
+      while (library().missingRanks(comm) != std::vector<int>{2}) std::this_thread::yield();
       send(comm, {1}, 2, 1);
       waiting.join();
-      CHECK(nccl().missingRanks(comm).empty());
+      CHECK(library().missingRanks(comm).empty());
     }
   });
 }

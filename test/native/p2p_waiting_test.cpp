@@ -43,13 +43,13 @@ class Deferred {
   explicit Deferred(ncclComm_t comm) : comm_(comm) {}
 
   void send(Buffer& buffer, int peer, int tag = 0) {
-    issue(nccl().sendTagged, message(buffer, peer, tag));
+    issue(sendTagged, message(buffer, peer, tag));
   }
   void receive(Buffer& buffer, int peer, int tag = 0) {
-    issue(nccl().recvTagged, message(buffer, peer, tag));
+    issue(recvTagged, message(buffer, peer, tag));
   }
   void move() {
-    nccl().moveMessages(comm_, [this] { return completions.ended() == issued_; });
+    library().moveMessages(comm_, [this] { return completions.ended() == issued_; });
   }
 
   Completions completions;
@@ -70,8 +70,8 @@ class Deferred {
 void serveBothWays(ncclComm_t comm, int rank) {
   Completions completions;
   Buffer out = content(kLarge, rank), in(kLarge);
-  CHECK_NCCL(completions.issue(nccl().sendTagged, message(out, 1 - rank), comm));
-  CHECK_NCCL(completions.issue(nccl().recvTagged, message(in, 1 - rank), comm));
+  CHECK_NCCL(completions.issue(sendTagged, message(out, 1 - rank), comm));
+  CHECK_NCCL(completions.issue(recvTagged, message(in, 1 - rank), comm));
   completions.await();
   CHECK(in == content(kLarge, 1 - rank));
 }
@@ -135,7 +135,7 @@ TEST(aDeferredReceiveIsLeftAloneUntilItIsServed) {
     if (rank == 1) send(comm, content(100, 1), 0);
     meet(comm);
     CHECK_EQUAL(one.completions.ended(), 0u);
-    nccl().serveMessages(comm);
+    library().serveMessages(comm);
     one.completions.await();
     if (rank == 0) CHECK(in == content(100, 1));
   });

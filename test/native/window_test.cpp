@@ -6,10 +6,11 @@
 
 #include "Ranks.hpp"
 #include "Streams.hpp"
+#include "shm/OneSided.hpp"
 
 using namespace test;
-using torchcomms_pg::kNoSignal;
 using torchcomms_pg::WindowView;
+using torchcomms_pg::shm::kNoSignal;
 
 namespace {
 
@@ -112,7 +113,7 @@ TEST(windowsOfDifferentSizes) {
     const size_t bytes = static_cast<size_t>(rank) * 100 * sizeof(int);
     CHECK_NCCL(nccl().commWindowRegister(comm, rank == 0 ? nullptr : mine, bytes, &window, 0));
     WindowView own;
-    CHECK_NCCL(nccl().windowView(comm, window, rank, own));
+    CHECK_NCCL(library().windowView(comm, window, rank, own));
     CHECK_EQUAL(own.bytes, bytes);
     CHECK_EQUAL(own.memory.get(), reinterpret_cast<std::byte*>(rank == 0 ? nullptr : mine));
     CHECK_EQUAL(put(comm, window, {1}, 0, 0), ncclInvalidArgument);
@@ -129,7 +130,7 @@ TEST(windowsOfDifferentSizes) {
       CHECK(rank == 0 || mine[200] == 0);
     }
     WindowView view;
-    CHECK_NCCL(nccl().windowView(comm, window, 2, view));
+    CHECK_NCCL(library().windowView(comm, window, 2, view));
     CHECK_EQUAL(view.bytes, 800u);
     CHECK_EQUAL(reinterpret_cast<int*>(view.memory.get())[199], 1);
     CHECK_NCCL(barrier(comm));
@@ -211,7 +212,7 @@ TEST(viewOutlivesWindowMemoryAndCommunicator) {
       const ncclWindow_t window = open(comm, *buffer);
       buffer->data[2999] = 40 + rank;
       CHECK_NCCL(barrier(comm));
-      CHECK_NCCL(nccl().windowView(comm, window, 1 - rank, views[rank]));
+      CHECK_NCCL(library().windowView(comm, window, 1 - rank, views[rank]));
       CHECK_NCCL(nccl().commWindowDeregister(comm, window));
       CHECK_EQUAL(nccl().commWindowDeregister(comm, window), ncclInvalidArgument);
       CHECK_EQUAL(put(comm, window, {1}, 0, 0), ncclInvalidArgument);
@@ -312,7 +313,7 @@ TEST(waitForADeadRankNamesIt) {
       CHECK_EQUAL(wait(comm, 1), ncclRemoteError);
       CHECK_CONTAINS(nccl().getLastError(comm), "rank 1 (pid ");
       CHECK_CONTAINS(nccl().getLastError(comm), "died");
-      CHECK(nccl().missingRanks(comm) == std::vector<int>{1});
+      CHECK(library().missingRanks(comm) == std::vector<int>{1});
       CHECK_EQUAL(put(comm, window, {1}, 1, 0), ncclRemoteError);
       CHECK_NCCL(nccl().commDestroy(comm));
     });
@@ -331,7 +332,7 @@ TEST(abortAndFailureEndAWait) {
       const ncclComm_t comm = init(id, 2, rank);
       if (rank == 0) {
         std::thread watch([&] {
-          while (nccl().missingRanks(comm) != std::vector<int>{1}) std::this_thread::yield();
+          while (library().missingRanks(comm) != std::vector<int>{1}) std::this_thread::yield();
           waiting = true;
         });
         CHECK_EQUAL(wait(comm, 1), ncclRemoteError);
@@ -343,7 +344,7 @@ TEST(abortAndFailureEndAWait) {
       if (aborts) {
         CHECK_NCCL(nccl().commAbort(comm));
       } else {
-        CHECK_NCCL(nccl().fail(comm, ncclRemoteError, "too late", {0}));
+        CHECK_NCCL(library().fail(comm, ncclRemoteError, "too late", {0}));
         CHECK_NCCL(nccl().commDestroy(comm));
       }
     });

@@ -62,6 +62,12 @@ def test_every_folder_includes_each_that_it_may():
         assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
 
 
+def test_the_table_of_nccls_functions_is_named_by_two_libraries_alone():
+    """Above the seam, nobody has more than a Library."""
+    naming = {room_of(file) for file in SOURCES if re.search(r"\bNcclApi\b", file.read_text())}
+    assert naming == {"nccl", "shm"}
+
+
 def test_only_one_file_tells_torch_versions_apart():
     asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
     asking = {str(file.relative_to(CSRC)) for file in SOURCES if asks.search(file.read_text())}

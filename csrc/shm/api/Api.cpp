@@ -1,26 +1,17 @@
 #include "shm/api/Api.hpp"
 
+#include "base/NeverDestroyed.hpp"
+#include "nccl/NcclLibrary.hpp"
 #include "shm/Host.hpp"
 #include "shm/Window.hpp"
 #include "shm/api/Group.hpp"
+#include "shm/api/Lifecycle.hpp"
 #include "shm/api/Management.hpp"
 #include "shm/api/ResultCodes.hpp"
 #include "shm/api/Validate.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
-
-ncclResult_t collective(const Collective& c, ncclComm_t handle, cudaStream_t stream) {
-  return withComm(handle, kindName(c.kind), [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkUsable();
-    if (stream == nullptr && !groupOpen()) {
-      comm->run(c);  // the short cut: no allocation
-    } else {
-      issue({comm, stream, c});
-    }
-    return ncclSuccess;
-  });
-}
 
 // Checks the arguments of one of NCCL's functions, and then runs the collective.
 ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
@@ -34,7 +25,7 @@ ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream
         invalidArgument(kindName(c.kind), failure.what());
       }
     }
-    return collective(c, handle, stream);
+    return library().run(c, handle, stream);
   });
 }
 
@@ -57,8 +48,8 @@ ncclResult_t transfer(
   });
 }
 
-// Adds NCCL's own functions: for tests, and for devices that are simulated as if by an old NCCL.
-// The lambdas' parameters get their types from the entries, and so from nccl.h.
+// Adds NCCL's functions that launch operations. The lambdas' parameters get their types from the
+// entries, and so from nccl.h.
 void addNcclCalls(NcclApi& t) {
   using Kind = CollectiveKind;
 
@@ -110,26 +101,165 @@ ncclResult_t endGroup() {
   });
 }
 
+// Calls the functions of the table, and adds what NCCL lacks.
+class SharedMemory final : public NcclLibrary {
+ public:
+  SharedMemory() : NcclLibrary(ncclFunctions()) {}
+
+  bool has(Feature feature) const override {
+    switch (feature) {
+      case Feature::barrier:
+      case Feature::tags:
+      case Feature::deferral:
+      case Feature::fail:
+      case Feature::missingRanks:
+      case Feature::ring: return true;
+      default: return NcclLibrary::has(feature);
+    }
+  }
+  int signals() const override { return kSignals; }
+
+  ncclResult_t run(const Collective& c, ncclComm_t handle, cudaStream_t stream) const override {
+    return withComm(handle, kindName(c.kind), [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkUsable();
+      if (stream == nullptr && !groupOpen()) {
+        comm->run(c);  // the short cut: no allocation
+      } else {
+        issue({comm, stream, c});
+      }
+      return ncclSuccess;
+    });
+  }
+  ncclResult_t run(
+      bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
+    return transfer(sending, message, handle, stream);
+  }
+  ncclResult_t runGrouped(
+      std::span<const Collective> all, ncclComm_t handle, cudaStream_t stream) const override {
+    return Library::runGrouped(all, handle, stream);
+  }
+
+  ncclResult_t shrink(
+      ncclComm_t handle,
+      std::span<int> excluded,
+      ncclComm_t* made,
+      ncclConfig_t* config,
+      int flags,
+      std::chrono::steady_clock::time_point deadline) const override {
+    return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
+      return shm::shrink(comm, {excluded.begin(), excluded.end()}, made, config, flags, deadline);
+    });
+  }
+
+  std::vector<int> missingRanks(ncclComm_t handle) const override {
+    std::vector<int> absent;
+    withComm(handle, "missingRanks", [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      absent = comm->missingRanks();
+      return ncclSuccess;
+    });
+    return absent;
+  }
+
+  void moveMessages(ncclComm_t handle, const std::function<bool()>& ended) const override {
+    withComm(handle, "moveMessages", [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      comm->pointToPoint().moveUntil(ended);
+      return ncclSuccess;
+    });
+  }
+
+  void serveMessages(ncclComm_t handle) const override {
+    withComm(handle, "serveMessages", [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      comm->pointToPoint().serveDeferred();
+      return ncclSuccess;
+    });
+  }
+
+  bool published(ncclComm_t handle) const override {
+    bool published = false;
+    withComm(handle, "published", [&](const std::shared_ptr<Comm>& comm) {
+      published = comm->begun();
+      return ncclSuccess;
+    });
+    return published;
+  }
+
+  uint64_t ring(ncclComm_t handle, uint64_t times) const override {
+    uint64_t rings = 0;
+    withComm(handle, "ring", [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      rings = comm->segment().header().doorbell.fetch_add(times) + times;
+      return ncclSuccess;
+    });
+    return rings;
+  }
+
+  ncclResult_t fail(
+      ncclComm_t handle,
+      ncclResult_t result,
+      const std::string& reason,
+      const std::vector<int>& ranks) const override {
+    return withComm(handle, "fail", [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      if (result == ncclSuccess || result == ncclInProgress) {
+        invalidArgument("fail", "result is " + std::to_string(result) + ", wanted an error");
+      }
+      for (const int rank : ranks) {
+        if (rank < 0 || rank >= comm->size()) {
+          invalidArgument(
+              "fail", "ranks holds " + std::to_string(rank) + ", no rank of this communicator");
+        }
+      }
+      comm->fail(NcclError(result, reason, ranks));
+      return ncclSuccess;
+    });
+  }
+
+  ncclResult_t put(
+      const void* data,
+      size_t count,
+      ncclDataType_t type,
+      int peer,
+      ncclWindow_t window,
+      size_t offset,
+      ncclComm_t handle,
+      cudaStream_t stream) const override {
+    return table_.putSignal(
+        data, count, type, peer, window, offset, kNoSignal, 0, 0, handle, stream);
+  }
+
+  ncclResult_t windowView(
+      ncclComm_t handle, ncclWindow_t window, int peer, WindowView& view) const override {
+    constexpr const char* kName = "windowView";
+    return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkProcess();
+      checkRank(kName, "peer", peer, comm->size());
+      view = comm->windows().find(window, kName)->views[peer];
+      return ncclSuccess;
+    });
+  }
+};
+
 }  // namespace
 
-const NcclApi& api() {
+const NcclApi& ncclFunctions() {
   static const NcclApi table = [] {
     NcclApi t;
     addManagement(t);
     addWindows(t);
     addNcclCalls(t);
-    t.collective = collective;
-    t.sendTagged = [](const Message& message, ncclComm_t comm, cudaStream_t stream) {
-      return transfer(true, message, comm, stream);
-    };
-    t.recvTagged = [](const Message& message, ncclComm_t comm, cudaStream_t stream) {
-      return transfer(false, message, comm, stream);
-    };
     t.groupStart = startGroup;
     t.groupEnd = endGroup;
     return t;
   }();
   return table;
+}
+
+const Library& library() {
+  static const auto& instance = neverDestroyed<SharedMemory>();
+  return instance;
 }
 
 }  // namespace torchcomms_pg::shm

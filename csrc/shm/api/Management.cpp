@@ -119,14 +119,13 @@ ncclResult_t commSplit(
   });
 }
 
-ncclResult_t shrinkUntil(
+ncclResult_t commShrink(
     ncclComm_t handle,
     int* excluded,
     int excludedCount,
     ncclComm_t* made,
     ncclConfig_t* config,
-    int flags,
-    std::chrono::steady_clock::time_point deadline) {
+    int flags) {
   return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
     if (excludedCount < 1 || excludedCount >= comm->size()) {
       invalidArgument(
@@ -136,19 +135,9 @@ ncclResult_t shrinkUntil(
     }
     checkPointer("commShrink", "excludeRanksList", excluded);
     const std::vector<int> gone(excluded, excluded + excludedCount);
-    return shrink(comm, gone, made, config, flags, deadline);
+    constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+    return shrink(comm, gone, made, config, flags, kNever);
   });
-}
-
-ncclResult_t commShrink(
-    ncclComm_t handle,
-    int* excluded,
-    int excludedCount,
-    ncclComm_t* made,
-    ncclConfig_t* config,
-    int flags) {
-  constexpr auto kNever = std::chrono::steady_clock::time_point::max();
-  return shrinkUntil(handle, excluded, excludedCount, made, config, flags, kNever);
 }
 
 ncclResult_t commGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
@@ -240,74 +229,6 @@ ncclResult_t commDeregister(const ncclComm_t handle, void* registration) {
   });
 }
 
-std::vector<int> missingRanks(ncclComm_t handle) {
-  std::vector<int> absent;
-  guarded([&] {
-    const std::shared_ptr<Comm> comm = findHandle(handle, "missingRanks");
-    comm->checkProcess();
-    absent = comm->missingRanks();
-    return ncclSuccess;
-  });
-  return absent;
-}
-
-void moveMessages(ncclComm_t handle, const std::function<bool()>& ended) {
-  withComm(handle, "moveMessages", [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkProcess();
-    comm->pointToPoint().moveUntil(ended);
-    return ncclSuccess;
-  });
-}
-
-void serveMessages(ncclComm_t handle) {
-  withComm(handle, "serveMessages", [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkProcess();
-    comm->pointToPoint().serveDeferred();
-    return ncclSuccess;
-  });
-}
-
-bool published(ncclComm_t handle) {
-  bool published = false;
-  guarded([&] {
-    published = findHandle(handle, "published")->begun();
-    return ncclSuccess;
-  });
-  return published;
-}
-
-uint64_t ring(ncclComm_t handle, uint64_t times) {
-  uint64_t rings = 0;
-  guarded([&] {
-    const std::shared_ptr<Comm> comm = findHandle(handle, "ring");
-    comm->checkProcess();
-    rings = comm->segment().header().doorbell.fetch_add(times) + times;
-    return ncclSuccess;
-  });
-  return rings;
-}
-
-ncclResult_t fail(
-    ncclComm_t handle,
-    ncclResult_t result,
-    const std::string& reason,
-    const std::vector<int>& ranks) {
-  return withComm(handle, "fail", [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkProcess();
-    if (result == ncclSuccess || result == ncclInProgress) {
-      invalidArgument("fail", "result is " + std::to_string(result) + ", wanted an error");
-    }
-    for (const int rank : ranks) {
-      if (rank < 0 || rank >= comm->size()) {
-        invalidArgument(
-            "fail", "ranks holds " + std::to_string(rank) + ", no rank of this communicator");
-      }
-    }
-    comm->fail(NcclError(result, reason, ranks));
-    return ncclSuccess;
-  });
-}
-
 }  // namespace
 
 void addManagement(NcclApi& table) {
@@ -330,14 +251,7 @@ void addManagement(NcclApi& table) {
   table.commRegister = commRegister;
   table.commDeregister = commDeregister;
   table.commShrink = commShrink;
-  table.shrinkUntil = shrinkUntil;
   table.commRevoke = commRevoke;
-  table.moveMessages = moveMessages;
-  table.serveMessages = serveMessages;
-  table.missingRanks = missingRanks;
-  table.fail = fail;
-  table.published = published;
-  table.ring = ring;
 }
 
 }  // namespace torchcomms_pg::shm

@@ -1,11 +1,11 @@
-// The functions of the table that make, inspect and end communicators and
-// manage memory and operators.
+// Functions that make, inspect and end communicators and manage memory and operators.
 #pragma once
 
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg::shm {
 
+// Adds NCCL's functions to the table.
 void addManagement(NcclApi& table);
 
 }  // namespace torchcomms_pg::shm

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg::shm {
 

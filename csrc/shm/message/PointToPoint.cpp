@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "base/Thread.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 #include "shm/Comm.hpp"
 #include "shm/Host.hpp"
 

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "nccl/ElementSize.hpp"
-#include "nccl/NcclApi.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg::shm {
 

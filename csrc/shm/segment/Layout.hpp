@@ -85,7 +85,7 @@ struct alignas(kLine) Header {
   std::atomic<int32_t> ranks;
   alignas(kLine) std::atomic<int32_t> joined;
   alignas(kLine) FaultRecord fault;
-  alignas(kLine) std::atomic<uint64_t> doorbell;  // see NcclApi::ring
+  alignas(kLine) std::atomic<uint64_t> doorbell;  // see Library::ring
   // By rank: number, from 1, of the CPU on which it was last seen, or 0 if it has not been seen.
   alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
 };

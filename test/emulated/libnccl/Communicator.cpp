@@ -28,7 +28,7 @@ Handles& handles() {
 }  // namespace
 
 const torchcomms_pg::NcclApi& shm() {
-  return torchcomms_pg::shm::api();
+  return torchcomms_pg::shm::ncclFunctions();
 }
 
 ncclComm_t publish(std::unique_ptr<Comm> comm) {
