@@ -1,4 +1,4 @@
-"""The c10d backend ``torchcomms``: NCCL's API as the one seam of a PyTorch process group.
+"""The c10d backend ``torchcomms``: collectives over NCCL, shared memory and Gloo.
 
 ``import torchcomms_pg`` registers the backend; then ``dist.init_process_group("torchcomms")``
 trains DDP and FSDP models. `new_comm` makes a communicator without process groups.

@@ -181,23 +181,21 @@ ncclComm_t CommHandle::shrink(
     const NcclConfig& config,
     Clock::time_point deadline,
     Report& report) const {
-  auto* const comm = get();
+  const auto make =
+      [comm = get(), flags, config, deadline, &api = api_, blocks = blocks_, excluded](
+          ncclComm_t* made) {
+        auto raw = config.raw(blocks);
+        auto gone = excluded;
+        return api.shrink(comm, gone, made, &raw, flags, deadline);
+      };
   if (!blocks_) {
     // The child goes on initializing in the background.
     ncclComm_t made = nullptr;
-    auto gone = excluded;
-    auto raw = config.raw(/*blocking=*/false);
-    report.state = api_.shrink(comm, gone, &made, &raw, flags, deadline);
+    report.state = make(&made);
     report.text = api_.getLastError(nullptr);
     return made;
   }
-  BlockingCall call(
-      api_,
-      device_,
-      [comm, flags, config, deadline, &api = api_, gone = excluded](ncclComm_t* made) mutable {
-        auto raw = config.raw(/*blocking=*/true);
-        return api.shrink(comm, gone, made, &raw, flags, deadline);
-      });
+  BlockingCall call(api_, device_, make);
   report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
   report.text = call.text();
   return call.take();

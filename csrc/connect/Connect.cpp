@@ -12,7 +12,6 @@
 #include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "gloo/Api.hpp"
-#include "nccl/NcclLibrary.hpp"
 #include "shm/api/Api.hpp"
 
 namespace torchcomms_pg {
@@ -25,19 +24,6 @@ std::array<
     std::atomic<const std::string*>,
     static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
-
-// Returns shared memory, reduced to functions of libnccl. With it a simulated accelerator takes the
-// code path of a GPU with an old NCCL, and its fallbacks.
-const Library& oldNccl() {
-  static const auto& library = []() -> const Library& {
-    auto table = shm::ncclFunctions();
-    table.allToAll = nullptr;
-    table.gather = nullptr;
-    table.scatter = nullptr;
-    return neverDestroyed<NcclLibrary>(table);
-  }();
-  return library;
-}
 
 // Makes a Communicator that owns `made`.
 std::shared_ptr<Communicator> own(
@@ -241,12 +227,12 @@ std::shared_ptr<Communicator> connect(
   refuseCapture(name, device);
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {
-    options.config.check(oldNccl());
+    options.config.check(shm::oldNccl());
     auto joined = joinOnHost(
-        oldNccl(),
+        shm::oldNccl(),
         info,
         [&](ncclComm_t comm, const Met& met) {
-          return make(oldNccl(), {comm}, met, options.config);
+          return make(shm::oldNccl(), {comm}, met, options.config);
         },
         options.config);
     TORCH_CHECK(

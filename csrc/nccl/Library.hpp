@@ -1,8 +1,8 @@
 // The seam: what the project has a library do.
 //
-// Everything above it communicates through a Library and does not know which: libnccl
-// (nccl/NcclLibrary.hpp), shared memory (shm/api/Api.hpp), several hosts (gloo/Api.hpp), or a
-// test's.
+// Everything above it communicates through a Library: libnccl (nccl/Libnccl.hpp), shared memory
+// (shm/api/Api.hpp) or several hosts (gloo/Api.hpp). connect/ chooses which; others ask what it can
+// do.
 #pragma once
 
 #include <chrono>
@@ -62,7 +62,7 @@ struct Probe {
 
 // What some libraries cannot do, or not in every version.
 enum class Feature {
-  // Functions of NCCL, which introduced() dates.
+  // Functions of NCCL.
   severalIds,  // init() from several unique ids
   allocator,   // memAlloc, memFree
   registration,
@@ -74,16 +74,17 @@ enum class Feature {
   resume,
   memoryStats,
   // Beyond NCCL.
-  barrier,       // CollectiveKind::barrier
-  tags,          // messages with tags, from any rank, and with `done`
-  deferral,      // published, moveMessages, serveMessages: otherwise a thread of the library serves
-  fail,          // fail
-  missingRanks,  // missingRanks
-  ring,          // ring
-  probe,         // probe, which finds what ranks of other hosts tell
+  barrier,   // CollectiveKind::barrier
+  tags,      // messages with tags, from any rank, and with `done`
+  deferral,  // published, moveMessages, serveMessages: otherwise a thread of the library serves
+  fail,
+  missingRanks,
+  ring,
+  probe,  // which finds what ranks of other hosts tell
 };
 
-// The functions of NCCL for a feature, and the first version that has them.
+// The functions of NCCL for a feature without which a call raises, and the first version that has
+// them.
 struct Introduced {
   const char* functions;
   const char* version;
@@ -100,8 +101,8 @@ class LibraryError : public std::runtime_error {
 std::string versionText(int version);
 
 // A library, for the rest of the process: its threads may outlive every communicator. A method with
-// the name of an NCCL function has its parameters and is as thread-safe. If the library lacks the
-// feature, it returns ncclInvalidUsage, or the default here.
+// the name of an NCCL function has its parameters and is as thread-safe. A method of a feature that
+// the library lacks returns ncclInvalidUsage, or what the body below says.
 class Library {
  public:
   Library() = default;
@@ -110,7 +111,7 @@ class Library {
   Library& operator=(const Library&) = delete;
 
   virtual bool has(Feature feature) const = 0;
-  // Returns the version as ncclGetVersion reports it, e.g. 23007 for 2.30.7, or 0 after an error.
+  // Returns the version as ncclGetVersion reports it, e.g. 23007 for 2.30.7.
   virtual int version() const = 0;
   // Returns the exclusive limit of sigIdx. NCCL guarantees 0 alone.
   virtual int signals() const { return 1; }
@@ -121,11 +122,13 @@ class Library {
   // Communicators. init() joins the ranks that share `ids`.
   virtual ncclResult_t getUniqueId(ncclUniqueId*) const { return ncclInvalidUsage; }
   virtual ncclResult_t init(
-      ncclComm_t* made,
-      std::span<ncclUniqueId> ids,
-      int ranks,
-      int rank,
-      ncclConfig_t* config) const;
+      ncclComm_t* /*made*/,
+      std::span<ncclUniqueId> /*ids*/,
+      int /*ranks*/,
+      int /*rank*/,
+      ncclConfig_t*) const {
+    return ncclInvalidUsage;
+  }
   virtual ncclResult_t commFinalize(ncclComm_t comm) const = 0;
   virtual ncclResult_t commDestroy(ncclComm_t comm) const = 0;
   virtual ncclResult_t commAbort(ncclComm_t comm) const = 0;
@@ -133,15 +136,17 @@ class Library {
       ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) const = 0;
   // Returns the library of a communicator that commSplit made.
   virtual const Library& libraryOf(ncclComm_t) const { return *this; }
-  // Calls ncclCommShrink. A library in host memory returns ncclInProgress and makes no communicator
-  // if this rank would wait past `deadline` for other remaining ranks. libnccl waits on.
+  // Does what ncclCommShrink does. Shared memory returns ncclInProgress and makes no communicator
+  // if this rank would wait past `deadline` for other remaining ranks; NCCL ignores `deadline`.
   virtual ncclResult_t shrink(
-      ncclComm_t comm,
-      std::span<int> excluded,
-      ncclComm_t* made,
-      ncclConfig_t* config,
-      int flags,
-      std::chrono::steady_clock::time_point deadline) const;
+      ncclComm_t,
+      std::span<int> /*excluded*/,
+      ncclComm_t* /*made*/,
+      ncclConfig_t*,
+      int /*flags*/,
+      std::chrono::steady_clock::time_point /*deadline*/) const {
+    return ncclInvalidUsage;
+  }
   virtual ncclResult_t commRevoke(ncclComm_t, int) const { return ncclInvalidUsage; }
   virtual ncclResult_t commCount(ncclComm_t comm, int* count) const = 0;
   virtual ncclResult_t commUserRank(ncclComm_t comm, int* rank) const = 0;
@@ -152,10 +157,12 @@ class Library {
   // and later calls return `result`, and getLastError returns `reason`. Callable from any thread at
   // any time; a communicator keeps its first failure.
   virtual ncclResult_t fail(
-      ncclComm_t comm,
-      ncclResult_t result,
-      const std::string& reason,
-      const std::vector<int>& ranks) const;
+      ncclComm_t,
+      ncclResult_t /*result*/,
+      const std::string& /*reason*/,
+      const std::vector<int>& /*ranks*/) const {
+    return ncclInvalidUsage;
+  }
   // Returns the ranks, ascending, that the oldest unfinished operation of `comm` still waits for.
   // During initialization these are the ranks that have not joined; after a failure the ranks at
   // fault, if known. Callable from any thread at any time. Empty without the feature.
@@ -228,14 +235,16 @@ class Library {
   }
   // Puts data without a signal into the window of a peer, in host memory.
   virtual ncclResult_t put(
-      const void* data,
-      size_t count,
-      ncclDataType_t type,
-      int peer,
-      ncclWindow_t window,
-      size_t offset,
-      ncclComm_t comm,
-      cudaStream_t stream) const;
+      const void* /*data*/,
+      size_t /*count*/,
+      ncclDataType_t,
+      int /*peer*/,
+      ncclWindow_t,
+      size_t /*offset*/,
+      ncclComm_t,
+      cudaStream_t) const {
+    return ncclInvalidUsage;
+  }
   virtual ncclResult_t signal(int, int, int, unsigned int, ncclComm_t, cudaStream_t) const {
     return ncclInvalidUsage;
   }
@@ -247,7 +256,9 @@ class Library {
   }
   // Sets `view` to the memory of `peer` in a window of host memory. Callable from any thread.
   virtual ncclResult_t windowView(
-      ncclComm_t comm, ncclWindow_t window, int peer, WindowView& view) const;
+      ncclComm_t, ncclWindow_t, int /*peer*/, WindowView& /*view*/) const {
+    return ncclInvalidUsage;
+  }
 };
 
 }  // namespace torchcomms_pg

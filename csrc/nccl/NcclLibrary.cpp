@@ -136,13 +136,21 @@ bool NcclLibrary::has(Feature feature) const {
     case Feature::suspend: return table_.commSuspend != nullptr;
     case Feature::resume: return table_.commResume != nullptr;
     case Feature::memoryStats: return table_.commMemStats != nullptr;
-    default: return false;  // beyond NCCL
+    case Feature::barrier:
+    case Feature::tags:
+    case Feature::deferral:
+    case Feature::fail:
+    case Feature::missingRanks:
+    case Feature::ring:
+    case Feature::probe: break;
   }
+  return false;
 }
 
 int NcclLibrary::version() const {
   int version = 0;
-  return table_.getVersion(&version) == ncclSuccess ? version : 0;
+  table_.getVersion(&version);
+  return version;
 }
 
 ncclResult_t NcclLibrary::init(

@@ -1,14 +1,16 @@
 // A library with NCCL's API.
 #pragma once
 
+#include <type_traits>
+
 #include "nccl/Library.hpp"
 #include "nccl/NcclApi.hpp"
 
 namespace torchcomms_pg {
 
-// Calls the functions of a table. Stands in for what a libnccl lacks: messages in one group, as
-// NCCL documents it. Returns ncclInvalidUsage for a barrier, which NCCL lacks: its caller reduces
-// one element instead.
+// Calls the functions of a table. If it lacks ncclAlltoAll, ncclGather or ncclScatter, sends
+// messages in one group, as NCCL documents them. Returns ncclInvalidUsage for a barrier, which NCCL
+// lacks: its caller reduces one element instead.
 class NcclLibrary : public Library {
  public:
   explicit NcclLibrary(const NcclApi& table) : table_(table) {}
@@ -111,7 +113,8 @@ class NcclLibrary : public Library {
 
  private:
   template <class... Arguments>
-  static ncclResult_t call(ncclResult_t (*function)(Arguments...), Arguments... arguments) {
+  static ncclResult_t call(
+      ncclResult_t (*function)(Arguments...), std::type_identity_t<Arguments>... arguments) {
     return function == nullptr ? ncclInvalidUsage : function(arguments...);
   }
 };

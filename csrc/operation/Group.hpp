@@ -16,9 +16,8 @@ struct Group {
   int globalRankStart = 0;
   int globalRankStride = 1;
 
-  // Returns whether the group is there under the name of torch's gloo, for a program that was
-  // written for Gloo: what such programs rely on holds, be it a text or the moment at which a send
-  // ends.
+  // Returns whether the group has taken the place of one over torch's gloo, for a program that was
+  // written for it. Its texts are then Gloo's, and its sends end when Gloo's would.
   bool standsForGloo() const { return backend == "gloo"; }
 
   // Return the names of ranks for texts, such as "rank 1", "ranks 1, 2", "rank 3 on host1", or

@@ -31,8 +31,7 @@ std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) 
       supported(*comm),
       what,
       comm->device().is_cpu()
-          ? std::string(
-                ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none")
+          ? ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none"
           : std::string(": the loaded library lacks ") + introduced(Feature::windows).functions +
                 ", which came with NCCL " + introduced(Feature::windows).version +
                 "; python -m torchcomms_pg.nccl tells which one is loaded");

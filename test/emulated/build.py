@@ -183,7 +183,8 @@ class Build(setup.Build):
         cudart = link(self.runtime, self.runtime, runtime, exports=exports)
         link("libcuda.so.1", "libcuda.so.1", driver, libraries=[cudart])
         soname = "libnccl.so.2"
-        link(soname, soname, [*nccl, *shm], libraries=[cudart])
+        exports = "{ global: nccl*; emulated*; local: *; };"
+        link(soname, soname, [*nccl, *shm], exports=exports, libraries=[cudart])
         since = exported_since()
         for name, version in NCCL_VERSIONS.items():
             (self.folder / f"nccl-{name}").mkdir(exist_ok=True)

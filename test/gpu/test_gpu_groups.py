@@ -684,7 +684,9 @@ def test_what_nccl_has_said_of_one_group_is_not_said_of_another(port, prefix, wo
     assert ranks.wait_for(comm.is_aborted, BOUND)
     with pytest.raises(torchcomms_pg.CommError) as raised:
         dist.all_reduce(ones(), group=late)
-    assert "group call" not in str(raised.value), raised.value
+    # Rank 1 may hear of it from NCCL before it hears of the deadline.
+    of_this_group, maybe, _ = str(raised.value).partition("maybe of another group: ")
+    assert "group call" not in of_this_group and not (maybe and rank == 0), raised.value
     # A failure that NCCL tells of.
     if rank == 1:
         failed._get_backend(gpus.current_device()).abort()

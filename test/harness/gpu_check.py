@@ -8,6 +8,7 @@ import datetime
 import os
 import pathlib
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -42,12 +43,21 @@ def driver():
     return (done.stdout or done.stderr).strip().partition("\n")[0]
 
 
+def built_by(library):
+    """The compilers that a shared library names, and the C++ library that it uses."""
+    command = ["readelf", "-d", "-p", ".comment", library]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    compilers = re.findall(r"^ +\[ *[0-9a-f]+\] +(\S.*)", output, re.MULTILINE)
+    shared = re.search(r"\(NEEDED\).*\[(lib(?:std)?c\+\+\S*)\]", output)
+    return f"{', '.join(compilers)}; {shared[1] if shared else 'the C++ library is inside'}"
+
+
 def facts(device):
     """What ran where, as lines."""
     import torch
 
     import torchcomms_pg
-    from torchcomms_pg import nccl
+    from torchcomms_pg import _C, nccl
 
     if device == "emulated":
         yield "card: an emulated CUDA. Nothing here runs on a GPU"
@@ -62,6 +72,7 @@ def facts(device):
             yield f"NCCL: {error}"
     yield f"date: {datetime.datetime.now().astimezone().isoformat(timespec='minutes')}"
     yield f"torch {torch.__version__}, torchcomms_pg {torchcomms_pg.__version__}"
+    yield f"built by {built_by(_C.__file__)}"
     cores = len(os.sched_getaffinity(0))
     yield f"Python {platform.python_version()}, {cores} cores, Linux {platform.release()}"
 

@@ -257,6 +257,17 @@ const NcclApi& ncclFunctions() {
   return table;
 }
 
+const Library& oldNccl() {
+  static const auto& instance = neverDestroyed<NcclLibrary>([] {
+    auto table = ncclFunctions();
+    table.allToAll = nullptr;
+    table.gather = nullptr;
+    table.scatter = nullptr;
+    return table;
+  }());
+  return instance;
+}
+
 const Library& library() {
   static const auto& instance = neverDestroyed<SharedMemory>();
   return instance;

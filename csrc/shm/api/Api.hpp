@@ -13,8 +13,11 @@ namespace torchcomms_pg::shm {
 // thread: the operation has finished when the call (or the ncclGroupEnd around it) returns.
 const Library& library();
 
-// Returns its functions with NCCL's signatures, whose communicators are the same: for tests, and
-// for devices that are simulated as if by an old NCCL.
+// Returns its functions with NCCL's signatures, whose communicators are the same.
 const NcclApi& ncclFunctions();
+
+// Returns a library with some of these functions. With it a simulated accelerator takes the code
+// path of a GPU with an old NCCL, and its fallbacks.
+const Library& oldNccl();
 
 }  // namespace torchcomms_pg::shm

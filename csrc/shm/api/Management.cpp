@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "base/NeverDestroyed.hpp"
+#include "shm/api/Api.hpp"
 #include "shm/api/Group.hpp"
 #include "shm/api/Lifecycle.hpp"
 #include "shm/api/ResultCodes.hpp"
@@ -134,9 +135,9 @@ ncclResult_t commShrink(
               std::to_string(comm->size() - 1));
     }
     checkPointer("commShrink", "excludeRanksList", excluded);
-    const std::vector<int> gone(excluded, excluded + excludedCount);
     constexpr auto kNever = std::chrono::steady_clock::time_point::max();
-    return shrink(comm, gone, made, config, flags, kNever);
+    const std::span gone(excluded, static_cast<size_t>(excludedCount));
+    return library().shrink(handle, gone, made, config, flags, kNever);
   });
 }
 
