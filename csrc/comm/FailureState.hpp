@@ -1,6 +1,7 @@
 // The failure of a communicator: its cause, its text and its effects.
 #pragma once
 
+#include <nccl.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <atomic>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "comm/CommError.hpp"
-#include "nccl/Library.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "base/NeverDestroyed.hpp"
-#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 

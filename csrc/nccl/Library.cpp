@@ -33,15 +33,7 @@ std::string versionText(int version) {
 
 ncclResult_t Library::runGrouped(
     std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const {
-  return grouped([&] {
-    for (const auto& collective : collectives) {
-      const auto result = run(collective, comm, stream);
-      if (result != ncclSuccess) {
-        return result;
-      }
-    }
-    return ncclSuccess;
-  });
+  return grouped(collectives, [&](const Collective& c) { return run(c, comm, stream); });
 }
 
 }  // namespace torchcomms_pg

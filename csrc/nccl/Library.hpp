@@ -202,6 +202,19 @@ class Library {
     const auto ended = groupEnd();
     return result != ncclSuccess ? result : ended;
   }
+  // Calls launch(collective) for each in one group, up to the first error.
+  template <class Launch>
+  ncclResult_t grouped(std::span<const Collective> collectives, const Launch& launch) const {
+    return grouped([&] {
+      for (const auto& collective : collectives) {
+        const auto result = launch(collective);
+        if (result != ncclSuccess) {
+          return result;
+        }
+      }
+      return ncclSuccess;
+    });
+  }
 
   // Returns whether the operation issued last has published all its data for the other ranks, so
   // that they do not wait for the stream to execute it. Call from the thread that issued it.

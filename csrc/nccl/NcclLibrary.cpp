@@ -191,14 +191,8 @@ ncclResult_t NcclLibrary::runGrouped(
     std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const {
   const auto& first = collectives.front();
   return withOperator(table_, first.op, first.type, comm, [&](ncclRedOp_t op) {
-    return grouped([&] {
-      for (const auto& collective : collectives) {
-        const auto result = launch(*this, table_, collective, op, comm, stream);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-      return ncclSuccess;
+    return grouped(collectives, [&](const Collective& c) {
+      return launch(*this, table_, c, op, comm, stream);
     });
   });
 }

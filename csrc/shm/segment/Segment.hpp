@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "nccl/Library.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Layout.hpp"
 #include "shm/segment/UniqueId.hpp"
