@@ -180,7 +180,7 @@ void HostExecutor::finish(
     inFlight.remove(entry);
   } else {
     inFlight.tellElsewhere(entry);  // this thread may end the group next, and has to wait then
-    runDetached([&inFlight, held, entry] {
+    runInCallbackThread([&inFlight, held, entry] {
       inFlight.tellHere(entry);
       held->completeFutures();
       inFlight.remove(entry);
@@ -302,7 +302,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-void HostExecutor::runDetached(std::function<void()> body) {
+void HostExecutor::runInCallbackThread(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {
