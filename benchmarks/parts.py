@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from harness.ranks import RankFailure
 
-from . import deepspeed, gpus, hosts, native, plan, programs, scale, steps, table
+from . import deepspeed, gpus, hosts, native, plan, programs, scale, sharing, steps, table
 from .results import OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
 from .timing import slowest
@@ -126,6 +126,30 @@ def measure_programs(args: argparse.Namespace, results: Results) -> None:
     found = {call.name: measured[call.name] for call in programs.CALLS}
     results.sections["programs"] = found
     show(table.programs(found))
+
+
+def measure_sharing(args: argparse.Namespace, results: Results) -> None:
+    """Ranks that share cores with each other, and with other programs."""
+    backends = of_torch(args)
+    many = []
+    for ranks in (2,) if args.quick else (2, 4, 8):
+        with torch_team(ranks, (*backends, "fake")) as team:
+            answers = team.call("shared_cores", (*backends, "fake"))
+        for name in answers[0]:
+            many.append({"ranks": ranks, "backend": name, **mean_of(answers, name)})
+    busy = []
+    for pinned in (True,) if args.quick else (True, False):
+        with torch_team(2, backends) as team, sharing.other_programs():
+            answers = team.call("busy_cores", backends, pinned, timeout=300)
+        for name in answers[0]:
+            busy.append({"pinned": pinned, "backend": name, **mean_of(answers, name)})
+    results.sections["sharing"] = {"ranks": many, "programs": busy}
+    show(table.sharing(many, busy))
+
+
+def mean_of(answers: list[dict[str, dict[str, float]]], name: str) -> dict[str, float]:
+    """Returns the mean over the ranks of what was measured of a backend."""
+    return {what: fmean(answer[name][what] for answer in answers) for what in answers[0][name]}
 
 
 def measure_deepspeed(args: argparse.Namespace, results: Results) -> None:
@@ -268,6 +292,7 @@ FULL_RUN: dict[str, Part] = {
     "operations": measure_operations,
     "overlap": measure_overlap,
     "programs": measure_programs,
+    "sharing": measure_sharing,
     "deepspeed": measure_deepspeed,
     "steps": measure_steps,
     "groups": measure_groups,

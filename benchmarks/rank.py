@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import deepspeed, groups, operations, programs, steps, timing
+from . import deepspeed, groups, operations, programs, sharing, steps, timing
 from .front_ends import FRONT_ENDS, FrontEnd
 from .results import Contender
 
@@ -190,6 +190,15 @@ class TorchRank(Rank):
     def programs(self, backends: tuple[str, ...]) -> dict[str, dict[str, float]]:
         """Times what programs call over these backends."""
         return programs.measure({name: self.groups[name] for name in backends}, self.meet)
+
+    def shared_cores(self, backends: tuple[str, ...]) -> sharing.Measured:
+        """Measures all-reduces of ranks that may share cores."""
+        return sharing.small({name: self.groups[name] for name in backends}, self.meet)
+
+    def busy_cores(self, backends: tuple[str, ...], pinned: bool) -> sharing.Measured:
+        """Measures steps beside other programs, each rank on a core of its own if `pinned`."""
+        groups = {name: self.groups[name] for name in backends}
+        return sharing.busy(groups, self.meet, self.rank if pinned else -1)
 
     def deepspeed(self, folder: Path) -> list[dict[str, Any]]:
         """Times all-reduces beside DeepSpeed's, which is built in a folder."""

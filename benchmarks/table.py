@@ -188,6 +188,26 @@ def programs(found: dict[str, dict[str, float]]) -> str:
     )
 
 
+def sharing(ranks: Sequence[dict[str, Any]], programs: Sequence[dict[str, Any]]) -> str:
+    """Writes what ranks take that share cores: with each other, and with other programs."""
+    counts = ["sleeps", "switches"]
+    lines = [["backend", "ranks", "us", "CPU us", *counts]]
+    for r in ranks:
+        name = NAMES.get(r["backend"], r["backend"])
+        cells = [time(r["time"]), time(r["cpu"]), *(f"{r[count]:.2f}" for count in counts)]
+        lines.append([name, str(r["ranks"]), *cells])
+    text = "all_reduce of 4 B; CPU time, sleeps and switches are of a call, of each rank\n"
+    text += align(lines)
+    lines = [["backend", "ranks are", "ms", "CPU ms", *counts]]
+    for r in programs:
+        where = "pinned" if r["pinned"] else "free"
+        cells = [f"{r[what] / 1e3:.1f}" for what in ("time", "cpu")]
+        cells += [f"{r[count]:.1f}" for count in counts]
+        lines.append([NAMES.get(r["backend"], r["backend"]), where, *cells])
+    text += "\n\n2 ms of computing and an all_reduce of 32 KB, 2 ranks beside ten busy programs\n"
+    return text + align(lines, 2)
+
+
 def imperfect(records: Sequence[dict[str, Any]]) -> str:
     """Writes what takes how long over links that are not perfect."""
     whats = ("made", "4 B", "3.2 MB")

@@ -273,6 +273,19 @@ def test_groups_on_several_hosts_are_measured_beside_gloo(possible, tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_share_cores_are_counted_beside_gloo_and_a_call_of_the_scheduler(tmp_path):
+    done = bench("--quick", "--only", "sharing", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "now.json").read_text())["sharing"]
+    names = ["torchcomms", "gloo", "fake", "fake, sched_yield"]
+    assert [row["backend"] for row in found["ranks"]] == names
+    assert [row["backend"] for row in found["programs"]] == names[:2]
+    assert all(row["time"] >= row["cpu"] / 2 > 0 for row in found["ranks"])
+    assert all(row["cpu"] >= 2000 for row in found["programs"])
+    assert "2 ranks beside ten busy programs" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("hosts, each, steps", [(10, 2, 5), (2, 10, 1)])
 def test_what_many_ranks_cost_grows_with_hosts_and_not_with_ranks(tmp_path, hosts, each, steps):
