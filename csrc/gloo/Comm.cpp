@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "host/FailureText.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Handles.hpp"
 
@@ -64,8 +63,7 @@ std::shared_ptr<Comm> Comm::make(
       {.release =
            [raw = comm.get()] {
              const auto failure = *raw->fault_->known();
-             raw->inside_->fail(
-                 {failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
+             raw->inside_->fail({failure.result, host::encode(failure, shm::kFailureBytes), {}});
            },
        .learn =
            [raw = comm.get()](bool first) {
@@ -239,7 +237,7 @@ Probe Comm::probe() {
         try {
           const auto before = std::exchange(seen, Fault::news(*own));
           const bool news = seen != before;
-          if ((!news && !thorough) || fault->failAsTold(*own)) {
+          if ((!news && !thorough) || fault->failAsOthers(*own)) {
             return news;
           }
           fault->answer(*own);

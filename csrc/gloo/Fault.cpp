@@ -6,7 +6,6 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
-#include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -14,7 +13,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
+// Key under which a rank writes the failure with which it has failed the group.
 constexpr const char* kReasonKey = "failed";
 
 // Interval at which a rank that needs the reason looks for it. Time limits: of the reason, since a
@@ -103,15 +102,14 @@ void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& memb
 void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host that follows the group's failure carries it as its text, see
   // Comm::make().
-  if (const auto told = host::decode(inside.what())) {
-    fail(*told);
-  } else {
-    std::vector<int> ranks;
-    for (const int rank : inside.ranks) {
-      ranks.push_back(members[rank]);
-    }
-    fail({inside.result, inside.what(), std::move(ranks)});
+  if (failAsTold(inside.what())) {
+    return;
   }
+  std::vector<int> ranks;
+  for (const int rank : inside.ranks) {
+    ranks.push_back(members[rank]);
+  }
+  fail({inside.result, inside.what(), std::move(ranks)});
 }
 
 void Fault::write(std::string key, std::string text) {
@@ -139,25 +137,28 @@ void Fault::write(std::string key, std::string text) {
   }
 }
 
-bool Fault::failAsTold(c10d::Store& store) {
+bool Fault::failAsTold(const std::string& told) {
+  const auto failure = host::decode(told);
+  if (failure) {
+    fail({ncclRemoteError, failure->what(), failure->ranks});
+  }
+  return failure.has_value();
+}
+
+bool Fault::failAsWritten(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) {
+    return false;
+  }
+  const auto text = store.get(key);
+  return failAsTold({text.begin(), text.end()});
+}
+
+bool Fault::failAsOthers(c10d::Store& store) {
   try {
-    return readReason(store);
+    return failAsWritten(store, kReasonKey);
   } catch (const std::exception&) {
     return false;  // the store ended with the rank that served it
   }
-}
-
-// Same as failAsTold(), but raises the store's errors.
-bool Fault::readReason(c10d::Store& store) {
-  if (!store.check({kReasonKey})) {
-    return false;
-  }
-  const auto text = store.get(kReasonKey);
-  const auto told = host::decode({text.begin(), text.end()});
-  if (told) {
-    fail(*told);
-  }
-  return told.has_value();
 }
 
 std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, bool ask) {
@@ -175,7 +176,7 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
       return;
     }
     try {
-      if (readReason(*store_)) {
+      if (failAsWritten(*store_, kReasonKey)) {
         return;
       }
       std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "host/FailureText.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -361,14 +360,12 @@ bool Link::failAsHeard(int peer) {
 // Fails the group with a received reason. Returns false if it is that the peer leaves.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
-  const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));
-  if (told) {
-    setup_.fault->fail(*told);
-  } else {
-    std::lock_guard lock(mutex_);
-    left_.insert(peer);
+  if (setup_.fault->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
+    return true;
   }
-  return told.has_value();
+  std::lock_guard lock(mutex_);
+  left_.insert(peer);
+  return false;
 }
 
 bool Link::hasLeft(int peer) const {

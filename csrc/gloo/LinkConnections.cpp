@@ -21,7 +21,8 @@ constexpr size_t kNamed = 4;
 // Time limit for threads to release connections that are closed, shared by all links.
 SharedPatience releasePatience{std::chrono::seconds(5)};
 
-// Store keys: a rank wants the ranks to be connected; a rank has left before they were.
+// Store keys: a rank wants the ranks to be connected; a rank has left before they were, and so
+// fails those that want to be.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
@@ -78,7 +79,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     // Another rank, whose own connections are made, has failed.
-    if (setup_.fault->failAsTold(*setup_.store)) {
+    if (setup_.fault->failAsOthers(*setup_.store)) {
       lock.lock();
       continue;
     }
@@ -203,17 +204,7 @@ void Link::lookForOthers(c10d::Store& group) {
   if (connected() || !group.check({key(kConnectKey)})) {
     return;
   }
-  if (group.check({key(kLeftKey)})) {
-    const auto text = group.get(key(kLeftKey));
-    const int rank = std::stoi(std::string(text.begin(), text.end()));
-    setup_.fault->fail(
-        host::NcclError(
-            ncclRemoteError,
-            "rank " + std::to_string(rank) +
-                " has left before the ranks were connected for tensors of the CPU, which the first "
-                "operation on such has them do",
-            {rank}));
-  }
+  setup_.fault->failAsWritten(group, key(kLeftKey));
   startConnecting(/*tells=*/true);
 }
 
@@ -228,7 +219,15 @@ void Link::close() {
     closed_ = true;
   }
   if (leaves && unconnected) {
-    setup_.fault->write(key(kLeftKey), std::to_string(setup_.members[setup_.rank]));
+    const int rank = setup_.members[setup_.rank];
+    setup_.fault->write(
+        key(kLeftKey),
+        host::encode(
+            {ncclRemoteError,
+             "rank " + std::to_string(rank) +
+                 " has left before the ranks were connected for tensors of the CPU, which the "
+                 "first operation on such has them do",
+             {rank}}));
   } else if (leaves) {
     tellReason("");
   }
