@@ -20,10 +20,11 @@ namespace torchcomms_pg::gloo {
 
 // Keeps the group's first failure. Its ranks are numbered in the group. A connection that breaks or
 // cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
-class Fault : public std::enable_shared_from_this<Fault> {
+class FailureState : public std::enable_shared_from_this<FailureState> {
  public:
   // `rank`: this process's rank. `died`: see Members::died.
-  Fault(c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
+  FailureState(
+      c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 
   std::optional<host::NcclError> known() const;

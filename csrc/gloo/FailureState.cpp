@@ -1,4 +1,4 @@
-#include "gloo/Fault.hpp"
+#include "gloo/FailureState.hpp"
 
 #include <future>
 #include <thread>
@@ -37,7 +37,7 @@ std::string answerOf(int rank) {
 }  // namespace
 
 template <class... Args>
-void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
+void FailureState::call(std::function<void(Args...)> Actions::* which, Args... args) {
   std::vector<Watcher> watchers;
   {
     std::lock_guard lock(mutex_);
@@ -53,16 +53,16 @@ void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
   }
 }
 
-std::optional<host::NcclError> Fault::known() const {
+std::optional<host::NcclError> FailureState::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void Fault::check() const {
+void FailureState::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void Fault::fail(const host::NcclError& failure) {
+void FailureState::fail(const host::NcclError& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -76,30 +76,30 @@ void Fault::fail(const host::NcclError& failure) {
       [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
 }
 
-void Fault::lookForSignals() {
+void FailureState::lookForSignals() {
   if (host::interrupted()) {
     failInterrupted();
   }
 }
 
-void Fault::failInterrupted() {
+void FailureState::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
-void Fault::failWithoutThread(const std::string& name, const std::system_error& error) {
+void FailureState::failWithoutThread(const std::string& name, const std::system_error& error) {
   fail(
       {ncclSystemError,
        name + " cannot be connected: no thread can be started (" + error.what() + ")",
        {rank_}});
 }
 
-void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
+void FailureState::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   adopt(inside, members);
   throw *known();
 }
 
-void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
+void FailureState::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host that follows the group's failure carries it as its text, see
   // Comm::make().
   if (failAsTold(inside.what())) {
@@ -112,7 +112,7 @@ void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members
   fail({inside.result, inside.what(), std::move(ranks)});
 }
 
-void Fault::write(std::string key, std::string text) {
+void FailureState::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
@@ -137,7 +137,7 @@ void Fault::write(std::string key, std::string text) {
   }
 }
 
-bool Fault::failAsTold(const std::string& told) {
+bool FailureState::failAsTold(const std::string& told) {
   const auto failure = host::decode(told);
   if (failure) {
     fail({ncclRemoteError, failure->what(), failure->ranks});
@@ -145,7 +145,7 @@ bool Fault::failAsTold(const std::string& told) {
   return failure.has_value();
 }
 
-bool Fault::failAsWritten(c10d::Store& store, const std::string& key) {
+bool FailureState::failAsWritten(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) {
     return false;
   }
@@ -153,7 +153,7 @@ bool Fault::failAsWritten(c10d::Store& store, const std::string& key) {
   return failAsTold({text.begin(), text.end()});
 }
 
-bool Fault::failAsOthers(c10d::Store& store) {
+bool FailureState::failAsOthers(c10d::Store& store) {
   try {
     return failAsWritten(store, kReasonKey);
   } catch (const std::exception&) {
@@ -161,7 +161,8 @@ bool Fault::failAsOthers(c10d::Store& store) {
   }
 }
 
-std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, bool ask) {
+std::optional<FailureState::Lost> FailureState::awaitReason(
+    const std::vector<int>& ranks, bool ask) {
   using Clock = std::chrono::steady_clock;
   Lost lost;
   const auto look = [&](bool first) {
@@ -215,13 +216,13 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
   return lost;
 }
 
-void Fault::answer(c10d::Store& group) const {
+void FailureState::answer(c10d::Store& group) const {
   if (group.check({questionTo(rank_)})) {
     group.set(answerOf(rank_), std::vector<uint8_t>{});
   }
 }
 
-void Fault::tellOthers() {
+void FailureState::tellOthers() {
   call(&Actions::tell);
   try {
     const std::string text = host::encode(*known());
@@ -240,13 +241,13 @@ void Fault::tellOthers() {
   call(&Actions::told);
 }
 
-void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
+void FailureState::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
   watchers_.push_back({owner, std::move(actions)});
 }
 
-void Fault::awaitTold() {
+void FailureState::awaitTold() {
   std::unique_lock lock(mutex_);
   tellPatience.spend([&](std::chrono::milliseconds patience) {
     return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
