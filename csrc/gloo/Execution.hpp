@@ -35,6 +35,9 @@ inline constexpr int kStraight = 8;
 // inside each.
 inline constexpr size_t kPiece = 4 << 20;
 
+// Tag of a collective's messages inside a host; tags of users are not negative.
+inline constexpr int kInsideTag = -2;
+
 // Executes one collective. The kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp;
 // Execution.cpp has what they share.
 class Execution {
@@ -82,13 +85,10 @@ class Execution {
   using Block = Scratch::Block;
   Block block(size_t bytes) { return comm_.scratch_.take(bytes); }
 
-  // A message inside the host.
-  struct Hop {
-    bool sending;
-    int local;
-    void* data;
-    size_t bytes;
-  };
+  // Returns a message inside the host.
+  static Message hop(bool sending, int local, void* data, size_t bytes) {
+    return {.sending = sending, .buffer = data, .count = bytes, .peer = local, .tag = kInsideTag};
+  }
 
   // A piece of an all-reduce or a reduce that is under way.
   struct Piece {
@@ -109,7 +109,7 @@ class Execution {
     part.whole = &signature_;
     comm_.inside_->run(part);
   }
-  void inside(const std::vector<Hop>& hops);
+  void inside(const std::vector<Message>& hops);
   void finish(const std::vector<std::shared_ptr<PendingMessage>>& pending);
 
   void allReduce(const Collective& c);

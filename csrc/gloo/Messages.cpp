@@ -38,7 +38,7 @@ PendingMessage pendingOf(const Request& request, int number) {
            .root = 0,
            .countLow = static_cast<uint32_t>(message.count),
            .countHigh = static_cast<uint32_t>(message.count >> 32)},
-      .sending = request.sending,
+      .sending = message.sending,
       .peer = number,
       .tag = Link::kMessageTag,
       .data = message.buffer,
@@ -70,15 +70,14 @@ bool Messages::isCounterpart(int peer) const {
   return ways_.lane != nullptr && t.localOf[peer] == t.local();
 }
 
-Messages::Requests Messages::post(const std::vector<Issued>& messages, bool together) {
+Messages::Requests Messages::post(const std::vector<Message>& messages, bool together) {
   Requests requests;
-  for (const auto& [sending, message] : messages) {
+  for (const auto& message : messages) {
     together = together && isInside(message) && message.done == nullptr;
   }
   try {
-    for (const auto& [sending, message] : messages) {
+    for (const auto& message : messages) {
       auto request = std::make_shared<Request>();
-      request->sending = sending;
       request->message = message;
       request->peer = message.peer;
       request->together = together;
@@ -96,7 +95,7 @@ void Messages::start(const std::shared_ptr<Request>& request) {
   try {
     if (isInside(request->message)) {
       addInside(request);
-    } else if (request->sending) {
+    } else if (request->message.sending) {
       sendOutside(request);
     } else {
       receiveOutside(request);
@@ -109,7 +108,7 @@ void Messages::start(const std::shared_ptr<Request>& request) {
 
 void Messages::addInside(const std::shared_ptr<Request>& request) {
   const auto& message = request->message;
-  auto transfer = std::make_shared<shm::Transfer>(request->sending, message);
+  auto transfer = std::make_shared<shm::Transfer>(message);
   transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology->localOf[message.peer];
   transfer->elsewhere = message.peer == kAnyPeer;
   try {

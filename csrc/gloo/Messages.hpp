@@ -20,7 +20,6 @@ namespace torchcomms_pg::gloo {
 
 // A message under way. Owned by Messages.
 struct Request {
-  bool sending = false;
   Message message;
   int peer = 0;  // the other rank, once known
 
@@ -61,13 +60,9 @@ class Messages : public std::enable_shared_from_this<Messages> {
   explicit Messages(Ways ways);
 
   using Requests = std::vector<std::shared_ptr<Request>>;
-  struct Issued {
-    bool sending;
-    Message message;
-  };
   // Starts messages, in this order, without blocking. `together`: if all are inside this host, they
   // proceed only while complete() runs, which is faster.
-  Requests post(const std::vector<Issued>& messages, bool together);
+  Requests post(const std::vector<Message>& messages, bool together);
 
   // Blocks until all have been sent or received. No message waits for another one. If it throws, it
   // has withdrawn all.

@@ -229,7 +229,7 @@ bool MessageEngine::openMessage(int source, Arriving& arriving) {
       .tag = header.tag};
   auto receive = matcher_.take(source, header.tag);
   if (!receive) {
-    receive = std::make_shared<Transfer>(false, message);
+    receive = std::make_shared<Transfer>(message);
     matcher_.hold(receive);
   } else if (!noteMatch(message, *receive)) {
     return false;

@@ -19,9 +19,8 @@ struct Transfer;
 using TransferList = std::list<std::shared_ptr<Transfer>>;
 
 struct Transfer : Message {
-  Transfer(bool sending, const Message& message) : Message(message), sending(sending) {}
+  explicit Transfer(const Message& message) : Message(message) {}
 
-  const bool sending;
   bool elsewhere = false;  // receives from any rank, maybe of another host
 
   // Owned by PointToPoint, for a transfer with `done`.
@@ -43,7 +42,9 @@ struct Transfer : Message {
 
   size_t bytes() const { return count * elementSize(type); }
   // Returns the same message once more; for a transfer without `done`.
-  std::shared_ptr<Transfer> again() const { return std::make_shared<Transfer>(sending, *this); }
+  std::shared_ptr<Transfer> again() const {
+    return std::make_shared<Transfer>(static_cast<const Message&>(*this));
+  }
 };
 
 }  // namespace torchcomms_pg::shm
