@@ -61,7 +61,7 @@ ncclComm_t handleOf(CommPtr comm) {
 
 void run(Comm& comm, const Batch& batch) {
   const bool together = batch.collectives.empty() && batch.exchanges.empty();
-  const auto requests = comm.messages().post(batch.messages, together);
+  const auto transfers = comm.messages().post(batch.messages, together);
   try {
     for (const auto& [collective, place] : batch.collectives) {
       comm.run(collective, place);
@@ -70,11 +70,11 @@ void run(Comm& comm, const Batch& batch) {
       comm.exchange(exchange.sends, exchange.receives, exchange.type, exchange.place);
     }
   } catch (const std::exception& error) {
-    comm.messages().withdraw(requests, error);
+    comm.messages().withdraw(transfers, error);
     throw;
   }
-  if (!requests.empty()) {
-    comm.messages().complete(requests);
+  if (!transfers.empty()) {
+    comm.messages().complete(transfers);
   }
 }
 
@@ -119,9 +119,9 @@ ncclResult_t launch(std::vector<Task> tasks) {
     if (!alone) {
       comm->prepareLater();
     }
-    const auto requests = comm->messages().post({message}, /*together=*/false);
+    const auto transfers = comm->messages().post({message}, /*together=*/false);
     if (!alone) {
-      comm->completeLater(requests.front());
+      comm->completeLater(transfers.front());
     }
   }
   if (now.collectives.empty() && now.messages.empty() && now.exchanges.empty()) {

@@ -12,7 +12,7 @@ namespace torchcomms_pg::gloo {
 // sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
-  std::vector<std::shared_ptr<PendingMessage>> pending;
+  std::vector<Packet> packets;
   for (int peer = 0; peer < t_.size; ++peer) {
     for (const bool sending : {false, true}) {
       const auto& part = (sending ? sends : receives)[peer];
@@ -20,7 +20,7 @@ void Execution::exchangeStraight(
       signature.countLow = static_cast<uint32_t>(part.bytes);
       signature.countHigh = static_cast<uint32_t>(part.bytes >> 32);
       if (peer != t_.rank) {
-        pending.push_back(comm_.lane_->post(
+        packets.push_back(comm_.lane_->post(
             {.signature = signature,
              .sending = sending,
              .peer = peer,
@@ -30,7 +30,7 @@ void Execution::exchangeStraight(
       }
     }
   }
-  finish(pending);
+  finish(packets);
 }
 
 void Execution::checkOwn(const Part& send, const Part& receive) const {

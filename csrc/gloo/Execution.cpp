@@ -77,9 +77,9 @@ void Execution::run(const Collective& c) {
   }
 }
 
-void Execution::finish(const std::vector<std::shared_ptr<PendingMessage>>& pending) {
-  for (const auto& pending : pending) {
-    comm_.lane_->complete(*pending, /*late=*/true);
+void Execution::finish(std::vector<Packet>& packets) {
+  for (auto& packet : packets) {
+    comm_.lane_->complete(packet, /*late=*/true);
   }
 }
 

@@ -48,7 +48,7 @@ class Execution {
   void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
 
  private:
-  // Messages between this rank and its counterparts that are under way together. Declare a Step
+  // Packets between this rank and its counterparts that are under way together. Declare a Step
   // after the buffers that it sends and receives: Gloo may use them until the Step is destroyed.
   class Step {
    public:
@@ -60,13 +60,13 @@ class Execution {
       add(false, host, data, bytes, execution_.announcedBy_);
     }
     void finish() {
-      execution_.finish(pending_);
-      pending_.clear();
+      execution_.finish(packets_);
+      packets_.clear();
     }
 
    private:
     void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
-      pending_.push_back(execution_.comm_.lane_->post(
+      packets_.push_back(execution_.comm_.lane_->post(
           {.signature = execution_.signature_,
            .sending = sending,
            .peer = host,
@@ -79,7 +79,7 @@ class Execution {
     }
 
     Execution& execution_;
-    std::vector<std::shared_ptr<PendingMessage>> pending_;
+    std::vector<Packet> packets_;
   };
 
   using Block = Scratch::Block;
@@ -110,7 +110,7 @@ class Execution {
     comm_.inside_->run(part);
   }
   void inside(const std::vector<Message>& hops);
-  void finish(const std::vector<std::shared_ptr<PendingMessage>>& pending);
+  void finish(std::vector<Packet>& packets);
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
