@@ -286,8 +286,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
           One{{}, pending, std::move(part.epilogue), std::move(part.buffers)});
       message.done = One::done;
       message.context = one.get();
-      const bool sending = part.op.kind == OpKind::send;
-      const auto result = api.run(sending, message, comm, nullptr);
+      const auto result = api.run(message, comm, nullptr);
       if (result != ncclSuccess) {
         // The first message may wait for connections, which a signal interrupts.
         const auto raised = comm_.failureState().interruption();
