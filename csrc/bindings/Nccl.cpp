@@ -114,11 +114,9 @@ void bindNccl(py::module_& module) {
          int size,
          const std::string& name,
          Milliseconds timeout,
-         int ranksPerRoot,
-         int peer) {
+         int ranksPerRoot) {
         RendezvousInfo info{store, rank, size, {}, name, timeout};
         info.group.name = name;
-        info.peer = peer;
         NcclRendezvous met;
         {
           py::gil_scoped_release release;
@@ -136,8 +134,7 @@ void bindNccl(py::module_& module) {
       py::arg("size"),
       py::arg("name"),
       py::arg("timeout"),
-      py::arg("ranks_per_root"),
-      py::arg("peer") = -1);
+      py::arg("ranks_per_root"));
 }
 
 }  // namespace torchcomms_pg

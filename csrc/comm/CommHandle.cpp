@@ -78,29 +78,29 @@ ncclResult_t CommHandle::stateAfterLaunch() const {
   return stateOr(ncclInvalidUsage);
 }
 
-host::NcclError CommHandle::report() const {
+CommHandle::Report CommHandle::report() const {
+  Report report;
   if (!process_.isThis()) {
-    return {ncclSuccess, ""};
+    return report;
   }
   std::lock_guard lock(mutex_);
   if (auto* const comm = get()) {
-    std::string text = api_.getLastError(comm);
-    auto state = ncclSuccess;
-    api_.commGetAsyncError(comm, &state);
-    if (blocks_ && state != ncclSuccess && state != ncclInProgress) {
+    report.text = api_.getLastError(comm);
+    api_.commGetAsyncError(comm, &report.state);
+    if (blocks_ && report.state != ncclSuccess && report.state != ncclInProgress) {
       // libnccl keeps only the latest text of the process (src/init.cc, ncclGetLastError).
-      const auto latest = std::exchange(text, api_.getErrorString(state));
-      text += latest.empty()
-                  ? ""
-                  : "; NCCL's latest message in this process, maybe of another group: " + latest;
+      const auto latest = std::exchange(report.text, api_.getErrorString(report.state));
+      report.text += latest.empty() ? ""
+                                    : "; NCCL's latest message in this process, maybe of another "
+                                      "group: " +
+                                          latest;
     }
-    return {state, text, api_.missingRanks(comm)};
+    report.absent = api_.missingRanks(comm);
+  } else if (joining_ != nullptr) {
+    report.text = joining_->text();
+    report.state = joining_->done() ? joining_->result() : ncclSuccess;
   }
-  if (joining_ != nullptr) {
-    const auto text = joining_->text();
-    return {joining_->done() ? joining_->result() : ncclSuccess, text};
-  }
-  return {ncclSuccess, ""};
+  return report;
 }
 
 std::vector<int> CommHandle::missingRanks() const {
@@ -179,7 +179,8 @@ ncclComm_t CommHandle::shrink(
     const std::vector<int>& excluded,
     int flags,
     const NcclConfig& config,
-    Clock::time_point deadline) const {
+    Clock::time_point deadline,
+    Report& report) const {
   const auto make =
       [comm = get(), flags, config, deadline, &api = api_, blocks = blocks_, excluded](
           ncclComm_t* made) {
@@ -190,16 +191,14 @@ ncclComm_t CommHandle::shrink(
   if (!blocks_) {
     // The child goes on initializing in the background.
     ncclComm_t made = nullptr;
-    const auto result = make(&made);
-    if (made == nullptr) throw host::NcclError(result, api_.getLastError(nullptr));
+    report.state = make(&made);
+    report.text = api_.getLastError(nullptr);
     return made;
   }
   BlockingCall call(api_, device_, make);
-  const bool ended = call.waitUntil(deadline);
-  const host::NcclError error(ended ? call.result() : ncclInProgress, call.text());
-  auto* const made = call.take();
-  if (made == nullptr) throw error;
-  return made;
+  report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
+  report.text = call.text();
+  return call.take();
 }
 
 void CommHandle::endJoining(bool failed) {
@@ -213,13 +212,14 @@ void CommHandle::endJoining(bool failed) {
   joining_->leave();
 }
 
-std::string CommHandle::close(bool failed) {
+CommHandle::Report CommHandle::close(bool failed) {
+  Report report;
   if (!process_.isThis()) {
-    return "";
+    return report;
   }
   const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
-    return "";  // libnccl hangs while failing: leaks it rather than hang, too
+    return report;  // libnccl hangs while failing: leaks it rather than hang, too
   }
   endJoining(failed);
   ncclComm_t comm = nullptr;
@@ -227,11 +227,16 @@ std::string CommHandle::close(bool failed) {
     std::lock_guard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
   }
-  auto mismatch = comm != nullptr ? end(comm, failed) : "";
+  if (comm != nullptr) {
+    if (failed) {
+      api_.commGetAsyncError(comm, &report.state);
+    }
+    report.text = end(comm, failed);
+  }
   decltype(kept_) kept;  // freed after the lock is released
   std::lock_guard lock(keptMutex_);
   kept.swap(kept_);
-  return mismatch;
+  return report;
 }
 
 template <class Body>

@@ -1,4 +1,4 @@
-#include "gloo/FailureState.hpp"
+#include "gloo/Fault.hpp"
 
 #include <future>
 #include <thread>
@@ -6,6 +6,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
+#include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -13,7 +14,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Key under which a rank writes the failure with which it has failed the group.
+// Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
 constexpr const char* kReasonKey = "failed";
 
 // Interval at which a rank that needs the reason looks for it. Time limits: of the reason, since a
@@ -37,7 +38,7 @@ std::string answerOf(int rank) {
 }  // namespace
 
 template <class... Args>
-void FailureState::call(std::function<void(Args...)> Actions::* which, Args... args) {
+void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
   std::vector<Watcher> watchers;
   {
     std::lock_guard lock(mutex_);
@@ -53,16 +54,16 @@ void FailureState::call(std::function<void(Args...)> Actions::* which, Args... a
   }
 }
 
-std::optional<host::NcclError> FailureState::known() const {
+std::optional<host::NcclError> Fault::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void FailureState::check() const {
+void Fault::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void FailureState::fail(const host::NcclError& failure) {
+void Fault::fail(const host::NcclError& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -76,43 +77,44 @@ void FailureState::fail(const host::NcclError& failure) {
       [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
 }
 
-void FailureState::lookForSignals() {
+void Fault::lookForSignals() {
   if (host::interrupted()) {
     failInterrupted();
   }
 }
 
-void FailureState::failInterrupted() {
+void Fault::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
-void FailureState::failWithoutThread(const std::string& name, const std::system_error& error) {
+void Fault::failWithoutThread(const std::string& name, const std::system_error& error) {
   fail(
       {ncclSystemError,
        name + " cannot be connected: no thread can be started (" + error.what() + ")",
        {rank_}});
 }
 
-void FailureState::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
+void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   adopt(inside, members);
   throw *known();
 }
 
-void FailureState::adopt(const host::NcclError& inside, const std::vector<int>& members) {
+void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host that follows the group's failure carries it as its text, see
   // Comm::make().
-  if (failAsTold(inside.what())) {
-    return;
+  if (const auto told = host::decode(inside.what())) {
+    fail(*told);
+  } else {
+    std::vector<int> ranks;
+    for (const int rank : inside.ranks) {
+      ranks.push_back(members[rank]);
+    }
+    fail({inside.result, inside.what(), std::move(ranks)});
   }
-  std::vector<int> ranks;
-  for (const int rank : inside.ranks) {
-    ranks.push_back(members[rank]);
-  }
-  fail({inside.result, inside.what(), std::move(ranks)});
 }
 
-void FailureState::write(std::string key, std::string text) {
+void Fault::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
@@ -137,32 +139,28 @@ void FailureState::write(std::string key, std::string text) {
   }
 }
 
-bool FailureState::failAsTold(const std::string& told) {
-  const auto failure = host::decode(told);
-  if (failure) {
-    fail({ncclRemoteError, failure->what(), failure->ranks});
-  }
-  return failure.has_value();
-}
-
-bool FailureState::failAsWritten(c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) {
-    return false;
-  }
-  const auto text = store.get(key);
-  return failAsTold({text.begin(), text.end()});
-}
-
-bool FailureState::failAsOthers(c10d::Store& store) {
+bool Fault::failAsTold(c10d::Store& store) {
   try {
-    return failAsWritten(store, kReasonKey);
+    return readReason(store);
   } catch (const std::exception&) {
     return false;  // the store ended with the rank that served it
   }
 }
 
-std::optional<FailureState::Lost> FailureState::awaitReason(
-    const std::vector<int>& ranks, bool ask) {
+// Same as failAsTold(), but raises the store's errors.
+bool Fault::readReason(c10d::Store& store) {
+  if (!store.check({kReasonKey})) {
+    return false;
+  }
+  const auto text = store.get(kReasonKey);
+  const auto told = host::decode({text.begin(), text.end()});
+  if (told) {
+    fail(*told);
+  }
+  return told.has_value();
+}
+
+std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, bool ask) {
   using Clock = std::chrono::steady_clock;
   Lost lost;
   const auto look = [&](bool first) {
@@ -177,7 +175,7 @@ std::optional<FailureState::Lost> FailureState::awaitReason(
       return;
     }
     try {
-      if (failAsWritten(*store_, kReasonKey)) {
+      if (readReason(*store_)) {
         return;
       }
       std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
@@ -216,13 +214,13 @@ std::optional<FailureState::Lost> FailureState::awaitReason(
   return lost;
 }
 
-void FailureState::answer(c10d::Store& group) const {
+void Fault::answer(c10d::Store& group) const {
   if (group.check({questionTo(rank_)})) {
     group.set(answerOf(rank_), std::vector<uint8_t>{});
   }
 }
 
-void FailureState::tellOthers() {
+void Fault::tellOthers() {
   call(&Actions::tell);
   try {
     const std::string text = host::encode(*known());
@@ -241,13 +239,13 @@ void FailureState::tellOthers() {
   call(&Actions::told);
 }
 
-void FailureState::watch(const std::shared_ptr<void>& owner, Actions actions) {
+void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
   watchers_.push_back({owner, std::move(actions)});
 }
 
-void FailureState::awaitTold() {
+void Fault::awaitTold() {
   std::unique_lock lock(mutex_);
   tellPatience.spend([&](std::chrono::milliseconds patience) {
     return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
