@@ -33,16 +33,16 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 496 && std::is_trivially_copyable_v<Envelope>);
 
-Envelope& envelopeOf(const Packet& packet) {
-  return *static_cast<Envelope*>(packet.envelope.data_ptr());
+Envelope& envelopeOf(const PendingMessage& pending) {
+  return *static_cast<Envelope*>(pending.envelope.data_ptr());
 }
 
-// Returns the data that follows an envelope. A packet without data is followed by one byte if its
+// Returns the data that follows an envelope. A message without data is followed by one byte if its
 // sender waits until it is received.
-at::Tensor dataOf(const Packet& packet) {
-  return packet.bytes == 0
+at::Tensor dataOf(const PendingMessage& pending) {
+  return pending.bytes == 0
              ? at::zeros({1}, at::kByte)
-             : at::from_blob(packet.data, {static_cast<int64_t>(packet.bytes)}, at::kByte);
+             : at::from_blob(pending.data, {static_cast<int64_t>(pending.bytes)}, at::kByte);
 }
 
 std::string told(const host::Signature& signature) {
@@ -68,35 +68,36 @@ std::shared_ptr<Link> Link::make(Setup setup) {
   return link;
 }
 
-Packet Link::post(Packet packet) {
-  if (const auto broken = hand(packet); !broken.empty()) {
-    raiseBroken(packet.peer, broken);
+std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
+  auto pending = std::make_shared<PendingMessage>(std::move(posted));
+  if (const auto broken = hand(*pending); !broken.empty()) {
+    raiseBroken(pending->peer, broken);
   }
-  return packet;
+  return pending;
 }
 
-// Hands the packet to Gloo. Returns the error of the connection, or "".
-std::string Link::hand(Packet& packet) {
+// Hands the message to Gloo. Returns the error of the connection, or "".
+std::string Link::hand(PendingMessage& pending) {
   const auto connections = this->connections();
   const bool apart =
-      packet.bytes > kInline || packet.confirmed || (!packet.announced && packet.bytes > 0);
+      pending.bytes > kInline || pending.confirmed || (!pending.announced && pending.bytes > 0);
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not thread-safe
-    if (packet.announced) {
+    if (pending.announced) {
       // Zeroed, since all of it is sent: the unused part must not reveal other memory.
-      packet.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
-      std::vector<at::Tensor> tensors{packet.envelope};
-      if (packet.sending) {
-        seal(packet);
-        packet.head = connections->send(tensors, packet.peer, packet.tag);
+      pending.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
+      std::vector<at::Tensor> tensors{pending.envelope};
+      if (pending.sending) {
+        seal(pending);
+        pending.head = connections->send(tensors, pending.peer, pending.tag);
       } else {
-        packet.head = connections->recv(tensors, packet.peer, packet.tag);
+        pending.head = connections->recv(tensors, pending.peer, pending.tag);
       }
     }
-    if (apart && (packet.sending || packet.dataTag != 0)) {
-      std::vector<at::Tensor> data{dataOf(packet)};
-      packet.body = packet.sending ? connections->send(data, packet.peer, packet.dataTag)
-                                   : connections->recv(data, packet.peer, packet.dataTag);
+    if (apart && (pending.sending || pending.dataTag != 0)) {
+      std::vector<at::Tensor> data{dataOf(pending)};
+      pending.body = pending.sending ? connections->send(data, pending.peer, pending.dataTag)
+                                     : connections->recv(data, pending.peer, pending.dataTag);
     }
     return {};
   } catch (const std::exception& error) {
@@ -105,23 +106,23 @@ std::string Link::hand(Packet& packet) {
 }
 
 // Called with mutex_ held.
-void Link::seal(Packet& packet) {
-  if (packet.dataTag == 0) {
+void Link::seal(PendingMessage& pending) {
+  if (pending.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
-    packet.dataTag = kDataTags + data_;
+    pending.dataTag = kDataTags + data_;
   }
-  auto& envelope = envelopeOf(packet);
-  envelope.signature = packet.signature;
-  envelope.dataTag = packet.dataTag;
-  envelope.userTag = packet.userTag;
-  envelope.apart = packet.bytes > kInline || packet.confirmed;
-  envelope.bytes = packet.bytes;
-  if (packet.bytes > 0) {
-    std::memcpy(envelope.data, packet.data, std::min(packet.bytes, kInline));
+  auto& envelope = envelopeOf(pending);
+  envelope.signature = pending.signature;
+  envelope.dataTag = pending.dataTag;
+  envelope.userTag = pending.userTag;
+  envelope.apart = pending.bytes > kInline || pending.confirmed;
+  envelope.bytes = pending.bytes;
+  if (pending.bytes > 0) {
+    std::memcpy(envelope.data, pending.data, std::min(pending.bytes, kInline));
   }
 }
 
-void Link::complete(Packet& packet, bool late) {
+void Link::complete(PendingMessage& pending, bool late) {
   struct Late {
     Link& link;
     std::list<int>::iterator entry;
@@ -136,65 +137,74 @@ void Link::complete(Packet& packet, bool late) {
   };
   std::optional<Late> counted;
   if (late) {
-    counted.emplace(*this, packet.peer);
+    counted.emplace(*this, pending.peer);
   }
-  if (packet.head != nullptr) {
-    await(packet.head, packet.peer);
-    if (!packet.sending) {
-      accept(packet);
+  if (pending.head != nullptr) {
+    await(pending.head, pending.peer);
+    if (!pending.sending) {
+      open(pending);
     }
   }
-  if (packet.body != nullptr) {
-    await(packet.body, packet.peer);
+  if (pending.body != nullptr) {
+    await(pending.body, pending.peer);
   }
 }
 
-void Link::accept(Packet& packet) {
-  const auto& envelope = envelopeOf(packet);
-  compare(packet, envelope.signature);
+// Reads the envelope of a message. Copies small data out of it, or starts to receive the data that
+// follows.
+void Link::open(PendingMessage& pending) {
+  const auto& envelope = envelopeOf(pending);
+  compare(pending, envelope.signature);
   if (!envelope.apart) {
     if (envelope.bytes > 0) {
-      std::memcpy(packet.data, envelope.data, envelope.bytes);
+      std::memcpy(pending.data, envelope.data, envelope.bytes);
     }
     return;
   }
-  if (packet.body != nullptr) {
+  if (pending.body != nullptr) {
     return;
   }
   const auto connections = this->connections();
   try {
-    std::vector<at::Tensor> data{dataOf(packet)};
+    std::vector<at::Tensor> data{dataOf(pending)};
     std::lock_guard lock(mutex_);
-    packet.body = connections->recv(data, packet.peer, envelope.dataTag);
+    pending.body = connections->recv(data, pending.peer, envelope.dataTag);
   } catch (const std::exception& error) {
-    raiseBroken(packet.peer, error.what());
+    raiseBroken(pending.peer, error.what());
   }
 }
 
-std::string Link::receiveEnvelope(Packet& packet) {
-  auto broken = hand(packet);
+std::string Link::receiveEnvelope(PendingMessage& pending) {
+  auto broken = hand(pending);
   if (broken.empty()) {
-    broken = wait(std::exchange(packet.head, nullptr));
+    broken = wait(std::exchange(pending.head, nullptr));
   }
   if (broken.empty()) {
-    packet.userTag = envelopeOf(packet).userTag;
-  } else if (failAsHeard(packet.peer)) {
+    pending.userTag = envelopeOf(pending).userTag;
+  } else if (failAsHeard(pending.peer)) {
     setup_.fault->check();
   }
   return broken;
 }
 
-void Link::compare(const Packet& packet, const host::Signature& theirs) {
-  if (theirs == packet.signature) {
+void Link::accept(PendingMessage& pending, const PendingMessage& receive) {
+  pending.signature = receive.signature;
+  pending.data = receive.data;
+  pending.bytes = receive.bytes;
+  open(pending);
+}
+
+void Link::compare(const PendingMessage& pending, const host::Signature& theirs) {
+  if (theirs == pending.signature) {
     return;
   }
   const auto text = "the ranks disagree: " + setup_.names[setup_.rank] + " called " +
-                    (packet.signature.kind == 0 ? "recv for " : "") + told(packet.signature) +
-                    ", " + setup_.names[packet.peer] + " " +
+                    (pending.signature.kind == 0 ? "recv for " : "") + told(pending.signature) +
+                    ", " + setup_.names[pending.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
   setup_.fault->fail(
       host::NcclError(
-          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[packet.peer]}));
+          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[pending.peer]}));
   throw host::NcclError(ncclInvalidUsage, text);
 }
 
