@@ -14,6 +14,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from harness.rank_process import die_with_parent
+
 Measured = dict[str, dict[str, float]]
 
 ROUNDS = 5
@@ -116,12 +118,14 @@ def used() -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def other_programs() -> Iterator[None]:
-    """Runs busy processes, each in a session of its own."""
+    """Runs busy processes, each in a session of its own, which end with this process."""
     command = [sys.executable, "-S", "-c", "while True: pass"]
     programs = []
     try:
         for _ in range(PROGRAMS):
-            programs.append(subprocess.Popen(command, start_new_session=True))
+            programs.append(
+                subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+            )
         yield
     finally:
         for program in programs:
