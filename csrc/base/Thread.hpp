@@ -1,4 +1,4 @@
-// Functions that start the extension's threads.
+// The threads of the extension, which are all started here.
 #pragma once
 
 #include <pthread.h>
@@ -18,14 +18,21 @@ namespace torchcomms_pg {
       "); see the limits of the user, ulimit -u, and of the container, pids.max");
 }
 
-// Runs `body` in a detached thread. `name` is a literal of at most 15 characters. Throws
-// std::system_error, after `body` is destroyed, if no thread can be started.
+// Starts a thread that runs `body`, for an owner that joins it. `name` has at most 15
+// characters and lives as long as `body`. Throws std::system_error, after `body` is destroyed, if
+// no thread can be started.
 template <class Body>
-void startDetached(const char* name, Body body) {
-  std::thread([name, body = std::move(body)]() mutable {
+std::thread startThread(const char* name, Body body) {
+  return std::thread([name, body = std::move(body)]() mutable {
     pthread_setname_np(pthread_self(), name);
     body();
-  }).detach();
+  });
+}
+
+// Does the same with a detached thread, whose `body` owns what it uses.
+template <class Body>
+void startDetached(const char* name, Body body) {
+  startThread(name, std::move(body)).detach();
 }
 
 // Does the same, but throws raiseNoThread()'s error, which says that `what` needs a thread.

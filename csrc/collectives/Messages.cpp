@@ -38,6 +38,7 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
 
   const auto wire = wireType(tensor.scalar_type());
   call.task = Message{
+      .sending = true,
       .buffer = source.data_ptr(),
       .count = source.numel() * wire.factor,
       .type = wire.type,

@@ -24,7 +24,7 @@ void setExchange(
       for (const bool sending : {true, false}) {
         for (const auto& part : sending ? sends : receives) {
           const auto result = api.run(
-              sending, {part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
+              {sending, part.data, part.count, type, part.peer, kExchangeTag}, handle, stream);
           if (result != ncclSuccess) {
             return result;
           }

@@ -180,7 +180,7 @@ void HostExecutor::finish(
     inFlight.remove(entry);
   } else {
     inFlight.tellElsewhere(entry);  // this thread may end the group next, and has to wait then
-    runDetached([&inFlight, held, entry] {
+    runInCallbackThread([&inFlight, held, entry] {
       inFlight.tellHere(entry);
       held->completeFutures();
       inFlight.remove(entry);
@@ -286,8 +286,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
           One{{}, pending, std::move(part.epilogue), std::move(part.buffers)});
       message.done = One::done;
       message.context = one.get();
-      const bool sending = part.op.kind == OpKind::send;
-      const auto result = api.run(sending, message, comm, nullptr);
+      const auto result = api.run(message, comm, nullptr);
       if (result != ncclSuccess) {
         // The first message may wait for connections, which a signal interrupts.
         const auto raised = comm_.failureState().interruption();
@@ -302,7 +301,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-void HostExecutor::runDetached(std::function<void()> body) {
+void HostExecutor::runInCallbackThread(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {

@@ -35,7 +35,7 @@ class HostExecutor final : public Executor {
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
   // Runs `body` soon, in another thread, since it may block for long.
-  void runDetached(std::function<void()> body);
+  void runInCallbackThread(std::function<void()> body);
 
   Communicator& comm_;
   WorkerStream worker_;

@@ -183,7 +183,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
   // recorded in this thread, the only one for which a dump waits
   const bool recorded = recordEnd(*flight);
   // Finishes in another thread: releasing tensors may need the GIL, and hooks may take long.
-  device_.runDetached([this, flight = std::move(flight), recorded] {
+  device_.runInFinisher([this, flight = std::move(flight), recorded] {
     auto error = flight->error();
     if (!error) {
       try {

@@ -71,7 +71,7 @@ class AcceleratorDevice final {
   }
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
-  void runDetached(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
+  void runInFinisher(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
   // Lets later bodies run before the calling one has ended.
   void handOver() { finisher_.handOver(); }
 

@@ -1,6 +1,5 @@
 #include "device/WorkerStream.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -48,7 +47,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     }
     try {
       threads.reserve(threads.size() + 1);
-      threads.emplace_back([self = shared_from_this()] { self->run(); });
+      threads.push_back(startThread(name.c_str(), [self = shared_from_this()] { self->run(); }));
     } catch (const std::system_error& error) {
       if (running == 0) {
         raiseNoThread(name, error.what());
@@ -57,7 +56,6 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     }
     ++running;
     ++idle;  // counted now, so that the next task does not start another
-    pthread_setname_np(threads.back().native_handle(), name.substr(0, 15).c_str());
   }
 
   // Runs tasks until none is left, `done` returns true, or the lead is handed over.

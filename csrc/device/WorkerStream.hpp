@@ -20,6 +20,7 @@ namespace torchcomms_pg {
 // user's callback) the leader hands the lead over, and another thread is started if none is idle.
 class WorkerStream final : public host::HostStream {
  public:
+  // `threadName` has at most 15 characters.
   explicit WorkerStream(std::string threadName);
 
   // Runs the queued tasks, then ends the threads. A thread that does not end within `kPatience` is

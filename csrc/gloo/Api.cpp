@@ -22,7 +22,7 @@ using CommPtr = std::shared_ptr<Comm>;
 struct Task {
   CommPtr comm;
   cudaStream_t stream;
-  std::variant<host::Collective, Messages::Issued> what;
+  std::variant<host::Collective, Message> what;
 };
 
 // An all-to-all, issued as one send and one receive for each rank.
@@ -40,7 +40,7 @@ struct Exchange {
 // exchanges run one after another.
 struct Batch {
   std::vector<std::pair<host::Collective, Comm::Place>> collectives;
-  std::vector<Messages::Issued> messages;
+  std::vector<Message> messages;
   std::vector<Exchange> exchanges;
 };
 
@@ -61,7 +61,7 @@ ncclComm_t handleOf(CommPtr comm) {
 
 void run(Comm& comm, const Batch& batch) {
   const bool together = batch.collectives.empty() && batch.exchanges.empty();
-  const auto requests = comm.messages().post(batch.messages, together);
+  const auto transfers = comm.messages().post(batch.messages, together);
   try {
     for (const auto& [collective, place] : batch.collectives) {
       comm.run(collective, place);
@@ -70,11 +70,11 @@ void run(Comm& comm, const Batch& batch) {
       comm.exchange(exchange.sends, exchange.receives, exchange.type, exchange.place);
     }
   } catch (const std::exception& error) {
-    comm.messages().withdraw(requests, error);
+    comm.messages().withdraw(transfers, error);
     throw;
   }
-  if (!requests.empty()) {
-    comm.messages().complete(requests);
+  if (!transfers.empty()) {
+    comm.messages().complete(transfers);
   }
 }
 
@@ -82,7 +82,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
   const auto comm = tasks.front().comm;
   const auto stream = tasks.front().stream;
   comm->fault().check();
-  std::vector<Messages::Issued> later;  // messages that are independent of streams
+  std::vector<Message> later;  // messages that are independent of streams
   Batch now;
   for (const auto& task : tasks) {
     if (task.comm != comm || task.stream != stream) {
@@ -94,12 +94,11 @@ ncclResult_t launch(std::vector<Task> tasks) {
       now.collectives.emplace_back(*collective, comm->nextPlace());
       continue;
     }
-    const auto& issued = std::get<Messages::Issued>(task.what);
-    const auto& [sending, message] = issued;
+    const auto& message = std::get<Message>(task.what);
     if (message.done != nullptr) {
-      later.push_back(issued);
+      later.push_back(message);
     } else if (message.tag >= 0) {
-      now.messages.push_back(issued);
+      now.messages.push_back(message);
     } else {
       // Belongs to an exchange; exchanges are issued one after another.
       if (now.exchanges.empty() || now.exchanges.back().complete()) {
@@ -107,7 +106,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
         now.exchanges.push_back({none, none, message.type, {}});
       }
       auto& exchange = now.exchanges.back();
-      auto& parts = sending ? exchange.sends : exchange.receives;
+      auto& parts = message.sending ? exchange.sends : exchange.receives;
       parts[message.peer] = {message.buffer, message.count * elementSize(message.type)};
       ++exchange.parts;
     }
@@ -115,14 +114,14 @@ ncclResult_t launch(std::vector<Task> tasks) {
   for (auto& exchange : now.exchanges) {
     exchange.place = comm->nextPlace();
   }
-  for (const auto& issued : later) {
-    const bool alone = comm->messages().isInside(issued.message);
+  for (const auto& message : later) {
+    const bool alone = comm->messages().isInside(message);
     if (!alone) {
       comm->prepareLater();
     }
-    const auto requests = comm->messages().post({issued}, /*together=*/false);
+    const auto transfers = comm->messages().post({message}, /*together=*/false);
     if (!alone) {
-      comm->completeLater(requests.front());
+      comm->completeLater(transfers.front());
     }
   }
   if (now.collectives.empty() && now.messages.empty() && now.exchanges.empty()) {
@@ -242,9 +241,8 @@ class SeveralHosts final : public Library {
   ncclResult_t run(const Collective& c, ncclComm_t handle, cudaStream_t stream) const override {
     return guarded([&] { return add({from(handle), stream, c}); });
   }
-  ncclResult_t run(
-      bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
-    return guarded([&] { return add({from(handle), stream, Messages::Issued{sending, message}}); });
+  ncclResult_t run(const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
+    return guarded([&] { return add({from(handle), stream, message}); });
   }
   ncclResult_t groupStart() const override {
     ++group.depth;

@@ -142,19 +142,19 @@ void Comm::awaitLane() {
   }
 }
 
-void Comm::completeLater(std::shared_ptr<Request> request) {
-  waiters_.enqueue([self = shared_from_this(), request = std::move(request)] {
+void Comm::completeLater(std::shared_ptr<Transfer> transfer) {
+  waiters_.enqueue([self = shared_from_this(), transfer = std::move(transfer)] {
     self->waiters_.handOver();  // lets other messages complete before this one
     ncclResult_t result = ncclSuccess;
     try {
-      self->messages_->complete({request});
+      self->messages_->complete({transfer});
     } catch (const host::NcclError& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
       self->fault_->fail({ncclInternalError, error.what(), {}});
       result = ncclInternalError;
     }
-    request->message.done(request->message.context, result, request->peer);
+    transfer->done(transfer->context, result, transfer->partner);
   });
 }
 

@@ -83,7 +83,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Calls the message's `done` when it has ended, from a separate thread: Gloo reports the end of a
   // message only to a thread that waits for it.
-  void completeLater(std::shared_ptr<Request> request);
+  void completeLater(std::shared_ptr<Transfer> transfer);
 
   // Makes the communicator of the ranks with this rank's color, ordered by key; both members are
   // null without a color. If all are on one host, it is the shared-memory library's `inside`,

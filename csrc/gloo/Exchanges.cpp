@@ -12,7 +12,7 @@ namespace torchcomms_pg::gloo {
 // sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
-  std::vector<std::shared_ptr<PendingMessage>> pending;
+  std::vector<Packet> packets;
   for (int peer = 0; peer < t_.size; ++peer) {
     for (const bool sending : {false, true}) {
       const auto& part = (sending ? sends : receives)[peer];
@@ -20,7 +20,7 @@ void Execution::exchangeStraight(
       signature.countLow = static_cast<uint32_t>(part.bytes);
       signature.countHigh = static_cast<uint32_t>(part.bytes >> 32);
       if (peer != t_.rank) {
-        pending.push_back(comm_.lane_->post(
+        packets.push_back(comm_.lane_->post(
             {.signature = signature,
              .sending = sending,
              .peer = peer,
@@ -30,7 +30,7 @@ void Execution::exchangeStraight(
       }
     }
   }
-  finish(pending);
+  finish(packets);
 }
 
 void Execution::checkOwn(const Part& send, const Part& receive) const {
@@ -109,11 +109,11 @@ void Execution::exchange(
       step.send(host, data, all);
     });
   }
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   for (const int rank : t_.inside()) {
     if (rank != t_.rank) {
-      hops.push_back({true, t_.localOf[rank], sends[rank].data, sends[rank].bytes});
-      hops.push_back({false, t_.localOf[rank], receives[rank].data, receives[rank].bytes});
+      hops.push_back(hop(true, t_.localOf[rank], sends[rank].data, sends[rank].bytes));
+      hops.push_back(hop(false, t_.localOf[rank], receives[rank].data, receives[rank].bytes));
     }
   }
   inside(hops);
@@ -126,7 +126,7 @@ void Execution::exchange(
 std::map<int, Execution::Block> Execution::handToLanes(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   for (int source = t_.lanes; source < localSize(); ++source) {
     const int lane = source % t_.lanes;
     if (source != local() && lane != local()) {
@@ -140,7 +140,7 @@ std::map<int, Execution::Block> Execution::handToLanes(
     });
     auto& data = adopted[source] = block(all);
     if (lane == local()) {
-      hops.push_back({false, source, data.data(), all});
+      hops.push_back(hop(false, source, data.data(), all));
       continue;
     }
     char* to = data.data();
@@ -150,7 +150,7 @@ std::map<int, Execution::Block> Execution::handToLanes(
         to += sends[rank].bytes;
       }
     });
-    hops.push_back({true, lane, data.data(), all});
+    hops.push_back(hop(true, lane, data.data(), all));
   }
   inside(hops);
   return adopted;
@@ -236,12 +236,12 @@ void Execution::spread(
     const std::vector<Part>& receives,
     const std::vector<std::vector<uint64_t>>& theirs,
     const std::vector<Block>& arrived) {
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   forOtherHosts([&](int host) {
     for (const int source : t_.hosts[host]) {
       const int lane = t_.laneOf(source);
       if (lane != local()) {
-        hops.push_back({false, lane, receives[source].data, receives[source].bytes});
+        hops.push_back(hop(false, lane, receives[source].data, receives[source].bytes));
       }
     }
     if (!arrived[host]) {
@@ -254,7 +254,7 @@ void Execution::spread(
         if (to == local()) {
           host::copy(receives[source].data, from, receives[source].bytes);
         } else {
-          hops.push_back({true, to, from, theirs[host][part]});
+          hops.push_back(hop(true, to, from, theirs[host][part]));
         }
       }
     }

@@ -6,9 +6,6 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Tag of a collective's messages inside a host; tags of users are not negative.
-constexpr int kInsideTag = -2;
-
 // Returns the tag for a collective's data on a link. It depends on the call: ranks that call
 // different collectives then wait at different tags, until the envelopes reveal the mismatch. With
 // equal tags a rank could receive data of an unexpected size, at which Gloo ends the process. A tag
@@ -80,22 +77,20 @@ void Execution::run(const Collective& c) {
   }
 }
 
-void Execution::finish(const std::vector<std::shared_ptr<PendingMessage>>& pending) {
-  for (const auto& pending : pending) {
-    comm_.lane_->complete(*pending, /*late=*/true);
+void Execution::finish(std::vector<Packet>& packets) {
+  for (auto& packet : packets) {
+    comm_.lane_->complete(packet, /*late=*/true);
   }
 }
 
-void Execution::inside(const std::vector<Hop>& hops) {
+void Execution::inside(const std::vector<Message>& hops) {
   if (hops.empty()) {
     return;
   }
   const auto& library = shm::library();
   library.groupStart();
   for (const auto& hop : hops) {
-    const Message message{
-        .buffer = hop.data, .count = hop.bytes, .peer = hop.local, .tag = kInsideTag};
-    library.run(hop.sending, message, comm_.members_.inside, nullptr);
+    library.run(hop, comm_.members_.inside, nullptr);
   }
   comm_.checkInside(library.groupEnd());
 }

@@ -35,6 +35,9 @@ inline constexpr int kStraight = 8;
 // inside each.
 inline constexpr size_t kPiece = 4 << 20;
 
+// Tag of a collective's messages inside a host; tags of users are not negative.
+inline constexpr int kInsideTag = -2;
+
 // Executes one collective. The kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp;
 // Execution.cpp has what they share.
 class Execution {
@@ -45,7 +48,7 @@ class Execution {
   void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
 
  private:
-  // Messages between this rank and its counterparts that are under way together. Declare a Step
+  // Packets between this rank and its counterparts that are under way together. Declare a Step
   // after the buffers that it sends and receives: Gloo may use them until the Step is destroyed.
   class Step {
    public:
@@ -57,13 +60,13 @@ class Execution {
       add(false, host, data, bytes, execution_.announcedBy_);
     }
     void finish() {
-      execution_.finish(pending_);
-      pending_.clear();
+      execution_.finish(packets_);
+      packets_.clear();
     }
 
    private:
     void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
-      pending_.push_back(execution_.comm_.lane_->post(
+      packets_.push_back(execution_.comm_.lane_->post(
           {.signature = execution_.signature_,
            .sending = sending,
            .peer = host,
@@ -76,19 +79,16 @@ class Execution {
     }
 
     Execution& execution_;
-    std::vector<std::shared_ptr<PendingMessage>> pending_;
+    std::vector<Packet> packets_;
   };
 
   using Block = Scratch::Block;
   Block block(size_t bytes) { return comm_.scratch_.take(bytes); }
 
-  // A message inside the host.
-  struct Hop {
-    bool sending;
-    int local;
-    void* data;
-    size_t bytes;
-  };
+  // Returns a message inside the host.
+  static Message hop(bool sending, int local, void* data, size_t bytes) {
+    return {.sending = sending, .buffer = data, .count = bytes, .peer = local, .tag = kInsideTag};
+  }
 
   // A piece of an all-reduce or a reduce that is under way.
   struct Piece {
@@ -109,8 +109,8 @@ class Execution {
     part.whole = &signature_;
     comm_.inside_->run(part);
   }
-  void inside(const std::vector<Hop>& hops);
-  void finish(const std::vector<std::shared_ptr<PendingMessage>>& pending);
+  void inside(const std::vector<Message>& hops);
+  void finish(std::vector<Packet>& packets);
 
   void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);

@@ -209,7 +209,7 @@ void Execution::gather(const Collective& c) {
     }
     return;
   }
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   forOtherHosts([&](int host) {
     if (isRoot || port) {
       of[host].resize(t_.hosts[host].size() * bytes);
@@ -218,7 +218,7 @@ void Execution::gather(const Collective& c) {
       step.receive(host, of[host].data(), of[host].size());
     }
     if (isRoot != port) {
-      hops.push_back({port, port ? root : lane, of[host].data(), of[host].size()});
+      hops.push_back(hop(port, port ? root : lane, of[host].data(), of[host].size()));
     }
   });
   step.finish();
@@ -264,13 +264,13 @@ void Execution::scatter(const Collective& c) {
   if (host_ != from) {
     return;
   }
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   forOtherHosts([&](int host) {
     if (port) {
       resize(host);
     }
     if (isRoot != port) {
-      hops.push_back({isRoot, isRoot ? lane : root, of[host].data(), of[host].size()});
+      hops.push_back(hop(isRoot, isRoot ? lane : root, of[host].data(), of[host].size()));
     }
   });
   inside(hops);

@@ -1,6 +1,5 @@
 #include "gloo/InterruptibleWait.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -9,6 +8,7 @@
 #include <thread>
 
 #include "base/NeverDestroyed.hpp"
+#include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -27,7 +27,7 @@ struct InterruptibleWait::State {
     const std::lock_guard lock(mutex);
     if (!thread.joinable()) {
       try {
-        thread = std::thread([this] { run(); });
+        thread = startThread("tcpg_signals", [this] { run(); });
       } catch (const std::system_error&) {
         // The next wait tries again.
       }
@@ -44,7 +44,6 @@ struct InterruptibleWait::State {
   }
 
   void run() {
-    pthread_setname_np(pthread_self(), "tcpg_signals");
     std::unique_lock lock(mutex);
     while (!closed) {
       idle = true;

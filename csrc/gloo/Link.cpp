@@ -33,16 +33,16 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 496 && std::is_trivially_copyable_v<Envelope>);
 
-Envelope& envelopeOf(const PendingMessage& pending) {
-  return *static_cast<Envelope*>(pending.envelope.data_ptr());
+Envelope& envelopeOf(const Packet& packet) {
+  return *static_cast<Envelope*>(packet.envelope.data_ptr());
 }
 
-// Returns the data that follows an envelope. A message without data is followed by one byte if its
+// Returns the data that follows an envelope. A packet without data is followed by one byte if its
 // sender waits until it is received.
-at::Tensor dataOf(const PendingMessage& pending) {
-  return pending.bytes == 0
+at::Tensor dataOf(const Packet& packet) {
+  return packet.bytes == 0
              ? at::zeros({1}, at::kByte)
-             : at::from_blob(pending.data, {static_cast<int64_t>(pending.bytes)}, at::kByte);
+             : at::from_blob(packet.data, {static_cast<int64_t>(packet.bytes)}, at::kByte);
 }
 
 std::string told(const host::Signature& signature) {
@@ -68,36 +68,35 @@ std::shared_ptr<Link> Link::make(Setup setup) {
   return link;
 }
 
-std::shared_ptr<PendingMessage> Link::post(PendingMessage posted) {
-  auto pending = std::make_shared<PendingMessage>(std::move(posted));
-  if (const auto broken = hand(*pending); !broken.empty()) {
-    raiseBroken(pending->peer, broken);
+Packet Link::post(Packet packet) {
+  if (const auto broken = hand(packet); !broken.empty()) {
+    raiseBroken(packet.peer, broken);
   }
-  return pending;
+  return packet;
 }
 
-// Hands the message to Gloo. Returns the error of the connection, or "".
-std::string Link::hand(PendingMessage& pending) {
+// Hands the packet to Gloo. Returns the error of the connection, or "".
+std::string Link::hand(Packet& packet) {
   const auto connections = this->connections();
   const bool apart =
-      pending.bytes > kInline || pending.confirmed || (!pending.announced && pending.bytes > 0);
+      packet.bytes > kInline || packet.confirmed || (!packet.announced && packet.bytes > 0);
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not thread-safe
-    if (pending.announced) {
+    if (packet.announced) {
       // Zeroed, since all of it is sent: the unused part must not reveal other memory.
-      pending.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
-      std::vector<at::Tensor> tensors{pending.envelope};
-      if (pending.sending) {
-        seal(pending);
-        pending.head = connections->send(tensors, pending.peer, pending.tag);
+      packet.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
+      std::vector<at::Tensor> tensors{packet.envelope};
+      if (packet.sending) {
+        seal(packet);
+        packet.head = connections->send(tensors, packet.peer, packet.tag);
       } else {
-        pending.head = connections->recv(tensors, pending.peer, pending.tag);
+        packet.head = connections->recv(tensors, packet.peer, packet.tag);
       }
     }
-    if (apart && (pending.sending || pending.dataTag != 0)) {
-      std::vector<at::Tensor> data{dataOf(pending)};
-      pending.body = pending.sending ? connections->send(data, pending.peer, pending.dataTag)
-                                     : connections->recv(data, pending.peer, pending.dataTag);
+    if (apart && (packet.sending || packet.dataTag != 0)) {
+      std::vector<at::Tensor> data{dataOf(packet)};
+      packet.body = packet.sending ? connections->send(data, packet.peer, packet.dataTag)
+                                   : connections->recv(data, packet.peer, packet.dataTag);
     }
     return {};
   } catch (const std::exception& error) {
@@ -106,23 +105,23 @@ std::string Link::hand(PendingMessage& pending) {
 }
 
 // Called with mutex_ held.
-void Link::seal(PendingMessage& pending) {
-  if (pending.dataTag == 0) {
+void Link::seal(Packet& packet) {
+  if (packet.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
-    pending.dataTag = kDataTags + data_;
+    packet.dataTag = kDataTags + data_;
   }
-  auto& envelope = envelopeOf(pending);
-  envelope.signature = pending.signature;
-  envelope.dataTag = pending.dataTag;
-  envelope.userTag = pending.userTag;
-  envelope.apart = pending.bytes > kInline || pending.confirmed;
-  envelope.bytes = pending.bytes;
-  if (pending.bytes > 0) {
-    std::memcpy(envelope.data, pending.data, std::min(pending.bytes, kInline));
+  auto& envelope = envelopeOf(packet);
+  envelope.signature = packet.signature;
+  envelope.dataTag = packet.dataTag;
+  envelope.userTag = packet.userTag;
+  envelope.apart = packet.bytes > kInline || packet.confirmed;
+  envelope.bytes = packet.bytes;
+  if (packet.bytes > 0) {
+    std::memcpy(envelope.data, packet.data, std::min(packet.bytes, kInline));
   }
 }
 
-void Link::complete(PendingMessage& pending, bool late) {
+void Link::complete(Packet& packet, bool late) {
   struct Late {
     Link& link;
     std::list<int>::iterator entry;
@@ -137,74 +136,65 @@ void Link::complete(PendingMessage& pending, bool late) {
   };
   std::optional<Late> counted;
   if (late) {
-    counted.emplace(*this, pending.peer);
+    counted.emplace(*this, packet.peer);
   }
-  if (pending.head != nullptr) {
-    await(pending.head, pending.peer);
-    if (!pending.sending) {
-      open(pending);
+  if (packet.head != nullptr) {
+    await(packet.head, packet.peer);
+    if (!packet.sending) {
+      accept(packet);
     }
   }
-  if (pending.body != nullptr) {
-    await(pending.body, pending.peer);
+  if (packet.body != nullptr) {
+    await(packet.body, packet.peer);
   }
 }
 
-// Reads the envelope of a message. Copies small data out of it, or starts to receive the data that
-// follows.
-void Link::open(PendingMessage& pending) {
-  const auto& envelope = envelopeOf(pending);
-  compare(pending, envelope.signature);
+void Link::accept(Packet& packet) {
+  const auto& envelope = envelopeOf(packet);
+  compare(packet, envelope.signature);
   if (!envelope.apart) {
     if (envelope.bytes > 0) {
-      std::memcpy(pending.data, envelope.data, envelope.bytes);
+      std::memcpy(packet.data, envelope.data, envelope.bytes);
     }
     return;
   }
-  if (pending.body != nullptr) {
+  if (packet.body != nullptr) {
     return;
   }
   const auto connections = this->connections();
   try {
-    std::vector<at::Tensor> data{dataOf(pending)};
+    std::vector<at::Tensor> data{dataOf(packet)};
     std::lock_guard lock(mutex_);
-    pending.body = connections->recv(data, pending.peer, envelope.dataTag);
+    packet.body = connections->recv(data, packet.peer, envelope.dataTag);
   } catch (const std::exception& error) {
-    raiseBroken(pending.peer, error.what());
+    raiseBroken(packet.peer, error.what());
   }
 }
 
-std::string Link::receiveEnvelope(PendingMessage& pending) {
-  auto broken = hand(pending);
+std::string Link::receiveEnvelope(Packet& packet) {
+  auto broken = hand(packet);
   if (broken.empty()) {
-    broken = wait(std::exchange(pending.head, nullptr));
+    broken = wait(std::exchange(packet.head, nullptr));
   }
   if (broken.empty()) {
-    pending.userTag = envelopeOf(pending).userTag;
-  } else if (failAsHeard(pending.peer)) {
+    packet.userTag = envelopeOf(packet).userTag;
+  } else if (failAsHeard(packet.peer)) {
     setup_.fault->check();
   }
   return broken;
 }
 
-void Link::accept(PendingMessage& pending, const PendingMessage& receive) {
-  pending.signature = receive.signature;
-  pending.data = receive.data;
-  pending.bytes = receive.bytes;
-  open(pending);
-}
-
-void Link::compare(const PendingMessage& pending, const host::Signature& theirs) {
-  if (theirs == pending.signature) {
+void Link::compare(const Packet& packet, const host::Signature& theirs) {
+  if (theirs == packet.signature) {
     return;
   }
   const auto text = "the ranks disagree: " + setup_.names[setup_.rank] + " called " +
-                    (pending.signature.kind == 0 ? "recv for " : "") + told(pending.signature) +
-                    ", " + setup_.names[pending.peer] + " " +
+                    (packet.signature.kind == 0 ? "recv for " : "") + told(packet.signature) +
+                    ", " + setup_.names[packet.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
   setup_.fault->fail(
       host::NcclError(
-          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[pending.peer]}));
+          ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[packet.peer]}));
   throw host::NcclError(ncclInvalidUsage, text);
 }
 

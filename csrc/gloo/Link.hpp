@@ -1,5 +1,4 @@
-// Connections between some ranks of a group, and messages over the send and receive of torch's
-// Gloo.
+// Connections between some ranks of a group, and packets over the send and receive of torch's Gloo.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,8 +40,8 @@ struct NoAddress : std::runtime_error {
 using Connect =
     std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
 
-// One side of a message under way.
-struct PendingMessage {
+// One side of what crosses a link: a collective's data, or a user's message.
+struct Packet {
   host::Signature signature;  // call that the other side has to make as well
   bool sending = false;
   int peer = 0;  // number on the link
@@ -52,7 +51,7 @@ struct PendingMessage {
   // Tag of a collective's data, or 0 for a message. Both sides know a collective's sizes, so its
   // data can be received before the envelope. It differs between collectives.
   int dataTag = 0;
-  // false after a collective's first message to the peer, which alone has an envelope
+  // false after a collective's first packet to the peer, which alone has an envelope
   bool announced = true;
   int userTag = 0;         // tag of a user's message, also as read from a received envelope
   bool confirmed = false;  // see Message::confirmed
@@ -62,8 +61,8 @@ struct PendingMessage {
   c10::intrusive_ptr<c10d::Work> body = {};  // transfer of large data
 };
 
-// Sends a message as an envelope of fixed size, followed by large data under its own tag. The
-// envelope names the call that the message belongs to, and holds small data. The receiver thus
+// Sends a packet as an envelope of fixed size, followed by large data under its own tag. The
+// envelope names the call that the packet belongs to, and holds small data. The receiver thus
 // detects ranks that call different operations before data is written to a wrong place; Gloo itself
 // ends the process if a length differs from the expected one.
 //
@@ -112,18 +111,19 @@ class Link : public std::enable_shared_from_this<Link> {
   // Null if they are not connected.
   c10::intrusive_ptr<c10d::Store> idleStore() const;
 
-  // Posts the message to Gloo; blocks only as awaitConnections() does.
-  std::shared_ptr<PendingMessage> post(PendingMessage pending);
+  // Posts the packet to Gloo; blocks only as awaitConnections() does.
+  Packet post(Packet packet);
 
-  // Waits until the message has been sent or received. `late`: missingRanks() reports the peer
+  // Waits until the packet has been sent or received. `late`: missingRanks() reports the peer
   // meanwhile.
-  void complete(PendingMessage& pending, bool late);
+  void complete(Packet& packet, bool late);
 
   // Receives the envelope of the next message from `peer`, without its data. Returns the error of
   // the connection, or "" on success. Raises the group's failure, also one that the peer has sent.
-  std::string receiveEnvelope(PendingMessage& pending);
-  // Receives the data of the message whose envelope is `pending` into the buffer of `receive`.
-  void accept(PendingMessage& pending, const PendingMessage& receive);
+  std::string receiveEnvelope(Packet& packet);
+  // Compares the packet with its envelope, which has been received. Copies small data out of it, or
+  // starts to receive the data that follows.
+  void accept(Packet& packet);
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
   // Checks in the group's store, through the calling thread's own connection, whether other ranks
@@ -169,10 +169,9 @@ class Link : public std::enable_shared_from_this<Link> {
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
-  std::string hand(PendingMessage& pending);
-  void seal(PendingMessage& pending);
-  void open(PendingMessage& pending);
-  void compare(const PendingMessage& pending, const host::Signature& theirs);
+  std::string hand(Packet& packet);
+  void seal(Packet& packet);
+  void compare(const Packet& packet, const host::Signature& theirs);
   void disconnect();
 
   const Setup setup_;

@@ -26,11 +26,10 @@ std::string leftKey(int rank) {
 // Context of `done` for a message through shared memory.
 struct Context {
   std::shared_ptr<Messages> messages;
-  std::shared_ptr<Request> request;
+  std::shared_ptr<Transfer> transfer;
 };
 
-PendingMessage pendingOf(const Request& request, int number) {
-  const auto& message = request.message;
+Packet packetOf(const Message& message, int number) {
   return {
       .signature =
           {.kind = 0,
@@ -38,7 +37,7 @@ PendingMessage pendingOf(const Request& request, int number) {
            .root = 0,
            .countLow = static_cast<uint32_t>(message.count),
            .countHigh = static_cast<uint32_t>(message.count >> 32)},
-      .sending = request.sending,
+      .sending = message.sending,
       .peer = number,
       .tag = Link::kMessageTag,
       .data = message.buffer,
@@ -51,9 +50,8 @@ host::NcclError finalized() {
   return {ncclInvalidUsage, "the communicator has been finalized"};
 }
 
-bool fits(const Request& receive, int source, const PendingMessage& envelope) {
-  return receive.message.tag == envelope.userTag &&
-         (receive.message.peer == kAnyPeer || receive.message.peer == source);
+bool fits(const Transfer& receive, int source, const Packet& envelope) {
+  return receive.tag == envelope.userTag && (receive.peer == kAnyPeer || receive.peer == source);
 }
 
 }  // namespace
@@ -70,36 +68,31 @@ bool Messages::isCounterpart(int peer) const {
   return ways_.lane != nullptr && t.localOf[peer] == t.local();
 }
 
-Messages::Requests Messages::post(const std::vector<Issued>& messages, bool together) {
-  Requests requests;
-  for (const auto& [sending, message] : messages) {
+Messages::Transfers Messages::post(const std::vector<Message>& messages, bool together) {
+  Transfers transfers;
+  for (const auto& message : messages) {
     together = together && isInside(message) && message.done == nullptr;
   }
   try {
-    for (const auto& [sending, message] : messages) {
-      auto request = std::make_shared<Request>();
-      request->sending = sending;
-      request->message = message;
-      request->peer = message.peer;
-      request->together = together;
-      requests.push_back(request);
-      start(request);
+    for (const auto& message : messages) {
+      transfers.push_back(std::make_shared<Transfer>(message, message.peer, together));
+      start(transfers.back());
     }
   } catch (const std::exception& error) {
-    withdraw(requests, error);
+    withdraw(transfers, error);
     throw;
   }
-  return requests;
+  return transfers;
 }
 
-void Messages::start(const std::shared_ptr<Request>& request) {
+void Messages::start(const std::shared_ptr<Transfer>& transfer) {
   try {
-    if (isInside(request->message)) {
-      addInside(request);
-    } else if (request->sending) {
-      sendOutside(request);
+    if (isInside(*transfer)) {
+      addInside(transfer);
+    } else if (transfer->sending) {
+      sendOutside(transfer);
     } else {
-      receiveOutside(request);
+      receiveOutside(transfer);
     }
   } catch (const std::system_error& error) {
     ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
@@ -107,35 +100,34 @@ void Messages::start(const std::shared_ptr<Request>& request) {
   }
 }
 
-void Messages::addInside(const std::shared_ptr<Request>& request) {
-  const auto& message = request->message;
-  auto transfer = std::make_shared<shm::Transfer>(request->sending, message);
-  transfer->peer = message.peer == kAnyPeer ? kAnyPeer : ways_.topology->localOf[message.peer];
-  transfer->elsewhere = message.peer == kAnyPeer;
+void Messages::addInside(const std::shared_ptr<Transfer>& transfer) {
+  auto inside = std::make_shared<shm::Transfer>(*transfer);
+  inside->elsewhere = transfer->peer == kAnyPeer;
+  inside->peer = inside->elsewhere ? kAnyPeer : ways_.topology->localOf[transfer->peer];
   try {
-    if (request->together) {
-      ways_.inside->pointToPoint().add(transfer);
-      request->inside = std::move(transfer);
+    if (transfer->together) {
+      ways_.inside->pointToPoint().add(inside);
+      transfer->inside = std::move(inside);
       return;
     }
-    auto context = std::make_unique<Context>(shared_from_this(), request);
-    transfer->context = context.get();
-    transfer->done = [](void* raw, ncclResult_t result, int local) noexcept {
+    auto context = std::make_unique<Context>(shared_from_this(), transfer);
+    inside->context = context.get();
+    inside->done = [](void* raw, ncclResult_t result, int local) noexcept {
       const std::unique_ptr<Context> context(static_cast<Context*>(raw));
-      context->messages->endInside(*context->request, result, local);
+      context->messages->endInside(*context->transfer, result, local);
     };
-    ways_.inside->pointToPoint().runIndependently(transfer);
+    ways_.inside->pointToPoint().runIndependently(inside);
     context.release();
-    request->inside = std::move(transfer);
+    transfer->inside = std::move(inside);
   } catch (const host::NcclError& failure) {
     ways_.fault->raiseFor(failure, ways_.topology->inside());
   }
 }
 
 // Called in any thread.
-void Messages::endInside(Request& request, ncclResult_t result, int local) {
+void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
-    request.peer = ways_.topology->inside()[local];
+    transfer.partner = ways_.topology->inside()[local];
   }
   const auto& segment = ways_.inside->segment();
   if (result != ncclSuccess && segment.failed()) {
@@ -145,13 +137,12 @@ void Messages::endInside(Request& request, ncclResult_t result, int local) {
       // The group has failed, and the other ranks are notified.
     }
   }
-  if (isInside(request.message) && request.message.done != nullptr) {
-    return request.message.done(request.message.context, result, request.peer);
+  if (isInside(transfer) && transfer.done != nullptr) {
+    return transfer.done(transfer.context, result, transfer.partner);
   }
   std::lock_guard lock(mutex_);
-  request.insideEnded = true;
-  request.insideResult = result;
-  std::erase_if(posted_, [&](const auto& posted) { return posted.get() == &request; });
+  transfer.insideResult = result;
+  std::erase_if(posted_, [&](const auto& posted) { return posted.get() == &transfer; });
   changed_.notify_all();
 }
 
@@ -189,7 +180,7 @@ void Messages::receiveLoop(int peer, Pair& pair) {
   try {
     connect(peer, pair);
     for (;;) {
-      PendingMessage envelope{.signature = {}, .peer = pair.number, .tag = Link::kMessageTag};
+      Packet envelope{.signature = {}, .peer = pair.number, .tag = Link::kMessageTag};
       const auto broken = pair.link->receiveEnvelope(envelope);
       if (!broken.empty()) {
         return noteBroken(peer, pair, broken);
@@ -226,56 +217,55 @@ void Messages::connect(int peer, Pair& pair) {
       pair.connected = true;
       return;
     }
-    const auto request = std::move(pair.unsent.front());
+    const auto transfer = std::move(pair.unsent.front());
     pair.unsent.pop_front();
-    give(lock, *request, [&] { return pair.link->post(pendingOf(*request, pair.number)); });
+    give(lock, *transfer, [&] { return pair.link->post(packetOf(*transfer, pair.number)); });
   }
 }
 
-// Sets `pending` to what `body` returns, in which this thread gives the request's buffer to a link.
+// Sets `packet` to what `body` returns, in which this thread gives the transfer's buffer to a link.
 // Called with mutex_ held, and releases it meanwhile. withdraw() waits for `body`: the link is
 // connected or closed, and Gloo's calls do not block, but if the connection breaks in one of them,
 // the link asks the store for some seconds why.
 template <class Give>
-void Messages::give(std::unique_lock<std::mutex>& lock, Request& request, const Give& body) {
+void Messages::give(std::unique_lock<std::mutex>& lock, Transfer& transfer, const Give& body) {
   struct Giving {
     Messages& all;
     std::unique_lock<std::mutex>& lock;
-    Request& request;
-    std::shared_ptr<PendingMessage> pending = nullptr;
+    Transfer& transfer;
+    std::optional<Packet> packet = {};
     ~Giving() {
       lock.lock();
-      request.pending = std::move(pending);
-      request.giving = false;
+      transfer.packet = std::move(packet);
+      transfer.giving = false;
       all.changed_.notify_all();
     }
   };
-  request.giving = true;
+  transfer.giving = true;
   lock.unlock();
-  Giving giving{*this, lock, request};
-  giving.pending = body();
+  Giving giving{*this, lock, transfer};
+  giving.packet = body();
 }
 
-void Messages::sendOutside(const std::shared_ptr<Request>& request) {
+void Messages::sendOutside(const std::shared_ptr<Transfer>& transfer) {
   std::unique_lock lock(mutex_);
-  Pair& pair = pairWith(request->peer);
-  request->link = pair.link;
+  Pair& pair = pairWith(transfer->peer);
   if (!pair.connected) {
-    pair.unsent.push_back(request);
+    pair.unsent.push_back(transfer);
     return;
   }
   lock.unlock();
-  request->pending = pair.link->post(pendingOf(*request, pair.number));
+  transfer->packet = pair.link->post(packetOf(*transfer, pair.number));
 }
 
-void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
-  const bool any = request->message.peer == kAnyPeer;
+void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
+  const bool any = transfer->peer == kAnyPeer;
   if (any) {
-    addInside(request);
+    addInside(transfer);
   }
   std::unique_lock lock(mutex_);
   if (!any) {
-    pairWith(request->peer);
+    pairWith(transfer->peer);
   } else if (ways_.lane != nullptr) {
     for (const auto& members : ways_.topology->hosts) {
       const int counterpart = members[ways_.topology->local()];
@@ -285,27 +275,26 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
     }
   }
   for (auto& [source, pair] : pairs_) {
-    const auto found = std::ranges::find_if(pair.held, [&](const PendingMessage& envelope) {
-      return fits(*request, source, envelope);
-    });
+    const auto found = std::ranges::find_if(
+        pair.held, [&](const Packet& envelope) { return fits(*transfer, source, envelope); });
     if (found == pair.held.end()) {
       continue;
     }
-    if (!claim(*request)) {
+    if (!claim(*transfer)) {
       return;
     }
-    PendingMessage envelope = std::move(*found);
+    const Packet envelope = std::move(*found);
     pair.held.erase(found);
-    return accept(lock, *request, source, pair, std::move(envelope));
+    return accept(lock, *transfer, source, pair, envelope);
   }
-  if (request->insideEnded) {
+  if (transfer->insideResult) {
     return;
   }
-  posted_.push_back(request);
+  posted_.push_back(transfer);
   if (any) {
     return;
   }
-  const auto& pair = pairs_.at(request->peer);
+  const auto& pair = pairs_.at(transfer->peer);
   if (const auto broken = pair.broken; !broken.empty()) {
     lock.unlock();
     pair.link->raiseBroken(pair.number, broken);
@@ -314,11 +303,11 @@ void Messages::receiveOutside(const std::shared_ptr<Request>& request) {
 
 // Returns whether the receive still has no message. If so, it gets none through shared memory
 // anymore. Called with mutex_ held.
-bool Messages::claim(Request& receive) {
+bool Messages::claim(Transfer& receive) {
   if (receive.inside == nullptr) {
     return true;
   }
-  if (receive.insideEnded || !ways_.inside->pointToPoint().cancel(receive.inside)) {
+  if (receive.insideResult || !ways_.inside->pointToPoint().cancel(receive.inside)) {
     return false;
   }
   delete static_cast<Context*>(receive.inside->context);
@@ -326,8 +315,8 @@ bool Messages::claim(Request& receive) {
   return true;
 }
 
-void Messages::take(int peer, Pair& pair, const PendingMessage& envelope) {
-  std::shared_ptr<Request> receive;
+void Messages::take(int peer, Pair& pair, const Packet& envelope) {
+  std::shared_ptr<Transfer> receive;
   std::unique_lock lock(mutex_);
   for (auto next = posted_.begin(); next != posted_.end() && receive == nullptr;) {
     if (!fits(**next, peer, envelope)) {
@@ -349,16 +338,16 @@ void Messages::take(int peer, Pair& pair, const PendingMessage& envelope) {
 // Called with mutex_ held, and releases it meanwhile.
 void Messages::accept(
     std::unique_lock<std::mutex>& lock,
-    Request& receive,
+    Transfer& receive,
     int peer,
     const Pair& pair,
-    PendingMessage envelope) {
-  receive.peer = peer;
-  receive.link = pair.link;
+    const Packet& envelope) {
+  receive.partner = peer;
   give(lock, receive, [&] {
-    auto pending = std::make_shared<PendingMessage>(std::move(envelope));
-    pair.link->accept(*pending, pendingOf(receive, pair.number));
-    return pending;
+    auto packet = packetOf(receive, pair.number);
+    packet.envelope = envelope.envelope;
+    pair.link->accept(packet);
+    return packet;
   });
 }
 
@@ -369,19 +358,19 @@ void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   {
     std::lock_guard lock(mutex_);
     pair.broken = how;
-    awaited = std::ranges::any_of(
-        posted_, [&](const auto& receive) { return receive->message.peer == peer; });
+    awaited =
+        std::ranges::any_of(posted_, [&](const auto& receive) { return receive->peer == peer; });
   }
   if (awaited) {
     pair.link->raiseBroken(pair.number, how);
   }
 }
 
-void Messages::complete(const Requests& requests) {
+void Messages::complete(const Transfers& transfers) {
   std::vector<std::shared_ptr<shm::Transfer>> together;
-  for (const auto& request : requests) {
-    if (request->together) {
-      together.push_back(request->inside);
+  for (const auto& transfer : transfers) {
+    if (transfer->together) {
+      together.push_back(transfer->inside);
     }
   }
   if (!together.empty()) {
@@ -393,35 +382,35 @@ void Messages::complete(const Requests& requests) {
     return;
   }
   try {
-    for (const auto& request : requests) {
-      completeOutside(*request);
+    for (const auto& transfer : transfers) {
+      completeOutside(*transfer);
     }
   } catch (const std::exception& error) {
-    withdraw(requests, error);
+    withdraw(transfers, error);
     throw;
   }
 }
 
-void Messages::withdraw(const Requests& requests, const std::exception& why) {
+void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
   bool outside = false, inside = false;
   {
     // Ends Gloo's transfers when it is destroyed, after the lock is released: Gloo then waits for
     // its own thread to leave the buffer, which never blocks there.
-    std::vector<std::shared_ptr<PendingMessage>> underWay;
+    std::vector<Packet> underWay;
     std::unique_lock lock(mutex_);
-    for (const auto& request : requests) {
-      std::erase(posted_, request);
-      if (const auto pair = pairs_.find(request->message.peer); pair != pairs_.end()) {
-        std::erase(pair->second.unsent, request);
+    for (const auto& transfer : transfers) {
+      std::erase(posted_, transfer);
+      if (const auto pair = pairs_.find(transfer->peer); pair != pairs_.end()) {
+        std::erase(pair->second.unsent, transfer);
       }
-      changed_.wait(lock, [&] { return !request->giving; });
-      if (request->pending != nullptr) {
-        underWay.push_back(std::move(request->pending));
+      changed_.wait(lock, [&] { return !transfer->giving; });
+      if (transfer->packet) {
+        underWay.push_back(*std::exchange(transfer->packet, std::nullopt));
         outside = true;
       }
       // A transfer that is together with others is not touched before complete() starts it.
-      if (request->inside != nullptr && !request->together && !request->insideEnded &&
-          !claim(*request)) {
+      if (transfer->inside != nullptr && !transfer->together && !transfer->insideResult &&
+          !claim(*transfer)) {
         inside = true;
       }
     }
@@ -436,19 +425,20 @@ void Messages::withdraw(const Requests& requests, const std::exception& why) {
   }
 }
 
-void Messages::completeOutside(Request& request) {
+void Messages::completeOutside(Transfer& transfer) {
   std::unique_lock lock(mutex_);
   ways_.fault->wait(
-      changed_, lock, [&] { return request.insideEnded || request.pending != nullptr || closed_; });
+      changed_, lock, [&] { return transfer.insideResult || transfer.packet || closed_; });
   ways_.fault->check();
-  if (request.insideEnded && request.insideResult == ncclSuccess) {
+  if (transfer.insideResult == ncclSuccess) {
     return;
   }
-  if (request.pending == nullptr) {
+  if (!transfer.packet) {
     throw finalized();
   }
+  auto& link = *pairs_.at(transfer.partner).link;
   lock.unlock();
-  request.link->complete(*request.pending, /*late=*/false);
+  link.complete(*transfer.packet, /*late=*/false);
 }
 
 void Messages::lookForOthers(c10d::Store& group) {

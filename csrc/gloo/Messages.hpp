@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,21 +19,17 @@
 
 namespace torchcomms_pg::gloo {
 
-// A message under way. Owned by Messages.
-struct Request {
-  bool sending = false;
-  Message message;
-  int peer = 0;  // the other rank, once known
-
-  // Transfer through shared memory, or null.
-  std::shared_ptr<shm::Transfer> inside;
+// One side of a message under way, with ranks as numbered in the group. Owned by Messages.
+struct Transfer : Message {
+  int partner = 0;        // `peer`, or the actual sender once it is known
   bool together = false;  // started with the others of its batch, see PointToPoint::run()
-  bool insideEnded = false;
-  ncclResult_t insideResult = ncclSuccess;
 
-  // Transfer over a link. `pending` is null until the data is under way.
-  std::shared_ptr<Link> link;
-  std::shared_ptr<PendingMessage> pending;
+  // The transfer through shared memory, or null, and once it has ended, its result.
+  std::shared_ptr<shm::Transfer> inside;
+  std::optional<ncclResult_t> insideResult;
+
+  // The transfer over a link, once it is under way.
+  std::optional<Packet> packet;
   bool giving = false;  // a thread without the lock gives the buffer to the link
 };
 
@@ -60,23 +57,19 @@ class Messages : public std::enable_shared_from_this<Messages> {
   };
   explicit Messages(Ways ways);
 
-  using Requests = std::vector<std::shared_ptr<Request>>;
-  struct Issued {
-    bool sending;
-    Message message;
-  };
+  using Transfers = std::vector<std::shared_ptr<Transfer>>;
   // Starts messages, in this order, without blocking. `together`: if all are inside this host, they
   // proceed only while complete() runs, which is faster.
-  Requests post(const std::vector<Issued>& messages, bool together);
+  Transfers post(const std::vector<Message>& messages, bool together);
 
   // Blocks until all have been sent or received. No message waits for another one. If it throws, it
   // has withdrawn all.
-  void complete(const Requests& requests);
+  void complete(const Transfers& transfers);
 
   // Ends messages that will not be completed because of `why`: afterwards no thread touches their
   // buffers. If `why` is no NcclError, which follows the group's failure or end, and a message is
   // under way, it fails the group: the message's peer would wait for the rest.
-  void withdraw(const Requests& requests, const std::exception& why);
+  void withdraw(const Transfers& transfers, const std::exception& why);
 
   // Returns whether the message is between two ranks of this host; only then is its `done` called
   // without Comm::completeLater().
@@ -97,40 +90,40 @@ class Messages : public std::enable_shared_from_this<Messages> {
     int number = 0;       // the peer's number on the link
     bool shared = false;  // true if the link also serves collectives
     bool connected = false;
-    std::string broken;                           // error that ended the connection, or ""
-    std::deque<std::shared_ptr<Request>> unsent;  // sends that wait until it is connected
-    std::deque<PendingMessage> held;              // envelopes that fit no posted receive
+    std::string broken;                            // error that ended the connection, or ""
+    std::deque<std::shared_ptr<Transfer>> unsent;  // sends that wait until it is connected
+    std::deque<Packet> held;                       // envelopes that fit no posted receive
   };
 
   bool isCounterpart(int peer) const;
-  void start(const std::shared_ptr<Request>& request);
-  void addInside(const std::shared_ptr<Request>& request);
-  void sendOutside(const std::shared_ptr<Request>& request);
-  void receiveOutside(const std::shared_ptr<Request>& request);
-  void endInside(Request& request, ncclResult_t result, int local);
+  void start(const std::shared_ptr<Transfer>& transfer);
+  void addInside(const std::shared_ptr<Transfer>& transfer);
+  void sendOutside(const std::shared_ptr<Transfer>& transfer);
+  void receiveOutside(const std::shared_ptr<Transfer>& transfer);
+  void endInside(Transfer& transfer, ncclResult_t result, int local);
   Pair& pairWith(int peer);
   void receiveLoop(int peer, Pair& pair);
   void connect(int peer, Pair& pair);
-  void take(int peer, Pair& pair, const PendingMessage& envelope);
+  void take(int peer, Pair& pair, const Packet& envelope);
   void accept(
       std::unique_lock<std::mutex>& lock,
-      Request& receive,
+      Transfer& receive,
       int peer,
       const Pair& pair,
-      PendingMessage envelope);
+      const Packet& envelope);
   template <class Give>
-  void give(std::unique_lock<std::mutex>& lock, Request& request, const Give& body);
+  void give(std::unique_lock<std::mutex>& lock, Transfer& transfer, const Give& body);
   void noteBroken(int peer, Pair& pair, const std::string& how);
-  bool claim(Request& receive);
-  void completeOutside(Request& request);
+  bool claim(Transfer& receive);
+  void completeOutside(Transfer& transfer);
 
   const Ways ways_;
   const int rank_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pair> pairs_;                    // by peer; entries are never removed
-  std::deque<std::shared_ptr<Request>> posted_;  // receives without a message, in order
+  std::map<int, Pair> pairs_;                     // by peer; entries are never removed
+  std::deque<std::shared_ptr<Transfer>> posted_;  // receives without a message, in order
   bool closed_ = false;
   int64_t looked_ = 0;  // number of requests to connect with this rank that have been handled
 };

@@ -315,16 +315,16 @@ void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   }
   const size_t bytes = piece.count * elementSize(c.type);
   const int root = t_.localOf[c.root];
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   if (t_.rank != c.root) {
     if (onLane()) {
-      hops.push_back({true, root, slice, bytes});
+      hops.push_back(hop(true, root, slice, bytes));
     }
     return inside(hops);
   }
   for (int lane = 0; lane < t_.lanes; ++lane) {
     if (lane != root) {
-      hops.push_back({false, lane, at(piece.result.data(), lane * bytes), bytes});
+      hops.push_back(hop(false, lane, at(piece.result.data(), lane * bytes), bytes));
     }
   }
   inside(hops);
@@ -380,7 +380,7 @@ void Execution::reduceScatter(const Collective& c) {
       inside(part);
     }
   }
-  std::vector<Hop> hops;
+  std::vector<Message> hops;
   Block results;
   if (onLane()) {
     const auto here = onLane(host_, local());
@@ -405,11 +405,11 @@ void Execution::reduceScatter(const Collective& c) {
       void* const to = own ? c.output : at(results.data(), i * bytes);
       combine(c, to, std::move(inputs), c.count);
       if (!own) {
-        hops.push_back({true, t_.localOf[here[i]], to, bytes});
+        hops.push_back(hop(true, t_.localOf[here[i]], to, bytes));
       }
     }
   } else {
-    hops.push_back({false, t_.laneOf(t_.rank), c.output, bytes});
+    hops.push_back(hop(false, t_.laneOf(t_.rank), c.output, bytes));
   }
   inside(hops);
 }

@@ -1,7 +1,5 @@
 #include "monitor/Monitor.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <iterator>
 #include <system_error>
@@ -40,7 +38,7 @@ void Monitor::enter() {
     auto spare = std::make_unique<SpareThread>();
     stop_ = false;
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = startThread("tcpg_monitor", [this] { run(); });
     } catch (const std::system_error& error) {
       raiseNoThread("the monitor", error.what());
     }
@@ -121,7 +119,6 @@ std::vector<std::string> Monitor::failures() {
 
 void Monitor::run() {
   isMonitor = true;
-  pthread_setname_np(pthread_self(), "tcpg_monitor");
   std::unique_lock lock(mutex_);
   while (!stop_) {
     const auto now = Clock::now();

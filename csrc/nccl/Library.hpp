@@ -18,8 +18,9 @@
 
 namespace torchcomms_pg {
 
-// One point-to-point message.
+// What a rank does of one point-to-point message: it sends or receives it.
 struct Message {
+  bool sending = false;
   void* buffer = nullptr;  // read only when sending
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
@@ -184,8 +185,7 @@ class Library {
   // pair and tag are matched in issue order; different tags and different peers do not wait for
   // each other. A message with `done` is independent of every stream and may not be part of a
   // group.
-  virtual ncclResult_t run(
-      bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream) const = 0;
+  virtual ncclResult_t run(const Message& message, ncclComm_t comm, cudaStream_t stream) const = 0;
   // Runs collectives of one type and one operator in one group, up to the first error.
   virtual ncclResult_t runGrouped(
       std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const;

@@ -28,7 +28,7 @@ ncclResult_t exchange(
       const auto& side = sending ? in : out;
       auto* data = static_cast<char*>(const_cast<void*>(side.data));
       for (int peer = side.first; peer < side.last; ++peer, data += side.step) {
-        const auto result = library.run(sending, {data, count, type, peer}, comm, stream);
+        const auto result = library.run({sending, data, count, type, peer}, comm, stream);
         if (result != ncclSuccess) {
           return result;
         }
@@ -197,11 +197,9 @@ ncclResult_t NcclLibrary::runGrouped(
   });
 }
 
-ncclResult_t NcclLibrary::run(
-    bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream) const {
-  const auto& [buffer, count, type, peer, tag, confirmed, done, context, deferred] = message;
-  return sending ? table_.send(buffer, count, type, peer, comm, stream)
-                 : table_.recv(buffer, count, type, peer, comm, stream);
+ncclResult_t NcclLibrary::run(const Message& m, ncclComm_t comm, cudaStream_t stream) const {
+  return m.sending ? table_.send(m.buffer, m.count, m.type, m.peer, comm, stream)
+                   : table_.recv(m.buffer, m.count, m.type, m.peer, comm, stream);
 }
 
 }  // namespace torchcomms_pg

@@ -58,8 +58,7 @@ class NcclLibrary : public Library {
 
   ncclResult_t run(
       const Collective& collective, ncclComm_t comm, cudaStream_t stream) const override;
-  ncclResult_t run(
-      bool sending, const Message& message, ncclComm_t comm, cudaStream_t stream) const override;
+  ncclResult_t run(const Message& message, ncclComm_t comm, cudaStream_t stream) const override;
   ncclResult_t runGrouped(
       std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const override;
   ncclResult_t groupStart() const override { return table_.groupStart(); }

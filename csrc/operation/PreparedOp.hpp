@@ -67,7 +67,7 @@ struct PreparedOp {
       return api.run(*collective, comm, stream);
     }
     if (const auto* const message = std::get_if<Message>(&task)) {
-      return api.run(/*sending=*/op.kind == OpKind::send, *message, comm, stream);
+      return api.run(*message, comm, stream);
     }
     return std::get<Calls>(task)(comm, stream);
   }

@@ -29,13 +29,15 @@ inline const torchcomms_pg::Library& library() {
 }
 
 inline ncclResult_t sendTagged(
-    const torchcomms_pg::Message& message, ncclComm_t comm, cudaStream_t stream) {
-  return library().run(/*sending=*/true, message, comm, stream);
+    torchcomms_pg::Message message, ncclComm_t comm, cudaStream_t stream) {
+  message.sending = true;
+  return library().run(message, comm, stream);
 }
 
 inline ncclResult_t recvTagged(
-    const torchcomms_pg::Message& message, ncclComm_t comm, cudaStream_t stream) {
-  return library().run(/*sending=*/false, message, comm, stream);
+    torchcomms_pg::Message message, ncclComm_t comm, cudaStream_t stream) {
+  message.sending = false;
+  return library().run(message, comm, stream);
 }
 
 #define CHECK_NCCL(call)                                                            \

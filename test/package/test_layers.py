@@ -72,3 +72,10 @@ def test_only_one_file_tells_torch_versions_apart():
     asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
     asking = {str(file.relative_to(CSRC)) for file in SOURCES if asks.search(file.read_text())}
     assert asking == {"base/TorchCompat.hpp"}
+
+
+def test_one_file_starts_threads():
+    """So each has its name, and csrc/README.md can list the ways to use one."""
+    starts = re.compile(r"std::j?thread(\s+\w+)?\s*[({]|std::async|pthread_create")
+    found = [file for file in SOURCES if starts.search(file.read_text())]
+    assert found == [CSRC / "base/Thread.hpp"]

@@ -29,25 +29,6 @@ ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream
   });
 }
 
-ncclResult_t transfer(
-    bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) {
-  const char* operation = sending ? "send" : "recv";
-  return withComm(handle, operation, [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkUsable();
-    checkType(operation, message.type);
-    if (sending || message.peer != kAnyPeer) {
-      checkRank(operation, "peer", message.peer, comm->size());
-    }
-    if (message.count > PTRDIFF_MAX / 8) {
-      invalidArgument(
-          operation, "count is " + std::to_string(message.count) + ", which no memory can hold");
-    }
-    checkBuffer(operation, sending ? "sendbuff" : "recvbuff", message.buffer, message.count);
-    issue({comm, stream, std::make_shared<Transfer>(sending, message)});
-    return ncclSuccess;
-  });
-}
-
 // Adds NCCL's functions that launch operations. The lambdas' parameters get their types from the
 // entries, and so from nccl.h.
 void addNcclCalls(NcclApi& t) {
@@ -82,10 +63,10 @@ void addNcclCalls(NcclApi& t) {
   };
 
   t.send = [](auto buffer, auto count, auto type, auto peer, auto comm, auto stream) {
-    return transfer(true, {const_cast<void*>(buffer), count, type, peer}, comm, stream);
+    return library().run({true, const_cast<void*>(buffer), count, type, peer}, comm, stream);
   };
   t.recv = [](auto buffer, auto count, auto type, auto peer, auto comm, auto stream) {
-    return transfer(false, {buffer, count, type, peer}, comm, stream);
+    return library().run({false, buffer, count, type, peer}, comm, stream);
   };
 }
 
@@ -130,9 +111,23 @@ class SharedMemory final : public NcclLibrary {
       return ncclSuccess;
     });
   }
-  ncclResult_t run(
-      bool sending, const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
-    return transfer(sending, message, handle, stream);
+  ncclResult_t run(const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
+    const char* operation = message.sending ? "send" : "recv";
+    return withComm(handle, operation, [&](const std::shared_ptr<Comm>& comm) {
+      comm->checkUsable();
+      checkType(operation, message.type);
+      if (message.sending || message.peer != kAnyPeer) {
+        checkRank(operation, "peer", message.peer, comm->size());
+      }
+      if (message.count > PTRDIFF_MAX / 8) {
+        invalidArgument(
+            operation, "count is " + std::to_string(message.count) + ", which no memory can hold");
+      }
+      checkBuffer(
+          operation, message.sending ? "sendbuff" : "recvbuff", message.buffer, message.count);
+      issue({comm, stream, std::make_shared<Transfer>(message)});
+      return ncclSuccess;
+    });
   }
   ncclResult_t runGrouped(
       std::span<const Collective> all, ncclComm_t handle, cudaStream_t stream) const override {

@@ -16,10 +16,10 @@ Matcher::Posted& Matcher::postedFor(const Transfer& receive) {
   return receive.peer == kAnyPeer ? any_ : posted_[receive.peer];
 }
 
-std::shared_ptr<Incoming> Matcher::post(const std::shared_ptr<Transfer>& receive) {
+std::shared_ptr<Transfer> Matcher::post(const std::shared_ptr<Transfer>& receive) {
   const auto found = std::find_if(held_.begin(), held_.end(), [&](const auto& message) {
     return message->tag == receive->tag &&
-           (receive->peer == kAnyPeer || receive->peer == message->source);
+           (receive->peer == kAnyPeer || receive->peer == message->peer);
   });
   if (found == held_.end()) {
     postedFor(*receive).receives.push_back(receive);

@@ -9,9 +9,10 @@
 
 namespace torchcomms_pg::shm {
 
-// Receives without a message yet, and messages without a receive yet. Messages of one source and
-// tag are matched in the order of their arrival with receives in the order in which they were
-// posted, whether or not a receive names its source. Not thread-safe.
+// Receives without a message yet, and messages without a receive yet. Such a message is a transfer,
+// too: the send, if it is this rank's own, or else a receive without a buffer, whose peer is the
+// source. Messages of one source and tag are matched in the order of their arrival with receives in
+// the order in which they were posted, whether or not a receive names its source. Not thread-safe.
 class Matcher {
  public:
   void prepare(int ranks) { posted_.resize(ranks); }
@@ -19,13 +20,13 @@ class Matcher {
 
   // Removes and returns the held message that `receive` matches. If none does, posts the receive
   // and returns null.
-  std::shared_ptr<Incoming> post(const std::shared_ptr<Transfer>& receive);
+  std::shared_ptr<Transfer> post(const std::shared_ptr<Transfer>& receive);
 
   // Removes and returns the posted receive that a new message matches, or null.
   std::shared_ptr<Transfer> take(int source, int tag);
 
   // Holds a message for which take() returned null.
-  void hold(const std::shared_ptr<Incoming>& message) { held_.push_back(message); }
+  void hold(const std::shared_ptr<Transfer>& message) { held_.push_back(message); }
 
   // Removes a posted receive. Returns false if it is not posted, for example because it has its
   // message.
@@ -49,7 +50,7 @@ class Matcher {
 
   std::vector<Posted> posted_;  // by source
   Posted any_;
-  std::deque<std::shared_ptr<Incoming>> held_;  // in order of arrival
+  std::deque<std::shared_ptr<Transfer>> held_;  // in order of arrival
 };
 
 }  // namespace torchcomms_pg::shm

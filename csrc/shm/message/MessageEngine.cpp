@@ -49,27 +49,14 @@ void MessageEngine::add(const std::shared_ptr<Transfer>& transfer) {
   whileMemoryLasts([&] {
     if (!transfer->sending) {
       if (const auto message = matcher_.post(transfer)) match(message, transfer);
-    } else if (transfer->peer == rank_) {
-      sendToSelf(transfer);
-    } else {
+    } else if (transfer->peer != rank_) {
       sendTo(transfer->peer, transfer);
+    } else if (const auto receive = matcher_.take(rank_, transfer->tag)) {
+      match(transfer, receive);
+    } else {
+      matcher_.hold(transfer);
     }
   });
-}
-
-void MessageEngine::sendToSelf(const std::shared_ptr<Transfer>& transfer) {
-  auto message = std::make_shared<Incoming>();
-  message->source = rank_;
-  message->tag = transfer->tag;
-  message->count = transfer->count;
-  message->type = transfer->type;
-  message->bytes = transfer->bytes();
-  message->sender = transfer;
-  if (const auto receive = matcher_.take(rank_, transfer->tag)) {
-    match(message, receive);
-  } else {
-    matcher_.hold(message);
-  }
 }
 
 void MessageEngine::sendTo(int destination, const std::shared_ptr<Transfer>& transfer) {
@@ -84,8 +71,8 @@ void MessageEngine::sendTo(int destination, const std::shared_ptr<Transfer>& tra
 void MessageEngine::start(const std::shared_ptr<Transfer>& transfer) {
   transfer->started = true;
   if (transfer->sending) return;
-  if (transfer->message) {
-    whileMemoryLasts([&] { takeMessage(transfer); });
+  if (transfer->passed) {
+    whileMemoryLasts([&] { endReceive(transfer); });
   } else if (!transfer->matched) {
     matcher_.noteStarted(*transfer);
   }
@@ -148,7 +135,7 @@ const Transfer* MessageEngine::oldestPending() const {
     for (const auto& transfer : out.unreceived) look(transfer);
   }
   for (const Arriving& arriving : arriving_) {
-    if (arriving.current) look(arriving.current->target);
+    look(arriving.current);
   }
   return oldest;
 }
@@ -163,13 +150,12 @@ bool MessageEngine::chooseNext(Outgoing& out) {
     }
     out.current = std::move(*next);
     out.queue.erase(next);
-    out.slot = 0;
     if (out.current->confirmed) {
       out.unreceived.resize(kSlots + 1);
       // If the slot still belongs to an unreceived message, sends without confirmation: this send
       // then ends once it is written.
       const auto slot = static_cast<uint16_t>(out.messages % kSlots + 1);
-      if (!out.unreceived[slot]) out.slot = slot;
+      if (!out.unreceived[slot]) out.current->slot = slot;
     }
     return true;
   }
@@ -181,7 +167,11 @@ void MessageEngine::pumpOut(int destination) {
   while (out.current || chooseNext(out)) {
     Transfer& transfer = *out.current;
     const MessageHeader header{
-        transfer.count, out.messages, transfer.tag, static_cast<uint16_t>(transfer.type), out.slot};
+        transfer.count,
+        out.messages,
+        transfer.tag,
+        static_cast<uint16_t>(transfer.type),
+        transfer.slot};
     const auto published = [&] {
       moved_ = true;
       segment_.wakeRank(rank_, destination);
@@ -195,12 +185,12 @@ void MessageEngine::pumpOut(int destination) {
       return;
     }
     ++out.messages;
-    if (out.slot == 0) {
+    transfer.passed = true;
+    if (transfer.slot == 0) {
       end(out.current);
       out.current.reset();
     } else {
-      transfer.written = true;
-      out.unreceived[out.slot] = std::move(out.current);
+      out.unreceived[transfer.slot] = std::move(out.current);
       ++out.unreceivedCount;
     }
   }
@@ -232,101 +222,102 @@ bool MessageEngine::openMessage(int source, Arriving& arriving) {
   }
   arriving.channel.begin();
   moved_ = true;
-  auto message = std::make_shared<Incoming>();
-  message->source = source;
-  message->tag = header.tag;
-  message->count = header.count;
-  message->type = static_cast<ncclDataType_t>(header.type);
-  message->slot = header.slot;
-  message->bytes = message->count * elementSize(message->type);
-  arriving.current = message;
-  if (const auto receive = matcher_.take(source, header.tag)) {
-    match(message, receive);
-  } else {
-    matcher_.hold(message);
+  const Message message{
+      .count = header.count,
+      .type = static_cast<ncclDataType_t>(header.type),
+      .peer = source,
+      .tag = header.tag};
+  auto receive = matcher_.take(source, header.tag);
+  if (!receive) {
+    receive = std::make_shared<Transfer>(message);
+    matcher_.hold(receive);
+  } else if (!noteMatch(message, *receive)) {
+    return false;
   }
+  receive->slot = header.slot;
+  arriving.current = std::move(receive);
   return true;
 }
 
 bool MessageEngine::moveIn(int source, Arriving& arriving) {
-  const std::shared_ptr<Incoming> message = arriving.current;
-  std::byte* out = message->kept.get();
-  if (out == nullptr && message->target && message->target->started) {
-    out = static_cast<std::byte*>(message->target->buffer);
+  Transfer& receive = *arriving.current;
+  std::byte* out = receive.kept.get();
+  if (out == nullptr && receive.started) {
+    out = static_cast<std::byte*>(receive.buffer);
   } else if (out == nullptr) {
     if (!matcher_.awaited(source)) return false;
-    message->kept.reset(new std::byte[message->bytes]);
-    out = message->kept.get();
+    receive.kept.reset(new std::byte[receive.bytes()]);
+    out = receive.kept.get();
   }
-  const size_t before = message->moved;
-  const bool complete = arriving.channel.read(
-      out, message->bytes, message->moved, [&] { segment_.wakeRank(rank_, source); });
-  moved_ = moved_ || complete || message->moved != before;
-  if (!complete) return false;
-  message->arrived = true;
-  arriving.current.reset();
-  if (const auto receive = std::move(message->target)) {
-    if (message->kept) {
-      receive->message = message;
-      if (receive->started) takeMessage(receive);
-    } else {
-      endReceive(receive, *message);
-    }
-  }
+  const size_t before = receive.moved;
+  receive.passed = arriving.channel.read(
+      out, receive.bytes(), receive.moved, [&] { segment_.wakeRank(rank_, source); });
+  moved_ = moved_ || receive.passed || receive.moved != before;
+  if (!receive.passed) return false;
+  const auto held = std::move(arriving.current);
+  if (receive.started) endReceive(held);
   return true;
 }
 
 void MessageEngine::pumpSelf() {
-  std::erase_if(toSelf_, [this](const std::shared_ptr<Incoming>& message) {
-    if (!message->sender->started || !message->target->started) return false;
-    const size_t size = std::min(kSelfPiece, message->bytes - message->moved);
+  std::erase_if(toSelf_, [this](const auto& sides) {
+    const auto& [send, receive] = sides;
+    if (!send->started || !receive->started) return false;
+    const size_t size = std::min(kSelfPiece, send->bytes() - send->moved);
     host::copy(
-        static_cast<std::byte*>(message->target->buffer) + message->moved,
-        static_cast<const std::byte*>(message->sender->buffer) + message->moved,
+        static_cast<std::byte*>(receive->buffer) + send->moved,
+        static_cast<const std::byte*>(send->buffer) + send->moved,
         size);
-    message->moved += size;
+    send->moved += size;
     moved_ = true;
-    if (message->moved != message->bytes) return false;
-    end(message->sender);
-    end(message->target);
+    if (send->moved != send->bytes()) return false;
+    end(send);
+    end(receive);
     return true;
   });
 }
 
+// Matches a receive with a message that Matcher holds, or with a send to this rank itself.
 void MessageEngine::match(
-    const std::shared_ptr<Incoming>& message, const std::shared_ptr<Transfer>& receive) {
-  if (message->count != receive->count || message->type != receive->type) {
-    report(
-        ncclInvalidUsage,
-        " receives " + amount(receive->count, receive->type) + " from " +
-            segment_.nameOf(message->source) + ", which sends " +
-            amount(message->count, message->type) + " (tag " + std::to_string(message->tag) + ")");
+    const std::shared_ptr<Transfer>& message, const std::shared_ptr<Transfer>& receive) {
+  if (!noteMatch(*message, *receive)) return;
+  if (message->sending) {
+    message->matched = true;
+    toSelf_.emplace_back(message, receive);
     return;
   }
-  receive->matched = true;
-  receive->partner.store(message->source, std::memory_order_relaxed);
-  if (message->arrived) {
-    receive->message = message;
-  } else {
-    message->target = receive;
-  }
-  if (message->sender) {
-    message->sender->matched = true;
-    toSelf_.push_back(message);
-  }
+  receive->passed = message->passed;
+  receive->slot = message->slot;
+  receive->moved = message->moved;
+  receive->kept = std::move(message->kept);
+  auto& current = arriving_[message->peer].current;
+  if (current == message) current = receive;
 }
 
-void MessageEngine::takeMessage(const std::shared_ptr<Transfer>& receive) {
-  const std::shared_ptr<Incoming> message = std::move(receive->message);
-  host::copy(receive->buffer, message->kept.get(), message->bytes);
-  endReceive(receive, *message);
+// Returns false, and reports the error, if the two sides of a message differ.
+bool MessageEngine::noteMatch(const Message& message, Transfer& receive) {
+  if (message.count != receive.count || message.type != receive.type) {
+    report(
+        ncclInvalidUsage,
+        " receives " + amount(receive.count, receive.type) + " from " +
+            segment_.nameOf(message.peer) + ", which sends " + amount(message.count, message.type) +
+            " (tag " + std::to_string(message.tag) + ")");
+    return false;
+  }
+  receive.matched = true;
+  receive.partner.store(message.peer, std::memory_order_relaxed);
+  return true;
 }
 
-void MessageEngine::endReceive(const std::shared_ptr<Transfer>& receive, const Incoming& message) {
+void MessageEngine::endReceive(const std::shared_ptr<Transfer>& receive) {
+  if (const auto kept = std::move(receive->kept)) {
+    host::copy(receive->buffer, kept.get(), receive->bytes());
+  }
   end(receive);
-  if (message.slot == 0) return;
-  arriving_[message.source].channel.setReceived(message.slot);
-  segment_.wakeRank(rank_, message.source);
+  if (receive->slot == 0) return;
+  const int source = receive->partner.load(std::memory_order_relaxed);
+  arriving_[source].channel.setReceived(receive->slot);
+  segment_.wakeRank(rank_, source);
 }
 
 void MessageEngine::end(const std::shared_ptr<Transfer>& transfer) {

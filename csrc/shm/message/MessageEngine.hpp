@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shm/message/Channel.hpp"
@@ -51,7 +52,6 @@ class MessageEngine {
     ChannelWriter channel;
     std::deque<std::shared_ptr<Transfer>> queue;
     std::shared_ptr<Transfer> current;  // being written
-    uint16_t slot = 0;                  // slot of `current`, as in MessageHeader
     uint64_t messages = 0;
     // Confirmed sends that are written but not yet received, by slot from 1. Empty before the
     // first.
@@ -61,13 +61,12 @@ class MessageEngine {
   };
   struct Arriving {
     ChannelReader channel;
-    std::shared_ptr<Incoming> current;  // being read
+    std::shared_ptr<Transfer> current;  // being read; without a buffer while no receive matches
     uint64_t messages = 0;
   };
 
   template <class Body>
   void whileMemoryLasts(const Body& body);
-  void sendToSelf(const std::shared_ptr<Transfer>& transfer);
   void sendTo(int destination, const std::shared_ptr<Transfer>& transfer);
   void moveAll();
   void pumpOut(int destination);
@@ -77,9 +76,9 @@ class MessageEngine {
   bool openMessage(int source, Arriving& arriving);
   bool moveIn(int source, Arriving& arriving);
   void pumpSelf();
-  void match(const std::shared_ptr<Incoming>& message, const std::shared_ptr<Transfer>& receive);
-  void takeMessage(const std::shared_ptr<Transfer>& receive);
-  void endReceive(const std::shared_ptr<Transfer>& receive, const Incoming& message);
+  void match(const std::shared_ptr<Transfer>& message, const std::shared_ptr<Transfer>& receive);
+  bool noteMatch(const Message& message, Transfer& receive);
+  void endReceive(const std::shared_ptr<Transfer>& receive);
   void end(const std::shared_ptr<Transfer>& transfer);
   void report(ncclResult_t result, const std::string& text);
 
@@ -93,7 +92,8 @@ class MessageEngine {
   std::vector<Outgoing> outgoing_;
   std::vector<Arriving> arriving_;
   std::vector<int> sendingTo_;
-  std::vector<std::shared_ptr<Incoming>> toSelf_;  // matched messages to this rank itself
+  // Sends to this rank itself, and their receives.
+  std::vector<std::pair<std::shared_ptr<Transfer>, std::shared_ptr<Transfer>>> toSelf_;
   std::vector<std::shared_ptr<Transfer>> ended_;
 };
 

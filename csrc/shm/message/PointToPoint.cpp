@@ -256,7 +256,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
 // up no peer meanwhile.
 bool PointToPoint::mayWait(Transfer& transfer) {
   if (!transfer.deferred || transfer.bytes() > kAtOnce) return false;
-  if (transfer.sending) return transfer.written;
+  if (transfer.sending) return transfer.passed;
   const size_t room = transfer.bytes() + 2 * kLine;  // with its header, and the end of a line
   if (transfer.confirmed ||
       room_ + room > comm_.segment().channelBytes() - sizeof(ChannelControl)) {

@@ -14,15 +14,13 @@
 
 namespace torchcomms_pg::shm {
 
-struct Incoming;
 struct Transfer;
 
 using TransferList = std::list<std::shared_ptr<Transfer>>;
 
 struct Transfer : Message {
-  Transfer(bool sending, const Message& message) : Message(message), sending(sending) {}
+  explicit Transfer(const Message& message) : Message(message) {}
 
-  const bool sending;
   bool elsewhere = false;  // receives from any rank, maybe of another host
 
   // Owned by PointToPoint, for a transfer with `done`.
@@ -35,30 +33,18 @@ struct Transfer : Message {
   uint64_t order = 0;    // position in the order of add()
   bool started = false;  // the buffer may be touched
   bool matched = false;  // a receive has its message, or a send to this rank its receive
-  bool written = false;  // a send has written all for its receiver
+  bool passed = false;   // its channel has taken all of a send, or given all of a receive
+  uint16_t slot = 0;     // as in MessageHeader
   size_t moved = 0;
-  std::shared_ptr<Incoming> message;  // arrived; this matched receive has not taken it yet
+  std::unique_ptr<std::byte[]> kept;  // of a receive: content that came before `started`
   std::atomic<int> partner{0};        // `peer`, or the actual sender once it is known
   std::atomic<bool> ended{false};     // set on success only
 
   size_t bytes() const { return count * elementSize(type); }
   // Returns the same message once more; for a transfer without `done`.
-  std::shared_ptr<Transfer> again() const { return std::make_shared<Transfer>(sending, *this); }
-};
-
-// A message that is arriving or has arrived before its receive.
-struct Incoming {
-  int source = 0;
-  int tag = 0;
-  size_t count = 0;
-  ncclDataType_t type = ncclInt8;
-  uint16_t slot = 0;  // as in MessageHeader
-  size_t bytes = 0;
-  size_t moved = 0;
-  bool arrived = false;
-  std::shared_ptr<Transfer> target;   // null while no receive matches
-  std::shared_ptr<Transfer> sender;   // of a message to this rank itself
-  std::unique_ptr<std::byte[]> kept;  // the content, if no receive could take it
+  std::shared_ptr<Transfer> again() const {
+    return std::make_shared<Transfer>(static_cast<const Message&>(*this));
+  }
 };
 
 }  // namespace torchcomms_pg::shm

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -16,9 +15,9 @@
 #include <map>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "base/Thread.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
@@ -118,7 +117,6 @@ int receive(int socket) {
 }
 
 void serve(int listening) {
-  pthread_setname_np(pthread_self(), "tcpg_files");
   for (;;) {
     const Socket peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
     if (peer.number < 0) {
@@ -147,7 +145,7 @@ void listen(Shared& all) {
     throw failedTo("opening a socket for descriptors of shared memory", errno);
   }
   try {
-    std::thread(serve, made.number).detach();
+    startDetached("tcpg_files", [listening = made.number] { serve(listening); });
   } catch (const std::system_error& error) {
     throw NcclError(ncclSystemError, std::string("starting tcpg_files: ") + error.what());
   }
