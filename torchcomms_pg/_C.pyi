@@ -249,6 +249,7 @@ def meet_over_nccl(
     name: str,
     timeout: timedelta,
     ranks_per_root: int,
+    peer: int = -1,
 ) -> list[bytes]:
     """The unique ids of a new communicator, for its ranks; they must have one version of NCCL."""
 

@@ -114,9 +114,11 @@ void bindNccl(py::module_& module) {
          int size,
          const std::string& name,
          Milliseconds timeout,
-         int ranksPerRoot) {
+         int ranksPerRoot,
+         int peer) {
         RendezvousInfo info{store, rank, size, {}, name, timeout};
         info.group.name = name;
+        info.peer = peer;
         NcclRendezvous met;
         {
           py::gil_scoped_release release;
@@ -134,7 +136,8 @@ void bindNccl(py::module_& module) {
       py::arg("size"),
       py::arg("name"),
       py::arg("timeout"),
-      py::arg("ranks_per_root"));
+      py::arg("ranks_per_root"),
+      py::arg("peer") = -1);
 }
 
 }  // namespace torchcomms_pg

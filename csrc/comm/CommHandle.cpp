@@ -78,29 +78,29 @@ ncclResult_t CommHandle::stateAfterLaunch() const {
   return stateOr(ncclInvalidUsage);
 }
 
-CommHandle::Report CommHandle::report() const {
-  Report report;
+host::NcclError CommHandle::report() const {
   if (!process_.isThis()) {
-    return report;
+    return {ncclSuccess, ""};
   }
   std::lock_guard lock(mutex_);
   if (auto* const comm = get()) {
-    report.text = api_.getLastError(comm);
-    api_.commGetAsyncError(comm, &report.state);
-    if (blocks_ && report.state != ncclSuccess && report.state != ncclInProgress) {
+    std::string text = api_.getLastError(comm);
+    auto state = ncclSuccess;
+    api_.commGetAsyncError(comm, &state);
+    if (blocks_ && state != ncclSuccess && state != ncclInProgress) {
       // libnccl keeps only the latest text of the process (src/init.cc, ncclGetLastError).
-      const auto latest = std::exchange(report.text, api_.getErrorString(report.state));
-      report.text += latest.empty() ? ""
-                                    : "; NCCL's latest message in this process, maybe of another "
-                                      "group: " +
-                                          latest;
+      const auto latest = std::exchange(text, api_.getErrorString(state));
+      text += latest.empty()
+                  ? ""
+                  : "; NCCL's latest message in this process, maybe of another group: " + latest;
     }
-    report.absent = api_.missingRanks(comm);
-  } else if (joining_ != nullptr) {
-    report.text = joining_->text();
-    report.state = joining_->done() ? joining_->result() : ncclSuccess;
+    return {state, text, api_.missingRanks(comm)};
   }
-  return report;
+  if (joining_ != nullptr) {
+    const auto text = joining_->text();
+    return {joining_->done() ? joining_->result() : ncclSuccess, text};
+  }
+  return {ncclSuccess, ""};
 }
 
 std::vector<int> CommHandle::missingRanks() const {
@@ -179,8 +179,7 @@ ncclComm_t CommHandle::shrink(
     const std::vector<int>& excluded,
     int flags,
     const NcclConfig& config,
-    Clock::time_point deadline,
-    Report& report) const {
+    Clock::time_point deadline) const {
   const auto make =
       [comm = get(), flags, config, deadline, &api = api_, blocks = blocks_, excluded](
           ncclComm_t* made) {
@@ -191,14 +190,16 @@ ncclComm_t CommHandle::shrink(
   if (!blocks_) {
     // The child goes on initializing in the background.
     ncclComm_t made = nullptr;
-    report.state = make(&made);
-    report.text = api_.getLastError(nullptr);
+    const auto result = make(&made);
+    if (made == nullptr) throw host::NcclError(result, api_.getLastError(nullptr));
     return made;
   }
   BlockingCall call(api_, device_, make);
-  report.state = call.waitUntil(deadline) ? call.result() : ncclInProgress;
-  report.text = call.text();
-  return call.take();
+  const bool ended = call.waitUntil(deadline);
+  const host::NcclError error(ended ? call.result() : ncclInProgress, call.text());
+  auto* const made = call.take();
+  if (made == nullptr) throw error;
+  return made;
 }
 
 void CommHandle::endJoining(bool failed) {
@@ -212,14 +213,13 @@ void CommHandle::endJoining(bool failed) {
   joining_->leave();
 }
 
-CommHandle::Report CommHandle::close(bool failed) {
-  Report report;
+std::string CommHandle::close(bool failed) {
   if (!process_.isThis()) {
-    return report;
+    return "";
   }
   const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
-    return report;  // libnccl hangs while failing: leaks it rather than hang, too
+    return "";  // libnccl hangs while failing: leaks it rather than hang, too
   }
   endJoining(failed);
   ncclComm_t comm = nullptr;
@@ -227,16 +227,11 @@ CommHandle::Report CommHandle::close(bool failed) {
     std::lock_guard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
   }
-  if (comm != nullptr) {
-    if (failed) {
-      api_.commGetAsyncError(comm, &report.state);
-    }
-    report.text = end(comm, failed);
-  }
+  auto mismatch = comm != nullptr ? end(comm, failed) : "";
   decltype(kept_) kept;  // freed after the lock is released
   std::lock_guard lock(keptMutex_);
   kept.swap(kept_);
-  return report;
+  return mismatch;
 }
 
 template <class Body>

@@ -12,6 +12,7 @@
 #include "comm/BlockingCall.hpp"
 #include "comm/CommError.hpp"
 #include "comm/OwnProcess.hpp"
+#include "host/NcclError.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 #include "nccl/Memory.hpp"
@@ -27,13 +28,6 @@ class CommHandle {
   struct Made {
     ncclComm_t comm = nullptr;
     std::unique_ptr<BlockingCall> call = nullptr;
-  };
-
-  // The library's report of a failure.
-  struct Report {
-    ncclResult_t state = ncclSuccess;
-    std::string text;         // the library's text; may be empty
-    std::vector<int> absent;  // ranks that it waits for, if known
   };
 
   // Limit of the time that a failed library has to release a blocked operation.
@@ -82,7 +76,9 @@ class CommHandle {
     return now != ncclSuccess && now != ncclInProgress;
   }
 
-  Report report() const;
+  // Returns the same with the library's text, which may be empty and of an earlier error, and the
+  // ranks that it waits for, if known.
+  host::NcclError report() const;
   std::vector<int> missingRanks() const;
   bool absenceIsCertain() const { return api_.absenceIsCertain(); }
 
@@ -97,19 +93,18 @@ class CommHandle {
   // Returns whether the thread of fail() is still busy.
   bool failing() const { return failing_ && !released_; }
 
-  // Makes a communicator without the excluded ranks. If it returns null, `report` has the reason:
-  // ncclInProgress if not all remaining ranks arrived by the deadline.
+  // Makes a communicator without the excluded ranks. Throws NcclError: with ncclInProgress if not
+  // all remaining ranks arrived by the deadline.
   ncclComm_t shrink(
       const std::vector<int>& excluded,
       int flags,
       const NcclConfig& config,
-      Clock::time_point deadline,
-      Report& report) const;
+      Clock::time_point deadline) const;
 
   // Ends the communicator, even while ranks are joining, and frees what was kept. `failed`: does
-  // not finish what peers might wait for. Returns the state before; the text is set only if the
-  // library reports that the ranks' last operations do not match.
-  Report close(bool failed);
+  // not finish what peers might wait for. Returns the library's text if the ranks' last operations
+  // do not match.
+  std::string close(bool failed);
 
   // Ends the communicator without waiting, if close() was not called.
   void discard(bool failed);

@@ -201,23 +201,24 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
     meet(*known);
     return std::make_exception_ptr(CommError(endOf(op, *known)));
   }
-  auto report = comm_.library().report();
-  if (report.text.empty()) {
-    report.text = comm_.closed() ? "it had not ended when the group ended"
-                                 : comm_.api().getErrorString(result);
+  const auto report = comm_.library().report();
+  std::string why = report.what();
+  if (why.empty()) {
+    why = comm_.closed() ? "it had not ended when the group ended"
+                         : comm_.api().getErrorString(result);
   }
   auto failure = describe(
       result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,
       op,
-      report.text);
+      why);
   if (result == ncclRemoteError) {
-    failure.ranks = std::move(report.absent);
+    failure.ranks = report.ranks;
   }
-  if (report.state == ncclSuccess || report.state == ncclInProgress) {
+  if (report.result == ncclSuccess || report.result == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
   }
   failure.message += ofGraphs();
-  if (auto verdict = comm_.diagnosis().onFailure(op, result, report.text)) {
+  if (auto verdict = comm_.diagnosis().onFailure(op, result, why)) {
     failure.verdict = std::move(verdict->text);
     if (!verdict->ranks.empty()) {
       failure.ranks = std::move(verdict->ranks);
@@ -256,16 +257,16 @@ void FailureState::raise(const Failure& failure) const {
 }
 
 Failure FailureState::elsewhere() const {
-  auto report = comm_.library().report();
+  const auto report = comm_.library().report();
   // Without a failure, libnccl's last error may be from any other call (CommHandle::report).
-  const bool failed = report.state != ncclSuccess && report.state != ncclInProgress;
+  const bool failed = report.result != ncclSuccess && report.result != ncclInProgress;
   Failure failure;
   failure.type = c10d::ErrorType::REMOTE_ERROR;
   failure.group = comm_.group().name;
-  failure.ranks = std::move(report.absent);
+  failure.ranks = report.ranks;
   failure.message = "group '" + comm_.group().name + "' has failed while rank " +
                     comm_.group().numberOf(comm_.rank()) + " was in no operation of it" +
-                    ofGraphs() + ": " + (failed ? report.text : "");
+                    ofGraphs() + ": " + (failed ? report.what() : "");
   return failure;
 }
 

@@ -191,17 +191,15 @@ std::shared_ptr<Communicator> Communicator::shrink(
     const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;
     std::exception_ptr error;
     try {
-      CommHandle::Report report;
-      child = library_.shrink(gone, flags, config_, deadline, report);
-      if (child == nullptr) {
-        const bool late = report.state == ncclInProgress;
-        throw CommError(failureState_.describe(
-            late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
-            call.op,
-            late ? "timed out after " + inSeconds(call.op.timeout) +
-                       ": not all ranks that stay have come"
-                 : report.text));
-      }
+      child = library_.shrink(gone, flags, config_, deadline);
+    } catch (const host::NcclError& why) {
+      const bool late = why.result == ncclInProgress;
+      error = std::make_exception_ptr(CommError(failureState_.describe(
+          late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
+          call.op,
+          late ? "timed out after " + inSeconds(call.op.timeout) +
+                     ": not all ranks that stay have come"
+               : why.what())));
     } catch (...) {
       error = std::current_exception();
     }
@@ -317,20 +315,21 @@ void Communicator::end() {
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();
-  const auto report = library_.close(failed != nullptr);
+  const auto state = library_.state();
+  const auto mismatch = library_.close(failed != nullptr);
   if (interrupted) {
     std::rethrow_exception(interrupted);
   }
   // Reports operations that do not match, if so far only the monitor has learned of them.
   if (failed && failed->type == c10d::ErrorType::REMOTE_ERROR && !failureState_.told() &&
-      report.state == ncclInvalidUsage) {
+      state == ncclInvalidUsage) {
     throw CommError(*failed);
   }
-  if (!report.text.empty()) {
+  if (!mismatch.empty()) {
     Failure failure;
     failure.group = group_.name;
     failure.message = "group '" + group_.name + "' on rank " + group_.numberOf(rank_) +
-                      " ends with operations that do not match: " + report.text;
+                      " ends with operations that do not match: " + mismatch;
     failureState_.set(failure);
     failureState_.awaitHooks();
     throw CommError(failure);

@@ -39,12 +39,12 @@ ncclComm_t joinHere(
   return comm;
 }
 
-// Makes a unique id and returns it after kId, or the reason of a failure after kRefusal.
+// Makes a unique id and returns it after kId, or a refusal.
 std::string newId(const Library& library, const RendezvousInfo& info) {
   ncclUniqueId id;
   if (library.getUniqueId(&id) != ncclSuccess) {
-    return kRefusal + info.nameOf(info.rank) +
-           " could not make a unique id: " + library.getLastError(nullptr);
+    return refusal(
+        info.nameOf(info.rank) + " could not make a unique id: " + library.getLastError(nullptr));
   }
   return kId + std::string(id.internal, sizeof(id.internal));
 }
@@ -103,8 +103,11 @@ std::vector<int> rootsOf(int size, int count) {
 }
 
 // Returns rank 0's answer. A text of `said` is a rank's version, followed by an id if the rank is a
-// root.
-std::string gatherIds(const std::vector<std::string>& said, const std::vector<int>& roots) {
+// root. `pair`: see differences().
+std::string gatherIds(
+    const std::vector<std::string>& said,
+    const std::vector<int>& roots,
+    const std::vector<int>& pair = {}) {
   std::vector<std::string> versions;
   std::vector<std::string> ids;
   for (const auto& text : said) {
@@ -112,15 +115,17 @@ std::string gatherIds(const std::vector<std::string>& said, const std::vector<in
     versions.push_back(text.substr(0, end));
     ids.push_back(text.substr(end));
   }
-  if (const auto different = differences(versions, "with NCCL"); !different.empty()) {
-    return kRefusal + different +
-           "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)";
+  if (const auto different = differences(versions, "with NCCL", pair); !different.empty()) {
+    return refusal(
+        different +
+        "; all ranks must load the same version (python -m torchcomms_pg.nccl tells which)");
   }
   std::string all(1, kId);
   for (const int root : roots) {
     if (ids[root].empty()) {
-      return kRefusal + ("rank " + std::to_string(root)) +
-             " made no unique id; TORCH_NCCL_RANKS_PER_ROOT must be the same on all ranks";
+      return refusal(
+          "rank " + std::to_string(root) +
+          " made no unique id; TORCH_NCCL_RANKS_PER_ROOT must be the same on all ranks");
     }
     if (ids[root].front() == kRefusal) {
       return ids[root];
@@ -141,7 +146,7 @@ std::string pairIds(
   if (id.front() == kId) {
     said.front() += id;
   }
-  return id.front() == kId ? gatherIds(said, {0}) : id;
+  return id.front() == kId ? gatherIds(said, {0}, {info.rank, info.peer}) : id;
 }
 
 // Makes the communicator of the ranks that have met.
@@ -200,7 +205,7 @@ JoinResult joinOnHost(
     const MonitorRuns monitor;
     const auto judge = [&](const std::vector<std::string>&) {
       if (const auto full = fullHost(rendezvous.peers()); !full.empty()) {
-        return kRefusal + full;
+        return refusal(full);
       }
       const auto elsewhere = whoIsElsewhere(rendezvous.peers());
       return elsewhere.empty() ? newId(library, info) : kApart + elsewhere;
@@ -217,8 +222,8 @@ JoinResult joinOnHost(
     try {
       rendezvous.awaitJoined(library, handle);
     } catch (const std::exception& error) {
-      const auto [why, ranks] = rendezvous.blame(error);
-      library.fail(handle, ncclRemoteError, why, ranks);
+      const auto failure = rendezvous.blame(error);
+      library.fail(handle, failure.result, failure.what(), failure.ranks);
       throw;
     }
     return {std::move(comm), "", rendezvous.peers()};

@@ -40,16 +40,6 @@ constexpr const char* kAnswer = "answer";
 constexpr const char* kDecided = "decided";
 constexpr const char* kRead = "read";
 
-// Parses the text of joinRanks().
-std::vector<int> readRanks(const std::string& text) {
-  std::istringstream listed(text);
-  std::vector<int> ranks;
-  for (int rank = 0; listed >> rank; listed.ignore(2)) {
-    ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 // Returns the rank that the sender of `text` wants to connect with, or -1 if it wants all or does
 // not say.
 int wantedIn(const std::string& text) {
@@ -84,10 +74,11 @@ std::string reasonOf(const std::string& group, const std::exception& error) {
   return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
 }
 
-std::string differences(const std::vector<std::string>& said, const std::string& what) {
+std::string differences(
+    const std::vector<std::string>& said, const std::string& what, const std::vector<int>& pair) {
   std::map<std::string, std::vector<int>> ranks;
   for (size_t rank = 0; rank < said.size(); ++rank) {
-    ranks[said[rank]].push_back(static_cast<int>(rank));
+    ranks[said[rank]].push_back(pair.empty() ? static_cast<int>(rank) : pair[rank]);
   }
   if (ranks.size() == 1) {
     return "";
@@ -134,7 +125,7 @@ bool StoreRendezvous::over() {
   return answer && (answer->front() != kRefusal || value(rankKey(info_.rank)));
 }
 
-std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::exception& error) const {
+host::NcclError StoreRendezvous::blame(const std::exception& error) const {
   auto reason = reasonOf(info_.group.name, error);
   const std::vector<int> self{info_.rank};
   const auto* const failure = dynamic_cast<const CommError*>(&error);
@@ -142,7 +133,7 @@ std::pair<std::string, std::vector<int>> StoreRendezvous::blame(const std::excep
   if (!known_ && ranks == self) {
     reason = info_.nameOf(info_.rank) + " cannot join: " + reason;
   }
-  return {std::move(reason), std::move(ranks)};
+  return {ncclRemoteError, reason, std::move(ranks)};
 }
 
 void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
@@ -175,11 +166,11 @@ std::string StoreRendezvous::exchange(
   auto answer = meet(mine, judge);
   for (; !answer.empty(); answer = meet(mine, judge)) {
     if (answer.front() == kPair) {
-      const auto bar = std::min(answer.find('|'), answer.size() - 1);
-      const auto pair = readRanks(answer.substr(1, bar - 1));
+      std::vector<int> pair(2);
+      std::istringstream(answer.substr(1)) >> pair.front() >> pair.back();
       if (std::ranges::count(pair, info_.rank) > 0) {
         pair_ = pair;
-        answer = answer.substr(bar + 1);
+        answer = answer.substr(answer.find('|') + 1);
         break;
       }
     } else if (answer.front() == kGivenUp) {
@@ -260,20 +251,17 @@ std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
     said.push_back(hear(peer, text));
   }
   auto answer = differentVersions();
-  answer = answer.empty() ? judge(said) : kRefusal + answer;
-  std::string all(1, answer.front());
+  answer = answer.empty() ? judge(said) : refusal(answer);
   if (answer.front() == kRefusal) {
-    all += "|";
-  } else {
-    for (size_t peer = 0; peer < peers_.size(); ++peer) {
-      all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
-    }
+    return decide(answer);
   }
-  if (all.front() != kRefusal) {
-    // Stored before the answer, which the last reader deletes: no rank may enter this round again.
-    store_.add(home_ + kMet, round_ - met_);
-    met_ = round_;
+  std::string all(1, answer.front());
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
   }
+  // Stored before the answer, which the last reader deletes: no rank may enter this round again.
+  store_.add(home_ + kMet, round_ - met_);
+  met_ = round_;
   return decide(all + answer.substr(1));
 }
 
@@ -287,7 +275,7 @@ std::string StoreRendezvous::meetPair() {
     return "";
   }
   const auto said = judgePair_({mine_, hear(peer, *text)});
-  return decide(kPair + joinRanks({info_.rank, peer}) + "|" + said);
+  return decide(kPair + std::to_string(info_.rank) + " " + std::to_string(peer) + "|" + said);
 }
 
 std::string StoreRendezvous::decide(const std::string& answer) {
@@ -369,7 +357,7 @@ int StoreRendezvous::deadPeer() const {
 
 void StoreRendezvous::raiseDied(int peer) {
   const auto text = info_.nameOf(peer) + " (pid " + std::to_string(peers_[peer].pid) + ") died";
-  tell({peer}, text);
+  tell({ncclRemoteError, text, {peer}});
   failInit(info_.group.name, text, {peer});
 }
 
@@ -381,10 +369,10 @@ std::optional<std::string> StoreRendezvous::value(const std::string& key) {
   return valueOf(store_, prefix_ + key);
 }
 
-void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why) noexcept {
+void StoreRendezvous::tell(const host::NcclError& error) noexcept {
   known_ = true;
   try {
-    const auto text = kRefusal + joinRanks(ranks) + "|" + why;
+    const auto text = refusal(error.what(), error.ranks);
     if (!said_) {
       set(rankKey(info_.rank), text);
     }
@@ -400,8 +388,9 @@ void StoreRendezvous::tell(const std::vector<int>& ranks, const std::string& why
 
 void StoreRendezvous::raiseRefused(const std::string& text) {
   known_ = true;
-  const auto bar = std::min(text.find('|'), text.size() - 1);
-  failInit(info_.group.name, text.substr(bar + 1), readRanks(text.substr(1, bar - 1)));
+  const auto told = host::decode(text.substr(1))
+                        .value_or(host::NcclError(ncclRemoteError, "the refusal is damaged"));
+  failInit(info_.group.name, told.what(), told.ranks);
 }
 
 std::string StoreRendezvous::hear(int peer, const std::string& text) {

@@ -11,21 +11,27 @@
 #include "comm/CommError.hpp"
 #include "comm/Peer.hpp"
 #include "connect/Rendezvous.hpp"
+#include "host/NcclError.hpp"
 
 namespace torchcomms_pg {
 
 // First byte of a value in the store, which says what follows. kId: the requested value, ...
 inline constexpr char kId = '=';
-// ... kRefusal: the ranks at fault, '|', and the reason why no group can be made, ...
+// ... kRefusal: the error why no group can be made, see refusal(), ...
 inline constexpr char kRefusal = '!';
 // ... kApart: the reason why these ranks cannot share memory, ...
 inline constexpr char kApart = '~';
 // ... kGivenUp: nothing; a rank gave up waiting, and the ranks that still wait meet in the next
 // round, ...
 inline constexpr char kGivenUp = '-';
-// ... kPair: two ranks, '|' and one of the values above; the two have met for a message, and the
+// ... kPair: two ranks, '|' and a kId or kRefusal; the two have met for a message, and the
 // other ranks meet in the next round.
 inline constexpr char kPair = '+';
+
+// Returns the value that refuses a group, for the fault of `ranks`.
+inline std::string refusal(const std::string& why, std::vector<int> ranks = {}) {
+  return kRefusal + host::encode({ncclRemoteError, why, std::move(ranks)});
+}
 
 // Raises CommError, saying that the group could not be set up for the reason `why`, with the ranks
 // at fault.
@@ -35,8 +41,12 @@ inline constexpr char kPair = '+';
 // Returns the text of `error` without the group's name and torch's stack trace.
 std::string reasonOf(const std::string& group, const std::exception& error);
 
-// Returns "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" if the ranks' texts differ, else "".
-std::string differences(const std::vector<std::string>& said, const std::string& what);
+// Returns "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" if the ranks' texts differ, else "". `pair`:
+// the two ranks whose texts they are; empty for all ranks.
+std::string differences(
+    const std::vector<std::string>& said,
+    const std::string& what,
+    const std::vector<int>& pair = {});
 
 // One rank's part in the rendezvous; used by one thread.
 //
@@ -66,15 +76,14 @@ class StoreRendezvous {
       return result;
     } catch (const std::exception& error) {
       if (!known_) {
-        const auto [why, ranks] = blame(error);
-        tell(ranks, why);
+        tell(blame(error));
       }
       throw;
     }
   }
 
-  // Returns the reason for `error` that the other ranks get, and the ranks at fault.
-  std::pair<std::string, std::vector<int>> blame(const std::exception& error) const;
+  // Returns what the other ranks get of `error`.
+  host::NcclError blame(const std::exception& error) const;
 
   using Judge = std::function<std::string(const std::vector<std::string>&)>;
 
@@ -143,7 +152,7 @@ class StoreRendezvous {
   // Returns the value of a key of the round, or null if it does not exist.
   std::optional<std::string> value(const std::string& key);
 
-  void tell(const std::vector<int>& ranks, const std::string& why) noexcept;
+  void tell(const host::NcclError& error) noexcept;
 
   [[noreturn]] void raiseRefused(const std::string& text);
 

@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "host/FailureText.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Handles.hpp"
 
@@ -15,7 +14,7 @@ namespace {
 // Makes a link between some ranks of the group. `name`: of the link, in the group's store.
 std::shared_ptr<Link> newLink(
     const Members& members,
-    const std::shared_ptr<Fault>& fault,
+    const std::shared_ptr<FailureState>& failureState,
     const std::string& name,
     const std::vector<int>& ranks) {
   const auto rank = std::ranges::find(ranks, members.topology->rank) - ranks.begin();
@@ -27,7 +26,7 @@ std::shared_ptr<Link> newLink(
       {members.connect,
        members.store,
        name,
-       fault,
+       failureState,
        ranks,
        std::move(names),
        static_cast<int>(rank)});
@@ -42,7 +41,8 @@ std::string nameOfLane(const Topology& topology) {
 Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
-      fault_(std::make_shared<Fault>(members_.store, members_.topology->rank, members_.died)) {
+      failureState_(
+          std::make_shared<FailureState>(members_.store, members_.topology->rank, members_.died)) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));
@@ -59,13 +59,12 @@ std::shared_ptr<Comm> Comm::make(
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
   // A failure of the group releases this host's ranks, which wait in shared memory. A failure of
   // theirs becomes the group's.
-  comm->fault_->watch(
+  comm->failureState_->watch(
       comm,
       {.release =
            [raw = comm.get()] {
-             const auto failure = *raw->fault_->known();
-             raw->inside_->fail(
-                 {failure.result, host::encode(failure, shm::FaultRecord::kRoom), {}});
+             const auto failure = *raw->failureState_->known();
+             raw->inside_->fail({failure.result, host::encode(failure, shm::kFailureBytes), {}});
            },
        .learn =
            [raw = comm.get()](bool first) {
@@ -73,8 +72,8 @@ std::shared_ptr<Comm> Comm::make(
              if (first) {
                raw->ring(1);
              }
-             if (!raw->fault_->known() && segment.failed()) {
-               raw->fault_->adopt(segment.failure(), raw->topology().inside());
+             if (!raw->failureState_->known() && segment.failed()) {
+               raw->failureState_->adopt(segment.failure(), raw->topology().inside());
              }
            }});
   comm->connectLane(connected, look);
@@ -82,11 +81,12 @@ std::shared_ptr<Comm> Comm::make(
       .topology = comm->members_.topology,
       .inside = comm->inside_,
       .lane = comm->lane_,
-      .newLink = [members = comm->members_, fault = comm->fault_](
+      .newLink = [members = comm->members_, failureState = comm->failureState_](
                      const auto& name,
-                     const auto& ranks) { return newLink(members, fault, name, ranks); },
-      .fault = comm->fault_});
-  comm->fault_->watch(comm->messages_, {.release = [raw = comm->messages_.get()] { raw->wake(); }});
+                     const auto& ranks) { return newLink(members, failureState, name, ranks); },
+      .failureState = comm->failureState_});
+  comm->failureState_->watch(
+      comm->messages_, {.release = [raw = comm->messages_.get()] { raw->wake(); }});
   return comm;
 }
 
@@ -99,7 +99,7 @@ void Comm::connectLane(Connected connected, const std::function<void()>& look) {
   for (const auto& members : t.hosts) {
     counterparts.push_back(members[t.local()]);
   }
-  lane_ = newLink(members_, fault_, nameOfLane(t), counterparts);
+  lane_ = newLink(members_, failureState_, nameOfLane(t), counterparts);
   if (connected == Connected::now) {
     lane_->connect(members_.timeout, look);
   }
@@ -124,7 +124,7 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
     awaitLane();
     body();
   } catch (const host::NcclError& failure) {
-    fault_->raiseFor(failure, topology().inside());
+    failureState_->raiseFor(failure, topology().inside());
   }
 }
 
@@ -151,7 +151,7 @@ void Comm::completeLater(std::shared_ptr<Transfer> transfer) {
     } catch (const host::NcclError& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
-      self->fault_->fail({ncclInternalError, error.what(), {}});
+      self->failureState_->fail({ncclInternalError, error.what(), {}});
       result = ncclInternalError;
     }
     transfer->done(transfer->context, result, transfer->partner);
@@ -209,7 +209,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
 }
 
 std::vector<int> Comm::missingRanks() const {
-  if (const auto failure = fault_->known()) {
+  if (const auto failure = failureState_->known()) {
     return failure->ranks;
   }
   if (lane_ != nullptr) {
@@ -230,31 +230,33 @@ Probe Comm::probe() {
   if (own == nullptr) {
     own = members_.store->clone();
   }
-  auto look =
-      [fault = fault_, lane = lane_, messages = messages_, own = std::move(own), seen = int64_t{0}](
-          bool thorough) mutable {
-        if (fault->known()) {
-          return false;
-        }
-        try {
-          const auto before = std::exchange(seen, Fault::news(*own));
-          const bool news = seen != before;
-          if ((!news && !thorough) || fault->failAsTold(*own)) {
-            return news;
-          }
-          fault->answer(*own);
-          if (lane != nullptr) {
-            lane->lookForOthers(*own);
-          }
-          messages->lookForOthers(*own);
-          return news;
-        } catch (const std::exception&) {
-          // The store is gone. This rank's connections may carry the reason, which other ranks of
-          // this host need.
-          fault->awaitReason({}, /*ask=*/false);
-          throw;
-        }
-      };
+  auto look = [failureState = failureState_,
+               lane = lane_,
+               messages = messages_,
+               own = std::move(own),
+               seen = int64_t{0}](bool thorough) mutable {
+    if (failureState->known()) {
+      return false;
+    }
+    try {
+      const auto before = std::exchange(seen, FailureState::news(*own));
+      const bool news = seen != before;
+      if ((!news && !thorough) || failureState->failAsOthers(*own)) {
+        return news;
+      }
+      failureState->answer(*own);
+      if (lane != nullptr) {
+        lane->lookForOthers(*own);
+      }
+      messages->lookForOthers(*own);
+      return news;
+    } catch (const std::exception&) {
+      // The store is gone. This rank's connections may carry the reason, which other ranks of
+      // this host need.
+      failureState->awaitReason({}, /*ask=*/false);
+      throw;
+    }
+  };
   const auto& t = topology();
   return {std::move(look), t.local(), static_cast<int>(t.inside().size())};
 }
@@ -270,14 +272,14 @@ void Comm::close() {
       return;
     }
   }
-  fault_->awaitTold();
+  failureState_->awaitTold();
   if (lane_ != nullptr) {
     lane_->close();
   }
   if (messages_ != nullptr) {
     messages_->close();
   }
-  if (fault_->known()) {
+  if (failureState_->known()) {
     shm::library().commAbort(members_.inside);
   } else {
     shm::library().commDestroy(members_.inside);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/WorkerStream.hpp"
-#include "gloo/Fault.hpp"
+#include "gloo/FailureState.hpp"
 #include "gloo/Link.hpp"
 #include "gloo/Messages.hpp"
 #include "gloo/Scratch.hpp"
@@ -56,7 +56,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   ~Comm();
 
   const Topology& topology() const { return *members_.topology; }
-  Fault& fault() { return *fault_; }
+  FailureState& failureState() { return *failureState_; }
 
   // Place of an issued operation among this rank's collectives, which all ranks issue in one order:
   // a ticket for run(), and a tag that separates its messages on the links from its neighbours'.
@@ -123,7 +123,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
-  const std::shared_ptr<Fault> fault_;
+  const std::shared_ptr<FailureState> failureState_;
   // connections with this rank's counterparts; null if it is on no lane
   std::shared_ptr<Link> lane_;
   std::shared_ptr<Messages> messages_;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "host/FailureText.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -59,10 +58,13 @@ std::string told(const host::Signature& signature) {
 std::shared_ptr<Link> Link::make(Setup setup) {
   std::shared_ptr<Link> link(new Link(std::move(setup)));
   auto* const raw = link.get();
-  link->setup_.fault->watch(
+  link->setup_.failureState->watch(
       link,
       {.release = [raw] { raw->release(); },
-       .tell = [raw] { raw->tellReason(host::encode(*raw->setup_.fault->known(), kReasonBytes)); },
+       .tell =
+           [raw] {
+             raw->tellReason(host::encode(*raw->setup_.failureState->known(), kReasonBytes));
+           },
        .told = [raw] { raw->disconnect(); },
        .learn = [raw](bool) { raw->learn(); }});
   return link;
@@ -179,7 +181,7 @@ std::string Link::receiveEnvelope(Packet& packet) {
   if (broken.empty()) {
     packet.userTag = envelopeOf(packet).userTag;
   } else if (failAsHeard(packet.peer)) {
-    setup_.fault->check();
+    setup_.failureState->check();
   }
   return broken;
 }
@@ -192,7 +194,7 @@ void Link::compare(const Packet& packet, const host::Signature& theirs) {
                     (packet.signature.kind == 0 ? "recv for " : "") + told(packet.signature) +
                     ", " + setup_.names[packet.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
-  setup_.fault->fail(
+  setup_.failureState->fail(
       host::NcclError(
           ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[packet.peer]}));
   throw host::NcclError(ncclInvalidUsage, text);
@@ -205,14 +207,14 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
     std::lock_guard lock(mutex_);  // a failure after check() aborts the entry in release()
-    setup_.fault->check();
+    setup_.failureState->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
   }
   const auto goesOn = [this] {
-    setup_.fault->lookForSignals();
+    setup_.failureState->lookForSignals();
     std::lock_guard lock(mutex_);
-    return !closed_ && !setup_.fault->known();
+    return !closed_ && !setup_.failureState->known();
   };
   std::string broken = "aborted";
   try {
@@ -229,7 +231,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::lock_guard lock(mutex_);
   awaited_.erase(entry);
   changed_.notify_all();
-  setup_.fault->check();
+  setup_.failureState->check();
   if (!broken.empty()) {
     checkOpen();
   }
@@ -248,20 +250,20 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
-  auto& fault = *setup_.fault;
-  fault.check();
+  auto& failureState = *setup_.failureState;
+  failureState.check();
   const auto& name = setup_.names[peer];
   const std::vector<int> members{setup_.members[peer]};
   const auto broken = "broken (" + what.substr(0, what.find(". ")) + ")";
   if (!failAsHeard(peer) && !hasLeft(peer)) {
-    if (const auto lost = fault.awaitReason(members, /*ask=*/true); lost && !hasLeft(peer)) {
+    if (const auto lost = failureState.awaitReason(members, /*ask=*/true); lost && !hasLeft(peer)) {
       if (!lost->silent.empty()) {
-        fault.fail(
+        failureState.fail(
             {ncclRemoteError,
              name + " died or left: its connection is " + broken + ", and it does not answer",
              members});
       }
-      fault.fail(
+      failureState.fail(
           {ncclRemoteError,
            nameOfLink(peer) + " is " + broken +
                (lost->store ? ", and both ranks are there: something between them has ended it"
@@ -270,9 +272,9 @@ void Link::raiseBroken(int peer, const std::string& what) {
     }
   }
   if (hasLeft(peer)) {
-    fault.fail({ncclRemoteError, name + " has left the group", members});
+    failureState.fail({ncclRemoteError, name + " has left the group", members});
   }
-  throw *fault.known();
+  throw *failureState.known();
 }
 
 std::string Link::nameOfLink(int peer) const {
@@ -351,14 +353,12 @@ bool Link::failAsHeard(int peer) {
 // Fails the group with a received reason. Returns false if it is that the peer leaves.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
-  const auto told = host::decode(std::string(text, strnlen(text, kReasonBytes)));
-  if (told) {
-    setup_.fault->fail(*told);
-  } else {
-    std::lock_guard lock(mutex_);
-    left_.insert(peer);
+  if (setup_.failureState->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
+    return true;
   }
-  return told.has_value();
+  std::lock_guard lock(mutex_);
+  left_.insert(peer);
+  return false;
 }
 
 bool Link::hasLeft(int peer) const {

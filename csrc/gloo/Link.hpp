@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/TorchCompat.hpp"
-#include "gloo/Fault.hpp"
+#include "gloo/FailureState.hpp"
 #include "gloo/InterruptibleWait.hpp"
 #include "host/Collective.hpp"
 
@@ -84,7 +84,7 @@ class Link : public std::enable_shared_from_this<Link> {
     Connect connect;
     c10::intrusive_ptr<c10d::Store> store;  // the group's
     std::string prefix;                     // prepended to the link's keys in the store
-    std::shared_ptr<Fault> fault;
+    std::shared_ptr<FailureState> failureState;
     std::vector<int> members;        // ranks of the group
     std::vector<std::string> names;  // of the members, for errors
     int rank;                        // index of this rank in `members`

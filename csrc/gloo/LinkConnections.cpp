@@ -21,7 +21,8 @@ constexpr size_t kNamed = 4;
 // Time limit for threads to release connections that are closed, shared by all links.
 SharedPatience releasePatience{std::chrono::seconds(5)};
 
-// Store keys: a rank wants the ranks to be connected; a rank has left before they were.
+// Store keys: a rank wants the ranks to be connected; a rank has left before they were, and so
+// fails those that want to be.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
@@ -62,8 +63,8 @@ Connections Link::connections() {
     startConnecting(/*tells=*/true);
   }
   std::unique_lock lock(mutex_);
-  setup_.fault->wait(changed_, lock, [&] { return connections_ || closed_; });
-  setup_.fault->check();
+  setup_.failureState->wait(changed_, lock, [&] { return connections_ || closed_; });
+  setup_.failureState->check();
   if (!connections_) checkOpen();
   return connections_;
 }
@@ -73,34 +74,34 @@ Connections Link::connections() {
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto ended = [&] { return setup_.fault->known() || connections_ || closed_; };
+  const auto ended = [&] { return setup_.failureState->known() || connections_ || closed_; };
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     // Another rank, whose own connections are made, has failed.
-    if (setup_.fault->failAsTold(*setup_.store)) {
+    if (setup_.failureState->failAsOthers(*setup_.store)) {
       lock.lock();
       continue;
     }
     try {
-      look ? look() : setup_.fault->lookForSignals();
+      look ? look() : setup_.failureState->lookForSignals();
     } catch (const host::NcclError& failure) {
-      setup_.fault->fail(failure);
+      setup_.failureState->fail(failure);
       throw;
     } catch (const std::exception&) {
-      setup_.fault->failInterrupted();
+      setup_.failureState->failInterrupted();
       throw;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       std::ostringstream why;
       why << "not within " << std::chrono::duration<double>(timeout).count()
           << " s. Do firewalls let the hosts reach each other's TCP ports?";
-      setup_.fault->fail(unconnected(why.str(), {}));
+      setup_.failureState->fail(unconnected(why.str(), {}));
     }
     lock.lock();
   }
   lock.unlock();
-  setup_.fault->check();
+  setup_.failureState->check();
 }
 
 // Returns the beginning of an error, "rank 0 on host0 could not be connected with rank 2 on host1".
@@ -134,7 +135,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   }
   {
     std::lock_guard lock(mutex_);
-    if (!setup_.fault->known() && !closed_) {
+    if (!setup_.failureState->known() && !closed_) {
       connections_ = std::move(made);
       idleStore_ = group;
       expectReasons();
@@ -142,13 +143,13 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   }
   if (made != nullptr) {
     // The other ranks have to be able to read the reason before these connections end.
-    setup_.fault->awaitTold();
+    setup_.failureState->awaitTold();
   }
   changed_.notify_all();
 }
 
 void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) {
-  auto& fault = *setup_.fault;
+  auto& failureState = *setup_.failureState;
   std::string why;
   try {
     // Own connection, since another thread may block in the shared one.
@@ -156,15 +157,15 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
     tell(*group);
     return connectThrough(group);
   } catch (const NoAddress& error) {
-    fault.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
+    failureState.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
     return;
   } catch (const c10::Error& error) {
     why = error.what_without_backtrace();
   } catch (const std::exception& error) {
     why = error.what();
   }
-  if (const auto lost = fault.awaitReason(setup_.members, /*ask=*/false)) {
-    fault.fail(
+  if (const auto lost = failureState.awaitReason(setup_.members, /*ask=*/false)) {
+    failureState.fail(
         lost->store ? unconnected(why + ".", {})
                     : host::NcclError(
                           ncclRemoteError,
@@ -180,7 +181,7 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
 void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
-    if (connecting_ || connections_ || closed_ || setup_.fault->known()) {
+    if (connecting_ || connections_ || closed_ || setup_.failureState->known()) {
       return;
     }
     connecting_ = true;
@@ -190,12 +191,12 @@ void Link::startConnecting(bool tells) {
       self->connectDetached([&](c10d::Store& group) {
         if (tells) {
           group.set(self->key(kConnectKey), std::vector<uint8_t>{});
-          Fault::announce(group);
+          FailureState::announce(group);
         }
       });
     });
   } catch (const std::system_error& error) {
-    setup_.fault->failWithoutThread(setup_.names[setup_.rank], error);
+    setup_.failureState->failWithoutThread(setup_.names[setup_.rank], error);
   }
 }
 
@@ -203,32 +204,30 @@ void Link::lookForOthers(c10d::Store& group) {
   if (connected() || !group.check({key(kConnectKey)})) {
     return;
   }
-  if (group.check({key(kLeftKey)})) {
-    const auto text = group.get(key(kLeftKey));
-    const int rank = std::stoi(std::string(text.begin(), text.end()));
-    setup_.fault->fail(
-        host::NcclError(
-            ncclRemoteError,
-            "rank " + std::to_string(rank) +
-                " has left before the ranks were connected for tensors of the CPU, which the first "
-                "operation on such has them do",
-            {rank}));
-  }
+  setup_.failureState->failAsWritten(group, key(kLeftKey));
   startConnecting(/*tells=*/true);
 }
 
 void Link::close() {
   bool leaves = false;
   bool unconnected = false;
-  setup_.fault->awaitTold();
+  setup_.failureState->awaitTold();
   {
     std::lock_guard lock(mutex_);
-    leaves = !closed_ && size() > 1 && !setup_.fault->known();
+    leaves = !closed_ && size() > 1 && !setup_.failureState->known();
     unconnected = !connections_;
     closed_ = true;
   }
   if (leaves && unconnected) {
-    setup_.fault->write(key(kLeftKey), std::to_string(setup_.members[setup_.rank]));
+    const int rank = setup_.members[setup_.rank];
+    setup_.failureState->write(
+        key(kLeftKey),
+        host::encode(
+            {ncclRemoteError,
+             "rank " + std::to_string(rank) +
+                 " has left before the ranks were connected for tensors of the CPU, which the "
+                 "first operation on such has them do",
+             {rank}}));
   } else if (leaves) {
     tellReason("");
   }

@@ -95,8 +95,8 @@ void Messages::start(const std::shared_ptr<Transfer>& transfer) {
       receiveOutside(transfer);
     }
   } catch (const std::system_error& error) {
-    ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
-    ways_.fault->check();
+    ways_.failureState->failWithoutThread(ways_.topology->nameOf(rank_), error);
+    ways_.failureState->check();
   }
 }
 
@@ -120,7 +120,7 @@ void Messages::addInside(const std::shared_ptr<Transfer>& transfer) {
     context.release();
     transfer->inside = std::move(inside);
   } catch (const host::NcclError& failure) {
-    ways_.fault->raiseFor(failure, ways_.topology->inside());
+    ways_.failureState->raiseFor(failure, ways_.topology->inside());
   }
 }
 
@@ -132,7 +132,7 @@ void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   const auto& segment = ways_.inside->segment();
   if (result != ncclSuccess && segment.failed()) {
     try {
-      ways_.fault->raiseFor(segment.failure(), ways_.topology->inside());
+      ways_.failureState->raiseFor(segment.failure(), ways_.topology->inside());
     } catch (const host::NcclError&) {
       // The group has failed, and the other ranks are notified.
     }
@@ -190,7 +190,7 @@ void Messages::receiveLoop(int peer, Pair& pair) {
   } catch (const host::NcclError&) {
     // The group has failed, or the link is closed.
   } catch (const std::exception& error) {
-    ways_.fault->fail({ncclInternalError, error.what(), {}});
+    ways_.failureState->fail({ncclInternalError, error.what(), {}});
   }
 }
 
@@ -203,13 +203,13 @@ void Messages::connect(int peer, Pair& pair) {
       pair.link->connectDetached([&](c10d::Store& group) {
         const auto number = group.add(connectRequestKey(peer), 1);
         group.set(wishOf(peer, number), std::to_string(rank_));
-        Fault::announce(group);
+        FailureState::announce(group);
       });
     }
   }
   std::unique_lock lock(mutex_);
   for (;;) {
-    ways_.fault->check();
+    ways_.failureState->check();
     if (closed_) {
       throw finalized();
     }
@@ -377,7 +377,7 @@ void Messages::complete(const Transfers& transfers) {
     try {
       ways_.inside->pointToPoint().run(together);
     } catch (const host::NcclError& failure) {
-      ways_.fault->raiseFor(failure, ways_.topology->inside());
+      ways_.failureState->raiseFor(failure, ways_.topology->inside());
     }
     return;
   }
@@ -416,10 +416,10 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
     }
   }
   if ((outside || inside) && dynamic_cast<const host::NcclError*>(&why) == nullptr) {
-    ways_.fault->fail({ncclInternalError, why.what(), {}});
+    ways_.failureState->fail({ncclInternalError, why.what(), {}});
   }
   if (inside) {
-    const auto failure = ways_.fault->known();
+    const auto failure = ways_.failureState->known();
     ways_.inside->pointToPoint().giveUp(
         failure ? host::NcclError(failure->result, failure->what()) : finalized());
   }
@@ -427,9 +427,9 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
 
 void Messages::completeOutside(Transfer& transfer) {
   std::unique_lock lock(mutex_);
-  ways_.fault->wait(
+  ways_.failureState->wait(
       changed_, lock, [&] { return transfer.insideResult || transfer.packet || closed_; });
-  ways_.fault->check();
+  ways_.failureState->check();
   if (transfer.insideResult == ncclSuccess) {
     return;
   }
@@ -450,7 +450,7 @@ void Messages::lookForOthers(c10d::Store& group) {
       std::lock_guard lock(mutex_);
       pairWith(std::stoi(std::string(text.begin(), text.end())));
     } catch (const std::system_error& error) {
-      ways_.fault->failWithoutThread(ways_.topology->nameOf(rank_), error);
+      ways_.failureState->failWithoutThread(ways_.topology->nameOf(rank_), error);
     }
   }
   std::vector<int> awaited;
@@ -464,7 +464,7 @@ void Messages::lookForOthers(c10d::Store& group) {
   }
   for (const int peer : awaited) {
     if (group.check({leftKey(peer)})) {
-      ways_.fault->fail(
+      ways_.failureState->fail(
           {ncclRemoteError,
            ways_.topology->nameOf(peer) + " has left before the first message between it and " +
                ways_.topology->nameOf(rank_),
@@ -499,8 +499,8 @@ void Messages::close() {
   for (int peer = 0; peer < t.size; ++peer) {
     mayBeWanted |= t.hostOf[peer] != t.host() && !isCounterpart(peer);
   }
-  if (mayBeWanted && !ways_.fault->known()) {
-    ways_.fault->write(leftKey(rank_), "");
+  if (mayBeWanted && !ways_.failureState->known()) {
+    ways_.failureState->write(leftKey(rank_), "");
   }
 }
 

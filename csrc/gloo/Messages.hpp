@@ -53,7 +53,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
     std::shared_ptr<Link> lane;
     std::function<std::shared_ptr<Link>(const std::string& name, const std::vector<int>& ranks)>
         newLink;
-    std::shared_ptr<Fault> fault;
+    std::shared_ptr<FailureState> failureState;
   };
   explicit Messages(Ways ways);
 

@@ -1,9 +1,11 @@
-// The exception of the library. At the C boundary it becomes NCCL's result code and "last error"
-// text.
+// The error of a library: what it throws, reports and records, and the text that other ranks get of
+// it. At the C boundary it becomes NCCL's result code and "last error" text.
 #pragma once
 
 #include <nccl.h>
 
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,5 +21,12 @@ class NcclError : public std::runtime_error {
   const ncclResult_t result;
   const std::vector<int> ranks;
 };
+
+// Turns an error into a text of at most `room` bytes, "6 0-2 5\nreason": the result, the ranks at
+// fault in ascending order, and the reason, which is UTF-8 and cut between characters. Leaves out a
+// list of ranks that would take more than half of the room, since the reason matters more.
+std::string encode(const NcclError& error, size_t room = SIZE_MAX);
+// Turns such a text into an error. Returns nullopt if `text` has another format.
+std::optional<NcclError> decode(const std::string& text);
 
 }  // namespace torchcomms_pg::host

@@ -184,6 +184,22 @@ def test_ranks_with_different_versions_are_named_with_them(tmp_path):
         assert "ranks 1, 2 with NCCL '2.28.9'" in str(error)
 
 
+def test_two_ranks_of_a_message_with_different_versions_are_named_with_them(tmp_path):
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+    libraries = []
+    for number in (22105, 22809):
+        (tmp_path / str(number)).mkdir()
+        libraries.append(nccl.load(make_library(tmp_path / str(number), number, REQUIRED)))
+    # Of three ranks, only these come. They name each other.
+    errors = on_threads(
+        2,
+        lambda i: _C.meet_over_nccl(libraries[i], store, 1 + i, 3, "g", timeout, 128, peer=2 - i),
+    )
+    for error in errors:
+        assert isinstance(error, torchcomms_pg.CommError)
+        assert "rank 1 with NCCL '2.21.5'; rank 2 with NCCL '2.28.9'" in str(error)
+
+
 @pytest.mark.parametrize("path", real_libraries())
 def test_ranks_with_one_version_share_an_id_of_the_real_library(path):
     ids = [each for (each,) in meet([path] * 3)]

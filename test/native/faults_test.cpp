@@ -7,9 +7,9 @@
 #include <stdexcept>
 
 #include "Ranks.hpp"
-#include "host/FailureText.hpp"
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
+#include "host/NcclError.hpp"
 #include "host/Process.hpp"
 #include "shm/Comm.hpp"
 #include "shm/api/Handles.hpp"
@@ -376,9 +376,10 @@ TEST(aLongListOfRanksDoesNotHideTheReason) {
   using namespace torchcomms_pg::host;
   const std::string reason(200, 'r');
   std::vector<int> ranks;
-  for (int rank = 0; rank < 200; ++rank) ranks.push_back(rank);
-  const auto told = decode(encode(NcclError(ncclRemoteError, reason, ranks), 479));
+  for (int rank = 0; rank < 400; rank += 2) ranks.push_back(rank);
+  const auto told = decode(encode(NcclError(ncclInvalidUsage, reason, ranks), 479));
   CHECK(told);
+  CHECK_EQUAL(told->result, ncclInvalidUsage);
   CHECK_EQUAL(told->what(), reason);
   CHECK(told->ranks.empty());
   const auto all = decode(encode(NcclError(ncclRemoteError, reason, ranks)));
@@ -387,16 +388,38 @@ TEST(aLongListOfRanksDoesNotHideTheReason) {
   const auto few = decode(encode(NcclError(ncclRemoteError, reason, ranks), 479));
   CHECK(few && few->ranks == ranks);
   CHECK_EQUAL(few->what(), reason);
-  CHECK(!decode("two lines,\nnone of them of ranks"));
+  for (const auto* const text :
+       {"two lines,\nnone of them of ranks", "", "6 1", "\nno result", "a\nb"}) {
+    CHECK(!decode(text));
+  }
+}
+
+// As of a host whose 1024 ranks are missing all but one, whose failure is in the segment's record.
+TEST(consecutiveRanksTakeLittleRoom) {
+  using namespace torchcomms_pg::host;
+  const std::vector<std::vector<int>> lists{{}, {0}, {3, 7}, {0, 1}, {5, 6, 7, 9, 11, 12}};
+  for (const auto& ranks : lists) {
+    const auto told = decode(encode(NcclError(ncclRemoteError, "two\nlines", ranks)));
+    CHECK(told && told->ranks == ranks);
+    CHECK_EQUAL(told->what(), std::string("two\nlines"));
+  }
+  CHECK_EQUAL(encode(NcclError(ncclSuccess, "r", {2, 0, 1, 2, 9})), "0 0-2 9\nr");
+  std::vector<int> ranks;
+  for (int rank = 0; rank < 1024; ++rank) {
+    if (rank != 500) ranks.push_back(rank);
+  }
+  CHECK_EQUAL(encode(NcclError(ncclRemoteError, "r", ranks)), "6 0-499 501-1023\nr");
+  CHECK(decode("6 0-2000000000\ndamaged")->ranks.size() < 2000000);
 }
 
 TEST(textsAreCutBetweenLetters) {
-  using torchcomms_pg::host::cut;
-  const std::string euro = "\u20ac";
+  using namespace torchcomms_pg::host;
+  const std::string euro = "\u20ac", head = "6\n";
   CHECK_EQUAL(euro.size(), size_t{3});
-  for (size_t room = 3; room < 6; ++room) CHECK_EQUAL(cut(euro + euro, room), euro);
-  CHECK_EQUAL(cut(euro + euro, 6), euro + euro);
-  CHECK_EQUAL(cut(euro, 2), "");
+  const NcclError error(ncclRemoteError, euro + euro);
+  for (size_t room = 5; room < 8; ++room) CHECK_EQUAL(encode(error, room), head + euro);
+  CHECK_EQUAL(encode(error, 8), head + euro + euro);
+  CHECK_EQUAL(encode(error, 4), head);
 }
 
 TEST(anOperationThatItsStreamRefusesFailsTheGroupAndDoesNotHoldUpItsEnd) {

@@ -69,22 +69,19 @@ struct alignas(kLine) RankState {
   ShrinkOffer offer;
 };
 
-// The first failure of the communicator.
-struct FaultRecord {
-  static constexpr uint32_t kNone = 0, kBeingWritten = 1, kSet = 2;
-  std::atomic<uint32_t> state;
-  int32_t result;
-  uint64_t ranks[kMaxRanks / 64];  // the ranks at fault, one bit each
-  static constexpr size_t kRoom = 479;
-  char text[kRoom + 1];
-};
+// Whether the communicator's first failure has been recorded.
+enum class Recorded : uint32_t { no, begun, yes };
+
+// Longest text of host::encode() for it.
+inline constexpr size_t kFailureBytes = 1023;
 
 struct alignas(kLine) Header {
   uint64_t magic;
   uint64_t token[2];
   std::atomic<int32_t> ranks;
   alignas(kLine) std::atomic<int32_t> joined;
-  alignas(kLine) FaultRecord fault;
+  alignas(kLine) std::atomic<Recorded> failed;
+  char failure[kFailureBytes + 1];
   alignas(kLine) std::atomic<uint64_t> doorbell;  // see Library::ring
   // By rank: number, from 1, of the CPU on which it was last seen, or 0 if it has not been seen.
   alignas(kLine) std::atomic<uint16_t> cpus[kMaxRanks];
@@ -99,10 +96,10 @@ inline constexpr uint64_t kLayout = [] {
        {sizeof(Header),
         offsetof(Header, ranks),
         offsetof(Header, joined),
-        offsetof(Header, fault),
+        offsetof(Header, failed),
+        offsetof(Header, failure),
         offsetof(Header, doorbell),
         offsetof(Header, cpus),
-        sizeof(FaultRecord),
         sizeof(RankState),
         offsetof(RankState, progress),
         offsetof(RankState, doorbell),

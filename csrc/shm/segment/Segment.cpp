@@ -16,7 +16,6 @@
 #include <map>
 #include <mutex>
 
-#include "host/FailureText.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -43,17 +42,14 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-void record(FaultRecord& fault, const NcclError& failure) {
-  fault.result = failure.result;
-  for (const int rank : failure.ranks) fault.ranks[rank / 64] |= uint64_t{1} << (rank % 64);
-  const std::string text = host::cut(failure.what(), FaultRecord::kRoom);
-  std::memcpy(fault.text, text.c_str(), text.size() + 1);
-  fault.state.store(FaultRecord::kSet, std::memory_order_release);
-}
-
-bool claim(FaultRecord& fault) {
-  uint32_t none = FaultRecord::kNone;
-  return fault.state.compare_exchange_strong(none, FaultRecord::kBeingWritten);
+// Records the failure unless there is one. Returns whether it has.
+bool record(Header& header, const NcclError& failure) {
+  const std::string text = host::encode(failure, kFailureBytes);
+  auto none = Recorded::no;
+  if (!header.failed.compare_exchange_strong(none, Recorded::begun)) return false;
+  std::memcpy(header.failure, text.c_str(), text.size() + 1);
+  header.failed.store(Recorded::yes, std::memory_order_release);
+  return true;
 }
 
 // Checks that all ranks name the same number of ranks, on which the size of the memory depends.
@@ -69,7 +65,7 @@ void agreeOnRanks(int file, int ranks) {
   if (agreed != 0 && agreed != ranks) {
     text = "commInitRank: ranks disagree on the number of ranks: " + std::to_string(agreed) +
            " and " + std::to_string(ranks);
-    if (claim(header.fault)) record(header.fault, NcclError(ncclInvalidArgument, text));
+    record(header, NcclError(ncclInvalidArgument, text));
   }
   munmap(page, kPage);
   if (!text.empty()) throw NcclError(ncclInvalidArgument, text);
@@ -132,28 +128,22 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
 }
 
 bool Segment::fail(const NcclError& failure) {
-  if (!claim(header().fault)) return false;
-  record(header().fault, failure);
+  if (!record(header(), failure)) return false;
   for (int rank = 0; rank < ranks_; ++rank) wake(rank);
   return true;
 }
 
 NcclError Segment::failure() const {
-  const FaultRecord& fault = header().fault;
-  // The rank that claimed the record writes it at once, unless it was killed in between.
-  for (int i = 0; i < 100 && fault.state.load(std::memory_order_acquire) != FaultRecord::kSet;
-       ++i) {
+  const auto written = [this] {
+    return header().failed.load(std::memory_order_acquire) == Recorded::yes;
+  };
+  // The rank that has begun to record it ends at once, unless it was killed in between.
+  for (int i = 0; i < 100 && !written(); ++i) {
     const timespec millisecond{0, 1'000'000};
     nanosleep(&millisecond, nullptr);
   }
-  if (fault.state.load(std::memory_order_acquire) != FaultRecord::kSet) {
-    return NcclError(ncclRemoteError, "a rank died while it reported a failure");
-  }
-  std::vector<int> ranks;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if ((fault.ranks[rank / 64] >> (rank % 64) & 1) != 0) ranks.push_back(rank);
-  }
-  return NcclError(static_cast<ncclResult_t>(fault.result), fault.text, std::move(ranks));
+  const auto failure = written() ? host::decode(header().failure) : std::nullopt;
+  return failure.value_or(NcclError(ncclRemoteError, "a rank died while it reported a failure"));
 }
 
 void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {

@@ -62,9 +62,7 @@ class Segment {
   // Declares the communicator failed on every rank and wakes all threads. Only the first failure
   // counts; returns whether it was this one.
   bool fail(const NcclError& failure);
-  bool failed() const {
-    return header().fault.state.load(std::memory_order_acquire) != FaultRecord::kNone;
-  }
+  bool failed() const { return header().failed.load(std::memory_order_acquire) != Recorded::no; }
   NcclError failure() const;  // recorded by fail(); call only once failed()
 
   // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.

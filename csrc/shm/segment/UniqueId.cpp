@@ -55,11 +55,11 @@ bool complete(int file) {
   alignas(Header) std::byte bytes[sizeof(Header)];
   if (pread(file, bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return true;
   int32_t ranks, joined;
-  uint32_t fault;
+  Recorded failed;
   std::memcpy(&ranks, bytes + offsetof(Header, ranks), sizeof ranks);
   std::memcpy(&joined, bytes + offsetof(Header, joined), sizeof joined);
-  std::memcpy(&fault, bytes + offsetof(Header, fault), sizeof fault);
-  return (ranks != 0 && joined >= ranks) || fault != FaultRecord::kNone;
+  std::memcpy(&failed, bytes + offsetof(Header, failed), sizeof failed);
+  return (ranks != 0 && joined >= ranks) || failed != Recorded::no;
 }
 
 }  // namespace

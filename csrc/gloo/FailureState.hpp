@@ -20,10 +20,11 @@ namespace torchcomms_pg::gloo {
 
 // Keeps the group's first failure. Its ranks are numbered in the group. A connection that breaks or
 // cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
-class Fault : public std::enable_shared_from_this<Fault> {
+class FailureState : public std::enable_shared_from_this<FailureState> {
  public:
   // `rank`: this process's rank. `died`: see Members::died.
-  Fault(c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
+  FailureState(
+      c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 
   std::optional<host::NcclError> known() const;
@@ -55,9 +56,14 @@ class Fault : public std::enable_shared_from_this<Fault> {
   // Fails the group with `inside`.
   void adopt(const host::NcclError& inside, const std::vector<int>& members);
 
-  // Fails the group with the reason that another rank has written. Returns false if none has, or
-  // the store is gone.
-  bool failAsTold(c10d::Store& store);
+  // Fails the group with the failure that another rank has encoded. Returns false if `told` is
+  // none.
+  bool failAsTold(const std::string& told);
+  // Does the same with what another rank has written under a key of the group's store.
+  bool failAsWritten(c10d::Store& store, const std::string& key);
+  // Does the same with the reason for which another rank has failed the group. Also returns false
+  // if the store is gone.
+  bool failAsOthers(c10d::Store& store);
 
   // What is known of ranks to which this one has lost the connection, or cannot connect.
   struct Lost {
@@ -109,7 +115,6 @@ class Fault : public std::enable_shared_from_this<Fault> {
     Actions actions;
   };
 
-  bool readReason(c10d::Store& store);
   void tellOthers();
   template <class... Args>
   void call(std::function<void(Args...)> Actions::* which, Args... args);

@@ -1,4 +1,4 @@
-#include "gloo/Fault.hpp"
+#include "gloo/FailureState.hpp"
 
 #include <future>
 #include <thread>
@@ -6,7 +6,6 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
-#include "host/FailureText.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -14,7 +13,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Key under which a rank writes why it has failed the group: the ranks at fault, then the reason.
+// Key under which a rank writes the failure with which it has failed the group.
 constexpr const char* kReasonKey = "failed";
 
 // Interval at which a rank that needs the reason looks for it. Time limits: of the reason, since a
@@ -38,7 +37,7 @@ std::string answerOf(int rank) {
 }  // namespace
 
 template <class... Args>
-void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
+void FailureState::call(std::function<void(Args...)> Actions::* which, Args... args) {
   std::vector<Watcher> watchers;
   {
     std::lock_guard lock(mutex_);
@@ -54,16 +53,16 @@ void Fault::call(std::function<void(Args...)> Actions::* which, Args... args) {
   }
 }
 
-std::optional<host::NcclError> Fault::known() const {
+std::optional<host::NcclError> FailureState::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void Fault::check() const {
+void FailureState::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void Fault::fail(const host::NcclError& failure) {
+void FailureState::fail(const host::NcclError& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -77,44 +76,43 @@ void Fault::fail(const host::NcclError& failure) {
       [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
 }
 
-void Fault::lookForSignals() {
+void FailureState::lookForSignals() {
   if (host::interrupted()) {
     failInterrupted();
   }
 }
 
-void Fault::failInterrupted() {
+void FailureState::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
-void Fault::failWithoutThread(const std::string& name, const std::system_error& error) {
+void FailureState::failWithoutThread(const std::string& name, const std::system_error& error) {
   fail(
       {ncclSystemError,
        name + " cannot be connected: no thread can be started (" + error.what() + ")",
        {rank_}});
 }
 
-void Fault::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
+void FailureState::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   adopt(inside, members);
   throw *known();
 }
 
-void Fault::adopt(const host::NcclError& inside, const std::vector<int>& members) {
+void FailureState::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host that follows the group's failure carries it as its text, see
   // Comm::make().
-  if (const auto told = host::decode(inside.what())) {
-    fail(*told);
-  } else {
-    std::vector<int> ranks;
-    for (const int rank : inside.ranks) {
-      ranks.push_back(members[rank]);
-    }
-    fail({inside.result, inside.what(), std::move(ranks)});
+  if (failAsTold(inside.what())) {
+    return;
   }
+  std::vector<int> ranks;
+  for (const int rank : inside.ranks) {
+    ranks.push_back(members[rank]);
+  }
+  fail({inside.result, inside.what(), std::move(ranks)});
 }
 
-void Fault::write(std::string key, std::string text) {
+void FailureState::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
@@ -139,28 +137,32 @@ void Fault::write(std::string key, std::string text) {
   }
 }
 
-bool Fault::failAsTold(c10d::Store& store) {
+bool FailureState::failAsTold(const std::string& told) {
+  const auto failure = host::decode(told);
+  if (failure) {
+    fail({ncclRemoteError, failure->what(), failure->ranks});
+  }
+  return failure.has_value();
+}
+
+bool FailureState::failAsWritten(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) {
+    return false;
+  }
+  const auto text = store.get(key);
+  return failAsTold({text.begin(), text.end()});
+}
+
+bool FailureState::failAsOthers(c10d::Store& store) {
   try {
-    return readReason(store);
+    return failAsWritten(store, kReasonKey);
   } catch (const std::exception&) {
     return false;  // the store ended with the rank that served it
   }
 }
 
-// Same as failAsTold(), but raises the store's errors.
-bool Fault::readReason(c10d::Store& store) {
-  if (!store.check({kReasonKey})) {
-    return false;
-  }
-  const auto text = store.get(kReasonKey);
-  const auto told = host::decode({text.begin(), text.end()});
-  if (told) {
-    fail(*told);
-  }
-  return told.has_value();
-}
-
-std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, bool ask) {
+std::optional<FailureState::Lost> FailureState::awaitReason(
+    const std::vector<int>& ranks, bool ask) {
   using Clock = std::chrono::steady_clock;
   Lost lost;
   const auto look = [&](bool first) {
@@ -175,7 +177,7 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
       return;
     }
     try {
-      if (readReason(*store_)) {
+      if (failAsWritten(*store_, kReasonKey)) {
         return;
       }
       std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
@@ -214,13 +216,13 @@ std::optional<Fault::Lost> Fault::awaitReason(const std::vector<int>& ranks, boo
   return lost;
 }
 
-void Fault::answer(c10d::Store& group) const {
+void FailureState::answer(c10d::Store& group) const {
   if (group.check({questionTo(rank_)})) {
     group.set(answerOf(rank_), std::vector<uint8_t>{});
   }
 }
 
-void Fault::tellOthers() {
+void FailureState::tellOthers() {
   call(&Actions::tell);
   try {
     const std::string text = host::encode(*known());
@@ -239,13 +241,13 @@ void Fault::tellOthers() {
   call(&Actions::told);
 }
 
-void Fault::watch(const std::shared_ptr<void>& owner, Actions actions) {
+void FailureState::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
   watchers_.push_back({owner, std::move(actions)});
 }
 
-void Fault::awaitTold() {
+void FailureState::awaitTold() {
   std::unique_lock lock(mutex_);
   tellPatience.spend([&](std::chrono::milliseconds patience) {
     return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
