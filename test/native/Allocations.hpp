@@ -6,4 +6,7 @@ namespace test {
 // Number of allocations of this thread that succeed before one fails; negative: none fails.
 extern thread_local int allocationsLeft;
 
+// Whether those after it fail, too.
+extern thread_local bool memoryStaysOut;
+
 }  // namespace test

@@ -6,11 +6,26 @@
 namespace test {
 
 thread_local int allocationsLeft = -1;
+thread_local bool memoryStaysOut = false;
+
+namespace {
+
+bool failsNow() {
+  if (allocationsLeft < 0) return false;
+  if (allocationsLeft > 0) {
+    --allocationsLeft;
+    return false;
+  }
+  if (!memoryStaysOut) allocationsLeft = -1;
+  return true;
+}
+
+}  // namespace
 
 }  // namespace test
 
 void* operator new(size_t bytes) {
-  if (test::allocationsLeft >= 0 && test::allocationsLeft-- == 0) throw std::bad_alloc();
+  if (test::failsNow()) throw std::bad_alloc();
   if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw std::bad_alloc();
 }

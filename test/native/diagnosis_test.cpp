@@ -90,13 +90,21 @@ void issue(RankStatus& status, uint64_t collectives) {
   status.counts = {{kGroup, collectives, 0, {}}};
 }
 
+// What ranks were asked to do. Outlives the group, since their threads end some time after close().
+struct Asked {
+  explicit Asked(int size) : dumps(size), quiet(size), thorough(size) {}
+  std::vector<std::atomic<int>> dumps;            // how often each was asked for one
+  std::vector<std::atomic<int>> quiet, thorough;  // how often each has looked, and how
+  std::atomic<bool> news{false};
+};
+
 // The ranks of one group, with the thread that is their monitors.
 class Group {
  public:
   // Makes the group. `heard`: number of ranks that hear each other ring, and look in turns; 0: all
   // hear it, and none looks. `goesOn`: it goes on after a verdict.
   explicit Group(int size, int heard = 0, bool goesOn = false)
-      : answers(size), answering(size, true), dumps(size), quiet(size), thorough(size) {
+      : answers(size), answering(size, true), asked(std::make_shared<Asked>(size)) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
       issue(answers[rank], 0);
@@ -106,14 +114,14 @@ class Group {
       options.ranks.resize(size);
       std::iota(options.ranks.begin(), options.ranks.end(), 0);
       if (heard > 0) {
-        options.poll = [this, rank](bool wanted) {
-          ++(wanted ? thorough : quiet)[rank];
-          return !wanted && news.exchange(false);
+        options.poll = [asked = asked, rank](bool wanted) {
+          ++(wanted ? asked->thorough : asked->quiet)[rank];
+          return !wanted && asked->news.exchange(false);
         };
         options.turn = rank % heard;
         options.turns = heard;
       }
-      options.dump = [&count = dumps[rank]] { ++count; };
+      options.dump = [asked = asked, rank] { ++asked->dumps[rank]; };
       options.goesOn = goesOn;
       options.describeSilent = [](int silent) {
         return Silent{"is silent (pid " + std::to_string(silent) + ")"};
@@ -154,9 +162,7 @@ class Group {
   std::shared_ptr<Memory> memory = std::make_shared<Memory>();
   std::vector<RankStatus> answers;
   std::vector<bool> answering;
-  std::vector<std::atomic<int>> dumps;            // how often each was asked for one
-  std::vector<std::atomic<int>> quiet, thorough;  // how often each has looked, and how
-  std::atomic<bool> news{false};
+  std::shared_ptr<Asked> asked;
   std::vector<std::shared_ptr<HangDiagnosis>> ranks;
 
  private:
@@ -390,13 +396,13 @@ TEST(dumpsAreAskedOfAllOtherRanksOnce) {
         if (heard == 0) rank->notice();  // as they do upon a ring
       }
       const auto until = Clock::now() + milliseconds(20000);
-      while ((group.dumps[0] < turn || group.dumps[2] < turn) && Clock::now() < until) {
+      while ((group.asked->dumps[0] < turn || group.asked->dumps[2] < turn) && Clock::now() < until) {
         std::this_thread::sleep_for(milliseconds(5));
       }
-      CHECK(group.dumps[0] == turn);
-      CHECK(group.dumps[2] == turn);
+      CHECK(group.asked->dumps[0] == turn);
+      CHECK(group.asked->dumps[2] == turn);
     }
-    CHECK(group.dumps[1] == 0);
+    CHECK(group.asked->dumps[1] == 0);
   }
 }
 
@@ -408,12 +414,12 @@ TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
     return all;
   };
   const auto begun = HangDiagnosis::Clock::now();
-  while (sum(group.quiet) < 4) std::this_thread::sleep_for(milliseconds(5));
+  while (sum(group.asked->quiet) < 4) std::this_thread::sleep_for(milliseconds(5));
   const auto turns = (HangDiagnosis::Clock::now() - begun) / milliseconds(1000) + 2;
-  CHECK(sum(group.quiet) <= turns);
-  CHECK_EQUAL(sum(group.thorough), 0);
-  group.news = true;
-  for (const auto& count : group.thorough) {
+  CHECK(sum(group.asked->quiet) <= turns);
+  CHECK_EQUAL(sum(group.asked->thorough), 0);
+  group.asked->news = true;
+  for (const auto& count : group.asked->thorough) {
     while (count == 0) std::this_thread::sleep_for(milliseconds(5));
   }
 }

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "Messages.hpp"
+#include "shm/message/MessageEngine.hpp"
 
 using namespace test;
+namespace shm = torchcomms_pg::shm;
 
 namespace {
 
@@ -126,39 +128,70 @@ TEST(aMessageThatIsIssuedWhileThePeerAbortsEndsOnce) {
 }
 
 TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
+  for (const bool staysOut : {false, true}) {
+    bool failed = true;
+    for (int allocations = 0; failed; ++allocations) {
+      const ncclUniqueId id = uniqueId();
+      std::atomic<int> waiting{0};
+      threads(2, [&](int rank) {
+        const ncclComm_t comm = init(id, 2, rank);
+        Completions completions;
+        const auto send = [&](Buffer& buffer, int peer, int tag = 0) {
+          completions.issue(sendTagged, message(buffer, peer, tag), comm);
+        };
+        const auto receive = [&](Buffer& buffer, int peer, int tag) {
+          completions.issue(recvTagged, message(buffer, peer, tag), comm);
+        };
+        std::vector<Buffer> buffers(6, Buffer(8));
+        if (rank == 1) {
+          for (Buffer& buffer : buffers) send(buffer, 0, 1);
+          ++waiting;
+          while (waiting != 2) std::this_thread::yield();
+        } else {
+          while (waiting != 1) std::this_thread::yield();
+          memoryStaysOut = staysOut;
+          allocationsLeft = allocations;
+          receive(buffers[0], 1, 2);  // finds messages that it has to keep
+          receive(buffers[1], 1, 1);
+          receive(buffers[2], kAnyPeer, 1);
+          send(buffers[3], 1);
+          send(buffers[4], 0, 3);
+          receive(buffers[5], 0, 3);
+          failed = std::exchange(allocationsLeft, -1) <= 0;
+          ++waiting;
+        }
+        CHECK_NCCL(nccl().commAbort(comm));
+        completions.checkEnded();
+      });
+      CHECK(allocations < 1000);
+    }
+  }
+}
+
+TEST(nothingMovesAfterAMessageForWhichThereWasNoMemory) {
   bool failed = true;
   for (int allocations = 0; failed; ++allocations) {
-    const ncclUniqueId id = uniqueId();
-    std::atomic<int> waiting{0};
-    threads(2, [&](int rank) {
-      const ncclComm_t comm = init(id, 2, rank);
-      Completions completions;
-      const auto send = [&](Buffer& buffer, int peer, int tag = 0) {
-        completions.issue(sendTagged, message(buffer, peer, tag), comm);
-      };
-      const auto receive = [&](Buffer& buffer, int peer, int tag) {
-        completions.issue(recvTagged, message(buffer, peer, tag), comm);
-      };
-      std::vector<Buffer> buffers(6, Buffer(8));
-      if (rank == 1) {
-        for (Buffer& buffer : buffers) send(buffer, 0, 1);
-        ++waiting;
-        while (waiting != 2) std::this_thread::yield();
-      } else {
-        while (waiting != 1) std::this_thread::yield();
-        allocationsLeft = allocations;
-        receive(buffers[0], 1, 2);  // finds messages that it has to keep
-        receive(buffers[1], 1, 1);
-        receive(buffers[2], kAnyPeer, 1);
-        send(buffers[3], 1);
-        send(buffers[4], 0, 3);
-        receive(buffers[5], 0, 3);
-        failed = std::exchange(allocationsLeft, -1) < 0;
-        ++waiting;
-      }
-      CHECK_NCCL(nccl().commAbort(comm));
-      completions.checkEnded();
-    });
+    const auto segment = shm::Segment::open(uniqueId(), 2);
+    shm::MessageEngine engine(*segment, 0);
+    std::vector<Buffer> buffers(3, Buffer(8));
+    std::vector<std::shared_ptr<shm::Transfer>> transfers;
+    for (const auto& [peer, sending] : {std::pair(0, false), {0, true}, {1, true}}) {
+      Message one = message(buffers[transfers.size()], peer);
+      one.sending = sending;
+      transfers.push_back(std::make_shared<shm::Transfer>(one));
+    }
+    for (const auto& transfer : transfers) engine.add(transfer);
+    for (const auto& transfer : transfers) engine.start(transfer);
+    allocationsLeft = allocations;
+    engine.step();
+    failed = std::exchange(allocationsLeft, -1) <= 0;
+    const auto ended = engine.ended();
+    if (engine.problem()) {
+      CHECK(!engine.step());
+      CHECK(engine.ended() == ended);
+    } else {
+      CHECK_EQUAL(ended.size(), transfers.size());
+    }
     CHECK(allocations < 1000);
   }
 }

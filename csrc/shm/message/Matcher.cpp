@@ -6,9 +6,13 @@
 
 namespace torchcomms_pg::shm {
 
-void Matcher::clear() {
-  for (Posted& posted : posted_) posted = {};
-  any_ = {};
+void Matcher::clear() noexcept {
+  const auto forget = [](Posted& posted) {
+    posted.receives.clear();
+    posted.started = 0;
+  };
+  for (Posted& posted : posted_) forget(posted);
+  forget(any_);
   held_.clear();
 }
 

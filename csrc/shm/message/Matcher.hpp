@@ -16,7 +16,9 @@ namespace torchcomms_pg::shm {
 class Matcher {
  public:
   void prepare(int ranks) { posted_.resize(ranks); }
-  void clear();
+
+  // Forgets all. Allocates nothing.
+  void clear() noexcept;
 
   // Removes and returns the held message that `receive` matches. If none does, posts the receive
   // and returns null.

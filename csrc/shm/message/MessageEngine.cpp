@@ -80,7 +80,7 @@ void MessageEngine::start(const std::shared_ptr<Transfer>& transfer) {
 
 bool MessageEngine::step() {
   moved_ = false;
-  whileMemoryLasts([this] { moveAll(); });
+  if (!problem_) whileMemoryLasts([this] { moveAll(); });
   return moved_;
 }
 
@@ -103,7 +103,7 @@ void MessageEngine::moveAll() {
   if (!toSelf_.empty()) pumpSelf();
 }
 
-void MessageEngine::clear() {
+void MessageEngine::clear() noexcept {
   matcher_.clear();
   for (Outgoing& out : outgoing_) {
     out.queue.clear();

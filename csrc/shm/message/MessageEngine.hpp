@@ -32,11 +32,12 @@ class MessageEngine {
   // Withdraws a receive. Returns false if it has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
-  // Moves what can be moved, up to a limit per message; returns whether anything moved.
+  // Moves what can be moved, up to a limit per message; returns whether anything moved. Once there is
+  // a problem nothing moves: an allocation that failed has left some transfer half ended.
   bool step();
 
-  // Forgets all transfers.
-  void clear();
+  // Forgets all transfers. Allocates nothing.
+  void clear() noexcept;
 
   // Returns the ended transfers, for the caller to clear.
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }

@@ -15,6 +15,7 @@
 #include <ctime>
 #include <map>
 #include <mutex>
+#include <new>
 
 #include "shm/segment/ForkSafe.hpp"
 
@@ -42,9 +43,15 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-// Records the failure unless there is one. Returns whether it has.
+// Records the failure unless there is one. Returns whether it has. Leaves out ranks and reason where
+// there is no memory to encode them.
 bool record(Header& header, const NcclError& failure) {
-  const std::string text = host::encode(failure, kFailureBytes);
+  std::string text;
+  try {
+    text = host::encode(failure, kFailureBytes);
+  } catch (const std::bad_alloc&) {
+    text = std::to_string(failure.result) + "\n";  // short enough to be kept without an allocation
+  }
   auto none = Recorded::no;
   if (!header.failed.compare_exchange_strong(none, Recorded::begun)) return false;
   std::memcpy(header.failure, text.c_str(), text.size() + 1);
