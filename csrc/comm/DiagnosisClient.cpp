@@ -81,7 +81,7 @@ void DiagnosisClient::open(
     }
   };
   auto board = std::make_unique<StoreBoard>(store_);
-  std::atomic_store(&diagnosis_, HangDiagnosis::open(std::move(board), std::move(options)));
+  diagnosis_.store(HangDiagnosis::open(std::move(board), std::move(options)));
   if (!comm_.queues() && comm_.pair().empty()) {
     comm_.lateness().open(
         store, std::to_string(key_) + "/" + prefix, comm_.group(), comm_.rank(), comm_.size());
@@ -90,8 +90,7 @@ void DiagnosisClient::open(
   const auto self = Peer::self();
   const bool severalHosts =
       std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
-  std::atomic_store(
-      &status_,
+  status_.store(
       std::shared_ptr<StatusPart>(
           StatusPart::begin(comm_.shared_from_this(), store_, severalHosts)));
 }
@@ -105,7 +104,7 @@ void DiagnosisClient::openLike(
     }
   }
   open(parent.store_, prefix + "/", std::move(peers));
-  if (std::atomic_load(&parent.watched_)) {
+  if (parent.watched_.load()) {
     watchOver();
   }
 }
@@ -126,7 +125,7 @@ void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>
 }
 
 void DiagnosisClient::close() {
-  std::atomic_store(&status_, {});
+  status_.store({});
   if (const auto diagnosis = this->diagnosis()) {
     diagnosis->close();
   }
@@ -193,11 +192,11 @@ void DiagnosisClient::watchOver() {
       watched->emplace_back(rank, peers_[rank]);
     }
   }
-  std::atomic_store(&watched_, std::shared_ptr<const Watched>(std::move(watched)));
+  watched_.store(std::shared_ptr<const Watched>(std::move(watched)));
 }
 
 bool DiagnosisClient::noticeDeath(Clock::time_point now) {
-  const auto watched = std::atomic_load(&watched_);
+  const auto watched = watched_.load();
   if (!watched || now - lookedAt_ < kDeathLook) {
     return false;
   }

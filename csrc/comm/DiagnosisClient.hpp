@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessActivity.hpp"
@@ -99,16 +100,14 @@ class DiagnosisClient {
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
   void apart(std::function<void()> body);
-  std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
+  std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
 
   Communicator& comm_;
-  std::shared_ptr<HangDiagnosis>
-      diagnosis_;  // accessed by std::atomic_load; null without peers or a store
+  AtomicShared<HangDiagnosis> diagnosis_;  // null without peers or a store
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<Peer> peers_;
-  uint64_t key_ = 0;  // the group's key, see GroupCounts
-  // accessed by std::atomic_load; may be null; null when closed
-  std::shared_ptr<StatusPart> status_;
+  uint64_t key_ = 0;                 // the group's key, see GroupCounts
+  AtomicShared<StatusPart> status_;  // may be null; null when closed
   std::mutex relaxationsMutex_;
   std::multiset<Clock::time_point> relaxations_;  // ends of relaxations that go on
   std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them, or 0
@@ -118,7 +117,7 @@ class DiagnosisClient {
   std::atomic<uint64_t> extended_{0};  // seq of the operation whose extension was printed last
 
   using Watched = std::vector<std::pair<int, Peer>>;
-  std::shared_ptr<const Watched> watched_;  // accessed by std::atomic_load; may be null
+  AtomicShared<const Watched> watched_;  // may be null
 
   // State of the monitor's thread.
   Clock::time_point lookedAt_{};           // time of the last look at `watched_`

@@ -84,7 +84,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   if (end && !get()) {
     ending_.store(true, std::memory_order_release);
   }
-  if (!std::atomic_compare_exchange_strong(&failure_, &none, ours)) {
+  if (!failure_.compare_exchange_strong(none, ours)) {
     return none;  // the first failure is kept
   }
   if (cause != Cause::requested) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "comm/CommError.hpp"
 #include "operation/Operation.hpp"
 
@@ -37,7 +38,7 @@ class FailureState {
   explicit FailureState(Communicator& comm) : comm_(comm) {}
 
   // null if none
-  std::shared_ptr<const Failure> get() const { return std::atomic_load(&failure_); }
+  std::shared_ptr<const Failure> get() const { return failure_.load(); }
   c10d::ErrorType type() const;
 
   // Sets the failure, and runs hooks and recorders in a separate thread. Returns the communicator's
@@ -111,7 +112,7 @@ class FailureState {
   std::string ofGraphs() const;
 
   Communicator& comm_;
-  std::shared_ptr<const Failure> failure_;  // accessed by std::atomic_load
+  AtomicShared<const Failure> failure_;
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
   mutable std::atomic<bool> told_{false};

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/AtomicShared.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -21,12 +22,12 @@ class GroupHooks {
   // Hook that is called once, when the communicator fails, in a separate thread.
   using Failed = std::function<void()>;
 
-  void setEnd(End hook) { std::atomic_store(&end_, shared(std::move(hook))); }
-  void setFailed(Failed hook) { std::atomic_store(&failed_, shared(std::move(hook))); }
+  void setEnd(End hook) { end_.store(shared(std::move(hook))); }
+  void setFailed(Failed hook) { failed_.store(shared(std::move(hook))); }
 
   // Return the hooks, or null.
-  std::shared_ptr<const End> end() const { return std::atomic_load(&end_); }
-  std::shared_ptr<const Failed> failed() const { return std::atomic_load(&failed_); }
+  std::shared_ptr<const End> end() const { return end_.load(); }
+  std::shared_ptr<const Failed> failed() const { return failed_.load(); }
 
  private:
   template <class Hook>
@@ -34,8 +35,8 @@ class GroupHooks {
     return hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
   }
 
-  std::shared_ptr<const End> end_;        // accessed by std::atomic_load
-  std::shared_ptr<const Failed> failed_;  // accessed by std::atomic_load
+  AtomicShared<const End> end_;
+  AtomicShared<const Failed> failed_;
 };
 
 }  // namespace torchcomms_pg

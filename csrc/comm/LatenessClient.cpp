@@ -79,7 +79,7 @@ struct LatenessClient::State {
   std::atomic<bool> gone{false};    // the store is gone
   std::atomic<bool> closed{false};  // the group has ended
   std::atomic<bool> published{false};
-  std::shared_ptr<const Lateness> judged;  // accessed by std::atomic_load; null before the first
+  AtomicShared<const Lateness> judged;  // null before the first
 
   // State of the monitor's thread.
   Clock::time_point due{};
@@ -121,7 +121,7 @@ struct LatenessClient::State {
 
   void warn(Clock::time_point now) {
     const auto lateness = judgeLateness(read());
-    std::atomic_store(&judged, std::make_shared<const Lateness>(lateness));
+    judged.store(std::make_shared<const Lateness>(lateness));
     const auto before = std::exchange(late, lateness.late);
     if (!late || late != before || lateness.seconds < kWarnedSeconds || closed ||
         !takesWarning(now)) {
@@ -163,13 +163,13 @@ void LatenessClient::open(
   state->rank = rank;
   state->size = size;
   log_ = log;
-  std::atomic_store(&state_, std::move(state));
+  state_.store(std::move(state));
   noting_.store(true, std::memory_order_release);
 }
 
 void LatenessClient::close() {
   noting_.store(false, std::memory_order_release);
-  const auto state = std::atomic_exchange(&state_, {});
+  const auto state = state_.exchange({});
   if (!state || !state->process.isThis()) {
     return;  // this is a forked child, and the connection is its parent's
   }
@@ -225,7 +225,7 @@ void LatenessClient::check(Clock::time_point now) noexcept {
 
 std::shared_ptr<const Lateness> LatenessClient::judged() const {
   const auto state = this->state();
-  return state ? std::atomic_load(&state->judged) : nullptr;
+  return state ? state->judged.load() : nullptr;
 }
 
 Lateness LatenessClient::ask(const char* operation) const {

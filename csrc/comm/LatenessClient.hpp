@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/AtomicShared.hpp"
 #include "comm/BackwardPass.hpp"
 #include "monitor/Arrivals.hpp"
 #include "monitor/Lateness.hpp"
@@ -82,12 +83,11 @@ class LatenessClient {
  private:
   struct State;
 
-  std::shared_ptr<State> state() const { return std::atomic_load(&state_); }
+  std::shared_ptr<State> state() const { return state_.load(); }
 
   std::atomic<bool> noting_{false};
   std::shared_ptr<ArrivalLog> log_;  // set before `noting_`
-  // accessed by std::atomic_load; null before open() and after close()
-  std::shared_ptr<State> state_;
+  AtomicShared<State> state_;        // null before open() and after close()
 };
 
 }  // namespace torchcomms_pg

@@ -35,7 +35,7 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
   }
   std::lock_guard lock(mutex_);
   auto all = std::make_shared<std::vector<RecorderGroup>>();
-  if (const auto now = std::atomic_load(&recorders_)) {
+  if (const auto now = recorders_.load()) {
     *all = *now;
   }
   const auto same = [&](const RecorderGroup& recorded) { return recorded.recorder == recorder; };
@@ -47,14 +47,14 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
       recorder->addGroup(known.name, known.description, comm_.globalRanks(), comm_.rank());
   recorder->setLibraryVersion(versionText(comm_.libraryVersion()));
   all->push_back({std::move(recorder), group});
-  std::atomic_store(&recorders_, std::shared_ptr<const std::vector<RecorderGroup>>(std::move(all)));
+  recorders_.store(std::shared_ptr<const std::vector<RecorderGroup>>(std::move(all)));
   any_.store(true, std::memory_order_release);
   return true;
 }
 
 void RecorderSet::remove(const FlightRecorder* recorder) {
   std::lock_guard lock(mutex_);
-  const auto now = std::atomic_load(&recorders_);
+  const auto now = recorders_.load();
   if (!now) {
     return;
   }
@@ -62,12 +62,11 @@ void RecorderSet::remove(const FlightRecorder* recorder) {
   std::erase_if(
       *rest, [&](const RecorderGroup& recorded) { return recorded.recorder.get() == recorder; });
   any_.store(!rest->empty(), std::memory_order_release);
-  std::atomic_store(
-      &recorders_, std::shared_ptr<const std::vector<RecorderGroup>>(std::move(rest)));
+  recorders_.store(std::shared_ptr<const std::vector<RecorderGroup>>(std::move(rest)));
 }
 
 void RecorderSet::record(PreparedOp& call) {
-  auto recorders = std::atomic_load(&recorders_);
+  auto recorders = recorders_.load();
   const auto& op = call.op;
   if (recorders->empty()) {
     return;  // removed since any()
@@ -124,7 +123,7 @@ void RecorderSet::record(PreparedOp& call) {
 }
 
 void RecorderSet::inherit(const RecorderSet& former) {
-  if (const auto recorders = std::atomic_load(&former.recorders_)) {
+  if (const auto recorders = former.recorders_.load()) {
     for (const auto& recorded : *recorders) {
       add(recorded.recorder);
     }
@@ -133,7 +132,7 @@ void RecorderSet::inherit(const RecorderSet& former) {
 
 void RecorderSet::dump() {
   const auto recorder = process_recorder::get();
-  const auto recorders = std::atomic_load(&recorders_);
+  const auto recorders = recorders_.load();
   if (!recorder || !recorders ||
       std::none_of(recorders->begin(), recorders->end(), [&](const RecorderGroup& recorded) {
         return recorded.recorder == recorder;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "comm/RecordedOp.hpp"
 #include "operation/Group.hpp"
 #include "operation/PreparedOp.hpp"
@@ -45,7 +46,7 @@ class RecorderSet {
   Communicator& comm_;
   std::mutex mutex_;  // guards changes, and the group's description
   std::atomic<bool> any_{false};
-  std::shared_ptr<const std::vector<RecorderGroup>> recorders_;  // accessed by std::atomic_load
+  AtomicShared<const std::vector<RecorderGroup>> recorders_;
   std::once_flag dumped_;
 };
 

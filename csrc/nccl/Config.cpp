@@ -91,8 +91,8 @@ std::string NcclConfig::Field::range() const {
 
 const std::vector<NcclConfig::Field>& NcclConfig::fields() {
   // Never destroyed: threads that make communicators may read them while the process exits.
-  static const auto& all = neverDestroyed<std::vector<Field>>(fieldsOf<ncclConfig_t>());
-  return all;
+  static const auto* const all = &neverDestroyed<std::vector<Field>>(fieldsOf<ncclConfig_t>());
+  return *all;
 }
 
 void NcclConfig::setNumber(const Field& field, std::optional<int> value) {

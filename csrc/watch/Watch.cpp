@@ -221,7 +221,7 @@ std::shared_ptr<Watch> Watch::begin(
     groups->push_back(std::move(watched));
     parts.insert(type == barriers ? parts.begin() : parts.end(), std::move(part));
   }
-  watch->groups_ = std::move(groups);
+  watch->groups_.store(std::move(groups));
   // The group keeps the watch alive through its hooks.
   registerHooks(
       group,
@@ -254,7 +254,7 @@ Lateness Watch::lateness(const char* operation) const {
 
 void Watch::close() {
   // A program may keep a destroyed group, which keeps this object.
-  if (const auto groups = std::atomic_exchange(&groups_, {})) {
+  if (const auto groups = groups_.exchange({})) {
     for (const auto& group : *groups) {
       group->close();
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "base/TorchCompat.hpp"
 #include "watch/WatchedGroup.hpp"
 
@@ -47,8 +48,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   using Groups = std::vector<std::shared_ptr<WatchedGroup>>;
 
   std::vector<Part> parts_;  // the first serves operations without tensors
-  // Keeps the groups of the parts. Accessed by std::atomic_exchange; null once closed.
-  std::shared_ptr<const Groups> groups_;
+  // Keeps the groups of the parts. Null once closed.
+  AtomicShared<const Groups> groups_;
 };
 
 }  // namespace torchcomms_pg

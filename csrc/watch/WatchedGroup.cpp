@@ -101,14 +101,13 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
   auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
   auto bell = Bell::of(store);
   bell->listen(key_, diagnosis);
-  std::atomic_store(&bell_, std::move(bell));
-  std::atomic_store(&diagnosis_, std::move(diagnosis));
+  bell_.store(std::move(bell));
+  diagnosis_.store(std::move(diagnosis));
   if (!queues()) {
     lateness_.open(store, std::to_string(key_) + "/" + number, group_, rank_, size_);
   }
   enlist(shared_from_this());
-  std::atomic_store(
-      &status_,
+  status_.store(
       std::shared_ptr<StatusPart>(
           StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
 }
@@ -131,7 +130,7 @@ void WatchedGroup::close() {
   }
   lateness_.close();
   // Releases the store: its port may be needed again at once.
-  if (const auto diagnosis = std::atomic_exchange(&diagnosis_, {})) {
+  if (const auto diagnosis = diagnosis_.exchange({})) {
     diagnosis->close();
     if (diagnosis->standing()) {
       printLine(
@@ -139,8 +138,8 @@ void WatchedGroup::close() {
           group_.name + "' is over: the group has been destroyed");
     }
   }
-  std::atomic_store(&bell_, {});
-  std::atomic_store(&status_, {});
+  bell_.store({});
+  status_.store({});
   {
     std::lock_guard lock(mutex_);
     told_.clear();  // the list of operations in flight keeps them
@@ -404,7 +403,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
 
 void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
   if (diagnosis.takeRing()) {
-    if (const auto bell = std::atomic_load(&bell_)) {
+    if (const auto bell = bell_.load()) {
       bell->ring(key_);
     }
   }

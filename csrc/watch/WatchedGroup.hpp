@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/GroupActivity.hpp"
 #include "comm/OwnProcess.hpp"
@@ -107,7 +108,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void askWaiting();
   // Returns the operations in flight for which `chosen` is true.
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
-  std::shared_ptr<HangDiagnosis> diagnosis() const { return std::atomic_load(&diagnosis_); }
+  std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
   // Returns the oldest overdue operation without a verdict.
   std::optional<Operation> overdue(Clock::time_point now);
@@ -133,10 +134,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   InFlightOps inFlight_;
   RecordedOp::Recorders recorders_;
   std::atomic<Clock::rep> lastEnd_{0};
-  // accessed by std::atomic_load; null for a group of one rank
-  std::shared_ptr<HangDiagnosis> diagnosis_;
-  std::shared_ptr<Bell> bell_;          // as diagnosis_
-  std::shared_ptr<StatusPart> status_;  // as diagnosis_
+  // null for a group of one rank
+  AtomicShared<HangDiagnosis> diagnosis_;
+  AtomicShared<Bell> bell_;
+  AtomicShared<StatusPart> status_;
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
 

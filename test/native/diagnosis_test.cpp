@@ -396,7 +396,8 @@ TEST(dumpsAreAskedOfAllOtherRanksOnce) {
         if (heard == 0) rank->notice();  // as they do upon a ring
       }
       const auto until = Clock::now() + milliseconds(20000);
-      while ((group.asked->dumps[0] < turn || group.asked->dumps[2] < turn) && Clock::now() < until) {
+      while ((group.asked->dumps[0] < turn || group.asked->dumps[2] < turn) &&
+             Clock::now() < until) {
         std::this_thread::sleep_for(milliseconds(5));
       }
       CHECK(group.asked->dumps[0] == turn);

@@ -79,3 +79,10 @@ def test_one_file_starts_threads():
     starts = re.compile(r"std::j?thread(\s+\w+)?\s*[({]|std::async|pthread_create")
     found = [file for file in SOURCES if starts.search(file.read_text())]
     assert found == [CSRC / "base/Thread.hpp"]
+
+
+def test_one_file_calls_the_functions_for_atomic_shared_pointers():
+    """Standard libraries deprecate them: libstdc++ 14 in a way that -Werror turns into an error."""
+    calls = re.compile(r"std::atomic_(load|store|exchange|compare_exchange_\w+)\(")
+    found = [file for file in SOURCES if calls.search(file.read_text())]
+    assert found == [CSRC / "base/AtomicShared.hpp"]

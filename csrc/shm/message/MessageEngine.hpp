@@ -32,8 +32,8 @@ class MessageEngine {
   // Withdraws a receive. Returns false if it has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
-  // Moves what can be moved, up to a limit per message; returns whether anything moved. Once there is
-  // a problem nothing moves: an allocation that failed has left some transfer half ended.
+  // Moves what can be moved, up to a limit per message; returns whether anything moved. Once there
+  // is a problem nothing moves: an allocation that failed has left some transfer half ended.
   bool step();
 
   // Forgets all transfers. Allocates nothing.

@@ -43,8 +43,8 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-// Records the failure unless there is one. Returns whether it has. Leaves out ranks and reason where
-// there is no memory to encode them.
+// Records the failure unless there is one. Returns whether it has. Leaves out ranks and reason
+// if there is no memory to encode them.
 bool record(Header& header, const NcclError& failure) {
   std::string text;
   try {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Layout.hpp"
 #include "shm/segment/UniqueId.hpp"
@@ -33,11 +34,11 @@ class Segment {
   // Sets the names of the ranks in errors, if they are part of a larger group. Call before the
   // first operation; all ranks of a process set the same names.
   void nameRanks(std::vector<std::string> names) {
-    std::atomic_store(&names_, std::make_shared<const std::vector<std::string>>(std::move(names)));
+    names_.store(std::make_shared<const std::vector<std::string>>(std::move(names)));
   }
   // Returns the rank's name, "rank 1" by default.
   std::string nameOf(int rank) const {
-    const auto names = std::atomic_load(&names_);
+    const auto names = names_.load();
     return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
   }
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
@@ -102,7 +103,7 @@ class Segment {
   std::byte* staging_;
   std::byte* channels_;
   std::atomic<uint64_t>* signals_;
-  std::shared_ptr<const std::vector<std::string>> names_;  // set by each rank of the process
+  AtomicShared<const std::vector<std::string>> names_;  // set by each rank of the process
 };
 
 }  // namespace torchcomms_pg::shm

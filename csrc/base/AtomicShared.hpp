@@ -1,0 +1,36 @@
+// A shared pointer that several threads may read and replace.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+namespace torchcomms_pg {
+
+// Does what std::atomic<std::shared_ptr<T>> does, which C++ libraries of supported compilers lack:
+// libstdc++ before 12, and libc++. The functions that all of them have are deprecated in C++20, and
+// gone in C++26.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+template <class T>
+class AtomicShared {
+ public:
+  AtomicShared() = default;
+  AtomicShared(const AtomicShared&) = delete;
+  AtomicShared& operator=(const AtomicShared&) = delete;
+
+  std::shared_ptr<T> load() const { return std::atomic_load(&pointer_); }
+  void store(std::shared_ptr<T> next) { std::atomic_store(&pointer_, std::move(next)); }
+  std::shared_ptr<T> exchange(std::shared_ptr<T> next) {
+    return std::atomic_exchange(&pointer_, std::move(next));
+  }
+  bool compare_exchange_strong(std::shared_ptr<T>& expected, std::shared_ptr<T> next) {
+    return std::atomic_compare_exchange_strong(&pointer_, &expected, std::move(next));
+  }
+
+ private:
+  std::shared_ptr<T> pointer_;
+};
+#pragma GCC diagnostic pop
+
+}  // namespace torchcomms_pg
