@@ -4,10 +4,8 @@
 #include <utility>
 
 #include "Messages.hpp"
-#include "shm/message/MessageEngine.hpp"
 
 using namespace test;
-namespace shm = torchcomms_pg::shm;
 
 namespace {
 
@@ -165,34 +163,6 @@ TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
       });
       CHECK(allocations < 1000);
     }
-  }
-}
-
-TEST(nothingMovesAfterAMessageForWhichThereWasNoMemory) {
-  bool failed = true;
-  for (int allocations = 0; failed; ++allocations) {
-    const auto segment = shm::Segment::open(uniqueId(), 2);
-    shm::MessageEngine engine(*segment, 0);
-    std::vector<Buffer> buffers(3, Buffer(8));
-    std::vector<std::shared_ptr<shm::Transfer>> transfers;
-    for (const auto& [peer, sending] : {std::pair(0, false), {0, true}, {1, true}}) {
-      Message one = message(buffers[transfers.size()], peer);
-      one.sending = sending;
-      transfers.push_back(std::make_shared<shm::Transfer>(one));
-    }
-    for (const auto& transfer : transfers) engine.add(transfer);
-    for (const auto& transfer : transfers) engine.start(transfer);
-    allocationsLeft = allocations;
-    engine.step();
-    failed = std::exchange(allocationsLeft, -1) <= 0;
-    const auto ended = engine.ended();
-    if (engine.problem()) {
-      CHECK(!engine.step());
-      CHECK(engine.ended() == ended);
-    } else {
-      CHECK_EQUAL(ended.size(), transfers.size());
-    }
-    CHECK(allocations < 1000);
   }
 }
 

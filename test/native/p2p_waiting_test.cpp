@@ -40,7 +40,8 @@ size_t sleeps() {
 // Messages that the caller is about to wait for, or says when it wants them.
 class Deferred {
  public:
-  explicit Deferred(ncclComm_t comm) : comm_(comm) {}
+  // `confirmed`: sends end once they are received.
+  explicit Deferred(ncclComm_t comm, bool confirmed = false) : comm_(comm), confirmed_(confirmed) {}
 
   void send(Buffer& buffer, int peer, int tag = 0) {
     issue(sendTagged, message(buffer, peer, tag));
@@ -58,11 +59,13 @@ class Deferred {
   template <class Operation>
   void issue(Operation operation, Message one) {
     one.deferred = true;
+    one.confirmed = confirmed_;
     ++issued_;
     CHECK_NCCL(completions.issue(operation, one, comm_));
   }
 
   const ncclComm_t comm_;
+  const bool confirmed_;
   size_t issued_ = 0;
 };
 
@@ -106,6 +109,24 @@ TEST(threadsThatWaitForTheirMessagesWakeNoOther) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     waitingWakesNobody(comm, rank, 4, 300);
     waitingWakesNobody(comm, rank, kOfHalfAChannel, 50);
+  });
+}
+
+TEST(aDeferredSendThatOnlyLacksItsConfirmationWakesNobody) {
+  everywhere({2}, [](ncclComm_t comm, int rank) {
+    serveBothWays(comm, rank);
+    meet(comm);
+    const size_t before = sleeps();
+    meet(comm);
+    Buffer out = content(100, 1);
+    Deferred one(comm, /*confirmed=*/true);
+    if (rank == 0) one.send(out, 1);
+    meet(comm);
+    CHECK_EQUAL(sleeps(), before);
+    meet(comm);
+    if (rank == 1) CHECK(receive(comm, 100, 0) == out);
+    one.move();
+    one.completions.checkAll(ncclSuccess);
   });
 }
 
