@@ -191,15 +191,17 @@ std::shared_ptr<Communicator> Communicator::shrink(
     const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;
     std::exception_ptr error;
     try {
-      child = library_.shrink(gone, flags, config_, deadline);
-    } catch (const host::NcclError& why) {
-      const bool late = why.result == ncclInProgress;
-      error = std::make_exception_ptr(CommError(failureState_.describe(
-          late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
-          call.op,
-          late ? "timed out after " + inSeconds(call.op.timeout) +
-                     ": not all ranks that stay have come"
-               : why.what())));
+      try {
+        child = library_.shrink(gone, flags, config_, deadline);
+      } catch (const host::NcclError& why) {
+        const bool late = why.result == ncclInProgress;
+        throw CommError(failureState_.describe(
+            late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
+            call.op,
+            late ? "timed out after " + inSeconds(call.op.timeout) +
+                       ": not all ranks that stay have come"
+                 : why.what()));
+      }
     } catch (...) {
       error = std::current_exception();
     }
@@ -315,7 +317,7 @@ void Communicator::end() {
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();
-  const auto state = library_.state();
+  const auto state = failed ? library_.state() : ncclSuccess;
   const auto mismatch = library_.close(failed != nullptr);
   if (interrupted) {
     std::rethrow_exception(interrupted);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -166,8 +167,8 @@ std::string StoreRendezvous::exchange(
   auto answer = meet(mine, judge);
   for (; !answer.empty(); answer = meet(mine, judge)) {
     if (answer.front() == kPair) {
-      std::vector<int> pair(2);
-      std::istringstream(answer.substr(1)) >> pair.front() >> pair.back();
+      const auto comma = answer.find(',');
+      const std::vector<int> pair{std::atoi(&answer[1]), std::atoi(&answer[comma + 1])};
       if (std::ranges::count(pair, info_.rank) > 0) {
         pair_ = pair;
         answer = answer.substr(answer.find('|') + 1);
@@ -275,7 +276,7 @@ std::string StoreRendezvous::meetPair() {
     return "";
   }
   const auto said = judgePair_({mine_, hear(peer, *text)});
-  return decide(kPair + std::to_string(info_.rank) + " " + std::to_string(peer) + "|" + said);
+  return decide(kPair + std::to_string(info_.rank) + "," + std::to_string(peer) + "|" + said);
 }
 
 std::string StoreRendezvous::decide(const std::string& answer) {
@@ -388,8 +389,8 @@ void StoreRendezvous::tell(const host::NcclError& error) noexcept {
 
 void StoreRendezvous::raiseRefused(const std::string& text) {
   known_ = true;
-  const auto told = host::decode(text.substr(1))
-                        .value_or(host::NcclError(ncclRemoteError, "the refusal is damaged"));
+  const auto told =
+      host::decode(text.substr(1)).value_or(host::NcclError(ncclRemoteError, text.substr(1)));
   failInit(info_.group.name, told.what(), told.ranks);
 }
 

@@ -1,7 +1,8 @@
 #include "host/NcclError.hpp"
 
+#include <charconv>
 #include <set>
-#include <sstream>
+#include <system_error>
 
 namespace torchcomms_pg::host {
 
@@ -10,7 +11,26 @@ namespace {
 // Limit of the number of ranks, in case a text is damaged.
 constexpr size_t kMostRanks = 1 << 20;
 
+// Reads a number of [at, end), whatever the locale is, and moves `at` behind it.
+bool read(const char*& at, const char* end, int& number) {
+  const auto [next, error] = std::from_chars(at, end, number);
+  at = next;
+  return error == std::errc();
+}
+
+bool skip(const char*& at, const char* end, char expected) {
+  const bool found = at != end && *at == expected;
+  at += found;
+  return found;
+}
+
 }  // namespace
+
+size_t wholeCharacters(std::string_view text, size_t room) {
+  if (text.size() <= room) return text.size();
+  while (room > 0 && (text[room] & 0xc0) == 0x80) --room;
+  return room;
+}
 
 std::string encode(const NcclError& error, size_t room) {
   const std::set<int> ranks(error.ranks.begin(), error.ranks.end());
@@ -21,30 +41,31 @@ std::string encode(const NcclError& error, size_t room) {
     while (++rank != ranks.end() && *rank == last + 1) ++last;
     listed += " " + std::to_string(first) + (last > first ? "-" + std::to_string(last) : "");
   }
+  // A part of the list would say that the other ranks are not at fault.
   if (listed.size() > room / 2) listed.clear();
-  auto text = std::to_string(error.result) + listed + "\n" + error.what();
-  if (text.size() > room) {
-    while (room > 0 && (text[room] & 0xc0) == 0x80) --room;
-    text.resize(room);
-  }
+  auto text = std::to_string(error.result) + listed + "\n";
+  text.append(error.what(), wholeCharacters(error.what(), room - text.size()));
   return text;
 }
 
 std::optional<NcclError> decode(const std::string& text) {
-  const auto end = text.find('\n');
-  std::istringstream in(text.substr(0, end));
+  const auto line = text.find('\n');
+  if (line == std::string::npos) return std::nullopt;
+  const char* at = text.data();
+  const char* const end = at + line;
   int result = 0;
-  if (end == std::string::npos || text.find_first_not_of("0123456789- ") != end ||
-      !(in >> result)) {
-    return std::nullopt;
-  }
+  if (!read(at, end, result)) return std::nullopt;
   std::vector<int> ranks;
-  for (int rank = 0; in >> rank;) {
-    int last = rank;
-    if (in.peek() == '-') in.ignore() >> last;
-    for (; rank <= last && ranks.size() < kMostRanks; ++rank) ranks.push_back(rank);
+  while (at != end) {
+    int first = 0;
+    if (!skip(at, end, ' ') || !read(at, end, first)) return std::nullopt;
+    int last = first;
+    if (skip(at, end, '-') && !read(at, end, last)) return std::nullopt;
+    for (int64_t rank = first; rank <= last && ranks.size() < kMostRanks; ++rank) {
+      ranks.push_back(static_cast<int>(rank));
+    }
   }
-  return NcclError(static_cast<ncclResult_t>(result), text.substr(end + 1), std::move(ranks));
+  return NcclError(static_cast<ncclResult_t>(result), text.substr(line + 1), std::move(ranks));
 }
 
 }  // namespace torchcomms_pg::host

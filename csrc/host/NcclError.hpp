@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,9 @@ class NcclError : public std::runtime_error {
   const ncclResult_t result;
   const std::vector<int> ranks;
 };
+
+// Returns how many bytes of `text`, in UTF-8, fit into `room` without a part of a character.
+size_t wholeCharacters(std::string_view text, size_t room);
 
 // Turns an error into a text of at most `room` bytes, "6 0-2 5\nreason": the result, the ranks at
 // fault in ascending order, and the reason, which is UTF-8 and cut between characters. Leaves out a

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <locale>
 #include <stdexcept>
 
+#include "Allocations.hpp"
 #include "Ranks.hpp"
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
@@ -389,7 +391,14 @@ TEST(aLongListOfRanksDoesNotHideTheReason) {
   CHECK(few && few->ranks == ranks);
   CHECK_EQUAL(few->what(), reason);
   for (const auto* const text :
-       {"two lines,\nnone of them of ranks", "", "6 1", "\nno result", "a\nb"}) {
+       {"two lines,\nnone of them of ranks",
+        "",
+        "6 1",
+        "\nno result",
+        "a\nb",
+        "6 1-\nb",
+        "6  1\nb",
+        "6 99999999999\nb"}) {
     CHECK(!decode(text));
   }
 }
@@ -410,6 +419,39 @@ TEST(consecutiveRanksTakeLittleRoom) {
   }
   CHECK_EQUAL(encode(NcclError(ncclRemoteError, "r", ranks)), "6 0-499 501-1023\nr");
   CHECK(decode("6 0-2000000000\ndamaged")->ranks.size() < 2000000);
+  CHECK_EQUAL(decode("6 2147483646-2147483647\ndamaged")->ranks.size(), 2u);
+}
+
+// As of a program that has called std::locale::global(): in such a locale a space groups digits.
+TEST(failuresAreReadWhateverTheLocaleIs) {
+  using namespace torchcomms_pg::host;
+  struct Spaces : std::numpunct<char> {
+    char do_thousands_sep() const override { return ' '; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const auto before = std::locale::global(std::locale(std::locale(), new Spaces));
+  const NcclError error(ncclRemoteError, "reason", {0, 1, 2, 1000});
+  const auto text = encode(error);
+  const auto told = decode(text);
+  std::locale::global(before);
+  CHECK_EQUAL(text, "6 0-2 1000\nreason");
+  CHECK(told && told->ranks == error.ranks);
+}
+
+TEST(aFailureIsRecordedWithItsReasonWithoutMemory) {
+  using torchcomms_pg::shm::kFailureBytes;
+  const std::string reason = "a reason that a short string has no room for", longer(5000, 'x');
+  for (const std::string& one : {reason, longer}) {
+    const auto segment = torchcomms_pg::shm::Segment::open(uniqueId(), 2);
+    const torchcomms_pg::host::NcclError error(ncclSystemError, one, {1});
+    memoryStaysOut = true;
+    allocationsLeft = 0;
+    const bool first = segment->fail(error);
+    allocationsLeft = -1;
+    CHECK(first);
+    CHECK_EQUAL(segment->failure().result, ncclSystemError);
+    CHECK_EQUAL(std::string(segment->failure().what()), one.substr(0, kFailureBytes - 12));
+  }
 }
 
 TEST(textsAreCutBetweenLetters) {

@@ -3,10 +3,17 @@
 #include <exception>
 #include <new>
 
+#include "base/NeverDestroyed.hpp"
 #include "shm/Host.hpp"
 #include "shm/collective/Algorithms.hpp"
 
 namespace torchcomms_pg::shm {
+namespace {
+
+// Made while there is memory.
+const auto& outOfMemory = neverDestroyed<NcclError>(ncclSystemError, "out of memory");
+
+}  // namespace
 
 std::shared_ptr<Plan> Plan::again() const {
   auto other = std::make_shared<Plan>(*this);
@@ -52,8 +59,12 @@ ncclResult_t Plan::execute() noexcept {
     ~End() { comm.planEnded(); }
   } end{*comm_};
   const auto failed = [this](const NcclError& cause) {
-    comm_->fail(cause);
-    return comm_->segment().failure().result;
+    try {
+      comm_->fail(cause);
+      return comm_->segment().failure().result;
+    } catch (const std::bad_alloc&) {
+      return cause.result;  // recorded all the same
+    }
   };
   try {
     if (comm_->segment().failed()) throw comm_->segment().failure();
@@ -77,7 +88,7 @@ ncclResult_t Plan::execute() noexcept {
   } catch (const NcclError& failure) {
     return failed(failure);
   } catch (const std::bad_alloc&) {
-    return failed(NcclError(ncclSystemError, "out of memory"));
+    return failed(outOfMemory);
   } catch (const std::exception& error) {
     return failed(NcclError(ncclInternalError, error.what()));
   }

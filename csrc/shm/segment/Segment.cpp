@@ -11,6 +11,7 @@
 #include <bit>
 #include <cerrno>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <map>
@@ -43,18 +44,28 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-// Records the failure unless there is one. Returns whether it has. Leaves out ranks and reason
-// if there is no memory to encode them.
+// Records the failure unless there is one. Returns whether it has. Leaves out the ranks if there is
+// no memory to encode them.
 bool record(Header& header, const NcclError& failure) {
   std::string text;
   try {
     text = host::encode(failure, kFailureBytes);
   } catch (const std::bad_alloc&) {
-    text = std::to_string(failure.result) + "\n";  // short enough to be kept without an allocation
   }
   auto none = Recorded::no;
   if (!header.failed.compare_exchange_strong(none, Recorded::begun)) return false;
-  std::memcpy(header.failure, text.c_str(), text.size() + 1);
+  if (!text.empty()) {
+    std::memcpy(header.failure, text.c_str(), text.size() + 1);
+  } else {
+    const auto reason = host::wholeCharacters(failure.what(), kFailureBytes - 12);
+    std::snprintf(
+        header.failure,
+        sizeof header.failure,
+        "%d\n%.*s",
+        failure.result,
+        static_cast<int>(reason),
+        failure.what());
+  }
   header.failed.store(Recorded::yes, std::memory_order_release);
   return true;
 }
@@ -150,7 +161,10 @@ NcclError Segment::failure() const {
     nanosleep(&millisecond, nullptr);
   }
   const auto failure = written() ? host::decode(header().failure) : std::nullopt;
-  return failure.value_or(NcclError(ncclRemoteError, "a rank died while it reported a failure"));
+  if (!failure) return {ncclRemoteError, "a rank died while it reported a failure"};
+  auto ranks = failure->ranks;
+  std::erase_if(ranks, [this](int rank) { return rank < 0 || rank >= ranks_; });  // if damaged
+  return {failure->result, failure->what(), std::move(ranks)};
 }
 
 void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {
