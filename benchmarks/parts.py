@@ -121,8 +121,9 @@ def measure_programs(args: argparse.Namespace, results: Results) -> None:
     """What programs call on their CPU groups."""
     backends = (*of_torch(args), "fake")
     rounds = 1 if args.quick else programs.ROUNDS
+    calls = [call for call in programs.CALLS if call.ranks == 2 or not args.quick]
     measured: dict[str, dict[str, float]] = {}
-    for ranks in sorted({call.ranks for call in programs.CALLS}):
+    for ranks in sorted({call.ranks for call in calls}):
         with contextlib.ExitStack() as stack:
             teams = [stack.enter_context(torch_team(ranks, backends))]
             try:
@@ -130,7 +131,7 @@ def measure_programs(args: argparse.Namespace, results: Results) -> None:
                     teams.append(stack.enter_context(mpi.MpiTeam(ranks)))
             except RankFailure as error:
                 without_mpi(results, ranks, error)
-            for call in programs.CALLS:
+            for call in calls:
                 if call.ranks != ranks:
                     continue
                 note(f"programs: {call.name}")
@@ -142,7 +143,7 @@ def measure_programs(args: argparse.Namespace, results: Results) -> None:
                     without_mpi(results, ranks, error)
                     del teams[1]
                     measured[call.name] = in_turns(call, teams, rounds)
-    found = {call.name: measured[call.name] for call in programs.CALLS}
+    found = {call.name: measured[call.name] for call in calls}
     results.sections["programs"] = found
     show(table.programs(found))
 
