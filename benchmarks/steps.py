@@ -56,7 +56,7 @@ def train(
                 model, process_group=group, gradient_as_bucket_view=True
             )
         else:
-            # Seconds, which ranks that train nothing do without, such as Open MPI's.
+            # Loading takes seconds; ranks that train nothing, such as Open MPI's, skip it.
             from torch.distributed.fsdp import fully_shard
 
             mesh = DeviceMesh.from_group(group, "cpu")
