@@ -46,7 +46,7 @@ def all_of(results: Results) -> list[Budget]:
             )
         ),
         *(bound(results, kind) for kind in bounds.KINDS),
-        *(promised(results, call) for call in programs.CALLS if call.limit),
+        *(promised(results, call, beside) for call in programs.CALLS for beside in call.limits),
         half(results),
         step(results),
         growth(results),
@@ -71,6 +71,13 @@ def at_most(what: str, limit: str, most: float, value: float | None, measured: s
     if value is None:
         return Budget(what, limit, "not measured", None)
     return Budget(what, limit, measured.format(value), value <= most)
+
+
+def at_least(what: str, limit: str, least: float, value: float | None, measured: str) -> Budget:
+    """Judges a value that has to be large; None if it was not measured. `measured` writes it."""
+    if value is None:
+        return Budget(what, limit, "not measured", None)
+    return Budget(what, limit, measured.format(value), value >= least)
 
 
 def latency(results: Results, what: str, frontend: str, limit: float) -> Budget:
@@ -151,9 +158,8 @@ def worst(what: str, limit: str, ratios: dict[int, float], times: float) -> Budg
 def speed(results: Results) -> Budget:
     """The bandwidth of a large all-reduce."""
     row = results.find("all_reduce", 64 * MB, "torchcomms", 2)
-    measured = f"{row.gigabytes_per_second:.2f} GB/s" if row else "not measured"
-    reached = row.gigabytes_per_second >= 5 if row else None
-    return Budget("all_reduce of 64 MB, 2 ranks", ">= 5 GB/s", measured, reached)
+    value = row.gigabytes_per_second if row else None
+    return at_least("all_reduce of 64 MB, 2 ranks", ">= 5 GB/s", 5, value, "{:.2f} GB/s")
 
 
 def bound(results: Results, kind: str) -> Budget:
@@ -190,22 +196,25 @@ def half(results: Results) -> Budget:
     return at_most(what, "<= 0.75", 0.75, value, f"{{:.2f}} at {table.size(size)} of float32")
 
 
-def promised(results: Results, call: programs.Call) -> Budget:
-    """A call of programs."""
+def promised(results: Results, call: programs.Call, beside: str) -> Budget:
+    """One of the limits of a call of programs."""
     found = results.sections.get("programs", {})
-    unit = f"x {call.beside}" if call.beside else "us"
-    limit = f">= {call.limit:g} x" if call.beside == "gloo" else f"<= {call.limit:g} {unit}"
-    what, times = f"{call.name}, 2 ranks", found.get(call.name, {})
+    times: dict[str, float] = found.get(call.name, {})
+    what, limit = f"{call.name}, {call.ranks} ranks", call.limits[beside]
     ours = times.get("torchcomms")
+    if beside == programs.WAKE_UPS:
+        value = times.get(beside)
+        return at_most(what, f"<= {limit:g} wake-ups", limit, value, "{:.2g} a call")
+    if beside == programs.US:
+        return at_most(what, f"<= {limit:g} us", limit, ours, f"{table.ratio(ours or 0)} us")
     # The other is a backend, or another call of torchcomms.
-    other = found.get(call.beside, {}).get("torchcomms", times.get(call.beside))
-    if not ours or not (other or not call.beside):
-        return Budget(what, limit, "not measured", None)
-    if call.beside == "gloo":
-        return Budget(what, limit, f"{table.ratio(other / ours)} x", other / ours >= call.limit)
-    value = ours / (other or 1)
-    measured = f"{table.ratio(value)} {'x' if call.beside else 'us'}"
-    return Budget(what, limit, measured, value <= call.limit)
+    other = times.get(beside) or found.get(beside, {}).get("torchcomms")
+    if beside in programs.FASTER:
+        speed = other / ours if ours and other else None
+        text = f">= {limit:g} x {table.NAMES[beside]}'s speed"
+        return at_least(what, text, limit, speed, f"{table.ratio(speed or 0)} x")
+    value = ours / other if ours and other else None
+    return at_most(what, f"<= {limit:g} x {beside}", limit, value, f"{table.ratio(value or 0)} x")
 
 
 def step(results: Results) -> Budget:

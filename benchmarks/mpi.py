@@ -23,6 +23,7 @@ from harness import ROOT, TESTS
 from harness.rank_process import die_with_parent, serve
 from harness.ranks import RankFailure
 
+from . import programs
 from .front_ends import Issue
 from .rank import Rank
 from .results import Contender
@@ -110,7 +111,7 @@ class MpiRank(Rank):
         super().__init__(rank)
         from mpi4py import MPI
 
-        self.comm = MPI.COMM_WORLD
+        self.module, self.comm = MPI, MPI.COMM_WORLD
 
     def meet(self) -> None:
         """Returns once all ranks have called this."""
@@ -119,6 +120,10 @@ class MpiRank(Rank):
     def front_end(self, contender: Contender) -> Mpi:
         """Returns the way to call MPI."""
         return Mpi(self.comm, contender.mode == "async")
+
+    def made(self, call: programs.Call) -> dict[str, programs.Run]:
+        """Makes a call of programs."""
+        return {"mpi": call.mpi and call.mpi(self.module)}
 
 
 class Mpi:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from harness.ranks import RankFailure
 
-from . import deepspeed, gpus, hosts, native, plan, programs, scale, sharing, steps, table
+from . import deepspeed, gpus, hosts, mpi, native, plan, programs, scale, sharing, steps, table
 from .results import OPERATIONS, Contender, Results
 from .rounds import Arena, torch_team
+from .team import Team
 from .timing import slowest
 
 
@@ -118,14 +120,51 @@ def measure_overlap(args: argparse.Namespace, results: Results) -> None:
 def measure_programs(args: argparse.Namespace, results: Results) -> None:
     """What programs call on their CPU groups."""
     backends = (*of_torch(args), "fake")
+    rounds = 1 if args.quick else programs.ROUNDS
+    calls = [call for call in programs.CALLS if call.ranks == 2 or not args.quick]
     measured: dict[str, dict[str, float]] = {}
-    for ranks in sorted({call.ranks for call in programs.CALLS}):
-        with torch_team(ranks, backends) as team:
-            answers = team.call("programs", backends)
-        measured |= {name: slowest([answer[name] for answer in answers]) for name in answers[0]}
-    found = {call.name: measured[call.name] for call in programs.CALLS}
+    for ranks in sorted({call.ranks for call in calls}):
+        with contextlib.ExitStack() as stack:
+            teams = [stack.enter_context(torch_team(ranks, backends))]
+            try:
+                if "mpi" in args.backends:
+                    teams.append(stack.enter_context(mpi.MpiTeam(ranks)))
+            except RankFailure as error:
+                without_mpi(results, ranks, error)
+            for call in calls:
+                if call.ranks != ranks:
+                    continue
+                note(f"programs: {call.name}")
+                try:
+                    measured[call.name] = in_turns(call, teams, rounds)
+                except RankFailure as error:
+                    if teams[0].closed:
+                        raise
+                    without_mpi(results, ranks, error)
+                    del teams[1]
+                    measured[call.name] = in_turns(call, teams, rounds)
+    found = {call.name: measured[call.name] for call in calls}
     results.sections["programs"] = found
     show(table.programs(found))
+
+
+def in_turns(call: programs.Call, teams: Sequence[Team], rounds: int) -> dict[str, float]:
+    """Returns the microseconds of a call by backend. A team that has no such call does nothing."""
+    for team in teams:
+        team.call("prepare_program", call.name)
+    for turn in range(rounds + 1):
+        for team in teams:
+            team.call("program_round", turn > 0)  # the first round warms up
+    found: dict[str, float] = {}
+    for team in teams:
+        found |= slowest(team.call("program_times"))
+    return found
+
+
+def without_mpi(results: Results, ranks: int, error: RankFailure) -> None:
+    """Notes that what programs call is measured without Open MPI from now on."""
+    results.failures.append(f"programs over Open MPI, {ranks} ranks: {error}")
+    complain(f"failed: programs over Open MPI, {ranks} ranks: {error}")
 
 
 def measure_sharing(args: argparse.Namespace, results: Results) -> None:

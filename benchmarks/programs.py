@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -13,27 +13,32 @@ import torch.distributed._functional_collectives as functional
 
 from harness.ranks import woken
 
+from . import mpi_messages
 from .plan import KB, MB
 from .timing import timed
 
 ROUNDS = 7
-WAKE_UPS = "wake-ups"
+WAKE_UPS, US = "wake-ups", "us"
+FASTER = ("gloo", "mpi")
 Make = Callable[[dist.ProcessGroup], Callable[[], object]]
+Run = Callable[[], object] | None
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call and its budget; a `limit` of 0: none."""
+    """A call and its budgets."""
 
     name: str
     make: Make
     calls: int
     """In a round."""
-    limit: float = 0
-    beside: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """By what it is compared with. A backend of FASTER: at least so many times as fast as over that
+    backend; WAKE_UPS: at most so many; US: at most so many microseconds; ``fake`` or another call:
+    at most so many times as long."""
     ranks: int = 2
-    """``gloo``: at least `limit` times faster; ``fake`` or another call: at most so many times as
-    long; else us."""
+    mpi: mpi_messages.Make | None = None
+    """The same through mpi4py."""
 
 
 def data_parallel_sync(group: dist.ProcessGroup) -> Callable[[], object]:
@@ -195,62 +200,100 @@ def pipeline_step(group: dist.ProcessGroup) -> Callable[[], object]:
 
 ALL_REDUCE = "all_reduce of 4 B"
 CALLS = (
-    Call(ALL_REDUCE, all_reduce, 60),
-    Call("send and recv of 4 B, there and back", both_ways(4, there_and_back), 60, 2.2, ALL_REDUCE),
-    Call("batch_isend_irecv of 4 B both ways", both_ways(4, in_a_batch), 60, 2.5, ALL_REDUCE),
-    Call("isend, irecv and wait() of 4 B", both_ways(4, apart), 60),
-    Call("send to recv of 4 B, one way", one_way, 60),
-    Call("isend to irecv of 4 B, 512 in flight", in_flight(512), 2),
-    Call("batch_isend_irecv of 4 B, ring of 4 ranks", ring(4), 20, ranks=4),
-    Call("batch_isend_irecv of 64 KB both ways", both_ways(64 * KB, in_a_batch), 60),
-    Call("send and recv of 4 MB, there and back", both_ways(4 * MB, there_and_back), 4),
+    Call(ALL_REDUCE, all_reduce, 60, mpi=mpi_messages.all_reduce),
+    Call(
+        "send and recv of 4 B, there and back",
+        both_ways(4, there_and_back),
+        60,
+        {ALL_REDUCE: 2.2, "gloo": 20, WAKE_UPS: 0},
+        mpi=mpi_messages.there_and_back(4),
+    ),
+    Call(
+        "batch_isend_irecv of 4 B both ways",
+        both_ways(4, in_a_batch),
+        60,
+        {ALL_REDUCE: 2.5, WAKE_UPS: 0},
+        mpi=mpi_messages.at_once(4),
+    ),
+    Call("isend, irecv and wait() of 4 B", both_ways(4, apart), 60, mpi=mpi_messages.apart(4)),
+    Call("send to recv of 4 B, one way", one_way, 60, mpi=mpi_messages.one_way),
+    Call(
+        "isend to irecv of 4 B, 512 in flight", in_flight(512), 2, mpi=mpi_messages.in_flight(512)
+    ),
+    Call(
+        "batch_isend_irecv of 4 B, ring of 4 ranks",
+        ring(4),
+        20,
+        ranks=4,
+        mpi=mpi_messages.at_once(4),
+    ),
+    Call(
+        "batch_isend_irecv of 64 KB both ways",
+        both_ways(64 * KB, in_a_batch),
+        60,
+        mpi=mpi_messages.at_once(64 * KB),
+    ),
+    Call(
+        "send and recv of 4 MB, there and back",
+        both_ways(4 * MB, there_and_back),
+        4,
+        {"gloo": 5, "mpi": 0.8},
+        mpi=mpi_messages.there_and_back(4 * MB),
+    ),
     Call("1F1B step, 4 microbatches of 16 KB", pipeline_step, 6),
-    Call("all_reduce, int32 4 x ranks (vLLM)", data_parallel_sync, 60, 25, "gloo"),
-    Call("all_gather_into_tensor, int64 x 6 (SGLang)", scheduler_sync, 60, 40, "gloo"),
-    Call("barrier", lambda group: lambda: dist.barrier(group=group), 60, 30, "gloo"),
-    Call("all_gather_object", gather_objects, 40, 1.5, "fake"),
-    Call("broadcast_object_list", broadcast_objects, 40, 1.5, "fake"),
-    Call("all_reduce of 4 B, async_op, wait()", asynchronous, 60, 12),
-    Call("functional all_reduce of 8 KB", functional_of(8 * KB, torch.bfloat16), 60, 1.3, "fake"),
+    Call("all_reduce, int32 4 x ranks (vLLM)", data_parallel_sync, 60, {"gloo": 25}),
+    Call("all_gather_into_tensor, int64 x 6 (SGLang)", scheduler_sync, 60, {"gloo": 40}),
+    Call("barrier", lambda group: lambda: dist.barrier(group=group), 60, {"gloo": 30}),
+    Call("all_gather_object", gather_objects, 40, {"fake": 1.5}),
+    Call("broadcast_object_list", broadcast_objects, 40, {"fake": 1.5}),
+    Call("all_reduce of 4 B, async_op, wait()", asynchronous, 60, {US: 12}),
+    Call("functional all_reduce of 8 KB", functional_of(8 * KB, torch.bfloat16), 60, {"fake": 1.3}),
     Call("functional all_reduce of 16 MB", functional_of(16 * MB, torch.bfloat16), 4),
 )
 
 
-def measure(
-    groups: dict[str, dist.ProcessGroup], meet: Callable[[], None]
-) -> dict[str, dict[str, float]]:
-    """Returns the microseconds of each call by backend: medians. Every rank calls this together.
+def over(call: Call, groups: Mapping[str, dist.ProcessGroup]) -> dict[str, Run]:
+    """Makes a call over each group, by the name of its backend."""
+    made: dict[str, Run] = {}
+    for name, group in groups.items():
+        # What nobody sends cannot be unpickled; rank 0 gets its own. A pipeline's stages send
+        # their shapes so.
+        unpickles = call.make is pipeline_step or ("object" in call.name and group.rank() > 0)
+        made[name] = None if name == "fake" and unpickles else call.make(group)
+    return made
 
-    Measures the calls of as many ranks as the groups have.
 
-    Beside the backends it has WAKE_UPS: how often a call over torchcomms wakes a thread of the
-    library that runs operations.
+class Turns:
+    """A call of CALLS over several backends in turns, on one rank.
+
+    The ranks call each method together. `made` has the same backends on each, with None if this
+    rank cannot make the call.
     """
-    found: dict[str, dict[str, float]] = {}
-    for call in CALLS:
-        made = {}
-        for name, group in groups.items():
-            if call.ranks != group.size():
+
+    def __init__(self, call: Call, made: Mapping[str, Run], meet: Callable[[], None]) -> None:
+        self.call, self.made, self.meet = call, made, meet
+        self.times: dict[str, list[float]] = {name: [] for name in made}
+        self.wake_ups = 0
+
+    def round(self, counts: bool) -> None:
+        """Makes the calls of a round, which does not count if it only warms up."""
+        for name, run in self.made.items():
+            self.meet()
+            if run is None:
                 continue
-            # What nobody sends cannot be unpickled; rank 0 gets its own. A pipeline's stages send
-            # their shapes so.
-            unpickles = call.make is pipeline_step or ("object" in call.name and group.rank() > 0)
-            if name != "fake" or not unpickles:
-                made[name] = call.make(group)
-        if not made:
-            continue
-        times: dict[str, list[float]] = {name: [] for name in made}
-        wake_ups = 0
-        for turn in range(ROUNDS + 1):
-            for name in groups:
-                meet()
-                if name not in made:
-                    continue
-                before = woken()
-                took = [timed(made[name]) for _ in range(call.calls)]
-                if turn > 0:  # the first round warms up
-                    times[name] += took
-                    wake_ups += woken() - before if name == "torchcomms" else 0
-        found[call.name] = {name: median(all) for name, all in times.items()}
-        found[call.name][WAKE_UPS] = wake_ups / (ROUNDS * call.calls)
-    return found
+            before = woken()
+            took = [timed(run) for _ in range(self.call.calls)]
+            if counts:
+                self.times[name] += took
+                self.wake_ups += woken() - before if name == "torchcomms" else 0
+
+    def found(self) -> dict[str, float]:
+        """Returns the microseconds of a call by backend: medians.
+
+        Beside the backends it has WAKE_UPS: how often a call over torchcomms wakes a thread of the
+        library that runs operations.
+        """
+        found = {name: median(times) for name, times in self.times.items() if times}
+        if calls := len(self.times.get("torchcomms", ())):
+            found[WAKE_UPS] = self.wake_ups / calls
+        return found

@@ -49,6 +49,23 @@ class Rank:
         """Times so many calls and checks the result."""
         return timing.run(self.subjects[contender], calls, self.meet)
 
+    def made(self, call: programs.Call) -> dict[str, programs.Run]:
+        """Makes a call of programs over each backend."""
+        raise NotImplementedError
+
+    def prepare_program(self, name: str) -> None:
+        """Makes ready for rounds of one of programs.CALLS."""
+        call = next(call for call in programs.CALLS if call.name == name)
+        self.turns = programs.Turns(call, self.made(call), self.meet)
+
+    def program_round(self, counts: bool) -> None:
+        """Times a round."""
+        self.turns.round(counts)
+
+    def program_times(self) -> dict[str, float]:
+        """Returns what the rounds have found."""
+        return self.turns.found()
+
     def forget(self) -> None:
         """Frees the buffers of all subjects."""
         self.subjects.clear()
@@ -187,9 +204,9 @@ class TorchRank(Rank):
         """Times training steps over every backend in turns."""
         return steps.train(job, {name: self.groups[name] for name in job.backends}, self.meet)
 
-    def programs(self, backends: tuple[str, ...]) -> dict[str, dict[str, float]]:
-        """Times what programs call over these backends."""
-        return programs.measure({name: self.groups[name] for name in backends}, self.meet)
+    def made(self, call: programs.Call) -> dict[str, programs.Run]:
+        """Makes a call of programs over each backend."""
+        return programs.over(call, self.groups)
 
     def shared_cores(self, backends: tuple[str, ...]) -> sharing.Measured:
         """Measures all-reduces of ranks that may share cores."""

@@ -174,15 +174,21 @@ def overlap(records: Sequence[dict[str, Any]]) -> str:
 
 
 def programs(found: dict[str, dict[str, float]]) -> str:
-    """Writes the calls of programs."""
-    lines = [["call", "torchcomms", "Gloo", "ratio", "fake", "wake-ups"]]
+    """Writes the calls of programs, with the columns of Open MPI if it was measured."""
+    others = ["gloo", *(["mpi"] if any("mpi" in times for times in found.values()) else [])]
+    head = ["call", "torchcomms"]
+    for other in others:
+        head += [NAMES[other], "ratio"]
+    lines = [[*head, "fake", "wake-ups"]]
     for name, times in found.items():
-        ours, other = times.get("torchcomms"), times.get("gloo")
-        cells = [time(value) if value else "-" for value in (ours, other, times.get("fake"))]
-        cells.insert(2, ratio(other / ours) if ours and other else "-")
-        wake_ups = times.get("wake-ups")
-        cells.append("-" if ours is None or wake_ups is None else f"{wake_ups:.2f}")
-        lines.append([name, *cells])
+        ours = times.get("torchcomms")
+        line = [name, time(ours) if ours else "-"]
+        for other in others:
+            value = times.get(other)
+            line += [time(value) if value else "-", ratio(value / ours) if ours and value else "-"]
+        fake, wake_ups = times.get("fake"), times.get("wake-ups")
+        line.append(time(fake) if fake else "-")
+        lines.append([*line, "-" if wake_ups is None else f"{wake_ups:.2f}"])
     return "What programs call, 2 ranks where no other number is named (microseconds)\n" + align(
         lines
     )

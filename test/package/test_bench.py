@@ -1,19 +1,35 @@
 """tools/bench measures, checks, stores and compares. How fast anything is, is not tested."""
 
+import argparse
+import collections
 import contextlib
 import json
 import os
 import pathlib
+import queue
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import emulated
-from benchmarks import bounds, budgets, compare, mpi, operations, plan, scale, table
+from benchmarks import (
+    bounds,
+    budgets,
+    compare,
+    mpi,
+    operations,
+    parts,
+    plan,
+    programs,
+    scale,
+    table,
+)
 from benchmarks.results import OPERATIONS, Contender, Results, Row, summarise
 from benchmarks.team import Team
 from harness import ROOT, TESTS, network
@@ -131,6 +147,221 @@ def test_a_budget_is_judged_by_the_worst_size_and_missing_ones_are_not():
     assert against_gloo.measured == "15 x at 64 KB"
     assert judged["inside the library, 4 B, 2 ranks"].reached is None
     assert "MISSED" in budgets.as_text(judged.values())
+
+
+def of_messages(**found):
+    """Results that have these calls of programs."""
+    results = Results()
+    names = {
+        "reduce": "all_reduce of 4 B",
+        "back": "send and recv of 4 B, there and back",
+        "batch": "batch_isend_irecv of 4 B both ways",
+        "large": "send and recv of 4 MB, there and back",
+    }
+    assert set(names.values()) <= {call.name for call in programs.CALLS}
+    results.sections["programs"] = {names[name]: times for name, times in found.items()}
+    return results
+
+
+def judged_messages(results):
+    return {
+        (budget.what, budget.limit): (budget.reached, budget.measured)
+        for budget in budgets.all_of(results)
+        if "send" in budget.what
+    }
+
+
+BACK = "send and recv of 4 B, there and back, 2 ranks"
+BATCH = "batch_isend_irecv of 4 B both ways, 2 ranks"
+FOUR_MB = "send and recv of 4 MB, there and back, 2 ranks"
+
+
+def test_messages_are_judged_beside_an_all_reduce_gloo_open_mpi_and_by_their_wake_ups():
+    results = of_messages(
+        reduce={"torchcomms": 5.0, "gloo": 150.0},
+        back={"torchcomms": 11.0, "gloo": 110.0, "fake": 5.0, "wake-ups": 0.0},
+        batch={"torchcomms": 15.0, "gloo": 150.0, "fake": 8.0, "wake-ups": 1 / 400},
+        large={"torchcomms": 1000.0, "gloo": 5000.0, "mpi": 700.0, "wake-ups": 3.0},
+    )
+    assert judged_messages(results) == {
+        (BACK, "<= 2.2 x all_reduce of 4 B"): (True, "2.20 x"),
+        (BACK, ">= 20 x Gloo's speed"): (False, "10 x"),
+        (BACK, "<= 0 wake-ups"): (True, "0 a call"),
+        (BATCH, "<= 2.5 x all_reduce of 4 B"): (False, "3.00 x"),
+        (BATCH, "<= 0 wake-ups"): (False, "0.0025 a call"),
+        (FOUR_MB, ">= 5 x Gloo's speed"): (True, "5.00 x"),
+        (FOUR_MB, ">= 0.8 x Open MPI's speed"): (False, "0.70 x"),
+    }
+
+
+def test_messages_are_judged_beside_what_was_measured_alone():
+    results = of_messages(
+        back={"gloo": 110.0}, large={"torchcomms": 1000.0, "gloo": 4000.0, "wake-ups": 3.0}
+    )
+    judged = judged_messages(results)
+    assert judged.pop((FOUR_MB, ">= 5 x Gloo's speed")) == (False, "4.00 x")
+    assert len(judged) == 6
+    assert set(judged.values()) == {(None, "not measured")}
+
+
+def test_messages_have_a_column_of_open_mpi_where_it_was_measured():
+    found = {
+        "there and back": {"torchcomms": 12.0, "gloo": 120.0, "mpi": 3.0, "fake": 5.0},
+        "a step": {"torchcomms": 900.0, "gloo": 1800.0, "wake-ups": 0.0},
+    }
+    _, head, *lines = table.programs(found).splitlines()
+    assert head.split("  ")[-1] == "wake-ups"
+    assert head.split()[1:8] == ["torchcomms", "Gloo", "ratio", "Open", "MPI", "ratio", "fake"]
+    assert lines[0].split()[3:] == ["12.0", "120", "10", "3.00", "0.25", "5.00", "-"]
+    assert lines[1].split()[2:] == ["900", "1,800", "2.00", "-", "-", "-", "0.00"]
+    del found["there and back"]["mpi"]
+    _, head, *lines = table.programs(found).splitlines()
+    assert head.split()[1:] == ["torchcomms", "Gloo", "ratio", "fake", "wake-ups"]
+    assert lines[0].split()[3:] == ["12.0", "120", "10", "5.00", "-"]
+
+
+def wire(rank, size, queues, sent):
+    """In place of `mpi4py.MPI` on one rank: messages between threads, which it notes."""
+
+    def send(data, peer):
+        sent.append((rank, peer, data.nbytes))
+        queues[rank, peer].put(data.copy())
+
+    def receive(data, peer):
+        data[:] = queues[peer, rank].get(timeout=60)
+
+    def reduce(place, data, op):
+        assert (place, data.nbytes, op) == ("in place", 4, "sum")
+
+    def started(data, peer):
+        send(data, peer)
+        return SimpleNamespace(Wait=lambda: None)
+
+    comm = SimpleNamespace(
+        rank=rank,
+        size=size,
+        Send=send,
+        Recv=receive,
+        Isend=started,
+        Irecv=lambda data, peer: SimpleNamespace(Wait=lambda: receive(data, peer)),
+        Allreduce=reduce,
+    )
+    request = SimpleNamespace(Waitall=lambda requests: [each.Wait() for each in requests])
+    return SimpleNamespace(COMM_WORLD=comm, Request=request, IN_PLACE="in place", SUM="sum")
+
+
+BOTH = [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes", "pairs"),
+    [
+        ("all_reduce of 4 B", 4, []),
+        ("send and recv of 4 B, there and back", 4, BOTH),
+        ("batch_isend_irecv of 4 B both ways", 4, BOTH),
+        ("isend, irecv and wait() of 4 B", 4, BOTH),
+        ("send to recv of 4 B, one way", 4, BOTH[:1]),
+        ("isend to irecv of 4 B, 512 in flight", 4, BOTH[:1] * 512),
+        ("batch_isend_irecv of 4 B, ring of 4 ranks", 4, [(0, 1), (1, 2), (2, 3), (3, 0)]),
+        ("batch_isend_irecv of 64 KB both ways", 64 * plan.KB, BOTH),
+        ("send and recv of 4 MB, there and back", 4 * plan.MB, BOTH),
+    ],
+)
+def test_open_mpi_gets_the_same_messages(name, bytes, pairs):
+    (call,) = (call for call in programs.CALLS if call.name == name)
+    queues, sent = collections.defaultdict(queue.Queue), []
+    for pair in pairs:
+        queues[pair]  # made here, as several threads might make one each
+    made = [call.mpi(wire(rank, call.ranks, queues, sent)) for rank in range(call.ranks)]
+    with ThreadPoolExecutor(call.ranks) as ranks:
+        for done in [ranks.submit(run) for run in made]:
+            done.result(timeout=60)
+    assert sorted(sent) == sorted((*pair, bytes) for pair in pairs)
+    assert all(each.empty() for each in queues.values())
+
+
+def test_every_form_of_message_has_one_over_open_mpi_and_nothing_else_but_an_all_reduce():
+    assert {call.name for call in programs.CALLS if call.mpi} == {
+        call.name
+        for call in programs.CALLS
+        if "send" in call.name or call.name == "all_reduce of 4 B"
+    }
+
+
+class Answers:
+    """In place of a team: answers what it is called with."""
+
+    def __init__(self, times, fails_at=""):
+        self.times, self.fails_at, self.closed = times, fails_at, False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def call(self, method, *arguments):
+        if arguments == (self.fails_at,):
+            self.closed = True
+            raise RankFailure("out of luck")
+        return [self.times]
+
+
+def measured_programs(monkeypatch, start_mpi):
+    monkeypatch.setattr(parts, "torch_team", lambda *_: Answers({"torchcomms": 10.0, "gloo": 90.0}))
+    monkeypatch.setattr(mpi, "MpiTeam", start_mpi)
+    results = Results()
+    args = argparse.Namespace(backends=["torchcomms", "gloo", "mpi"], quick=False)
+    parts.measure_programs(args, results)
+    found = results.sections["programs"]
+    assert list(found) == [call.name for call in programs.CALLS]
+    assert all(times["torchcomms"] == 10.0 for times in found.values())
+    return results, [name for name, times in found.items() if "mpi" in times]
+
+
+def test_where_open_mpi_fails_its_column_alone_is_left_out(monkeypatch, capsys):
+    def start(ranks):
+        raise RankFailure("mpirun did not start them")
+
+    results, over_mpi = measured_programs(monkeypatch, start)
+    assert over_mpi == []
+    assert results.failures == [
+        f"programs over Open MPI, {ranks} ranks: mpirun did not start them" for ranks in (2, 4)
+    ]
+    assert "Open MPI" not in capsys.readouterr().out
+
+
+def test_from_the_call_on_that_fails_over_open_mpi_programs_are_measured_without(monkeypatch):
+    batch = "batch_isend_irecv of 4 B both ways"
+    results, over_mpi = measured_programs(
+        monkeypatch, lambda ranks: Answers({"mpi": 1.0}, fails_at=batch)
+    )
+    assert over_mpi[:2] == ["all_reduce of 4 B", "send and recv of 4 B, there and back"]
+    assert over_mpi[2:] == ["batch_isend_irecv of 4 B, ring of 4 ranks"]  # its ranks are others
+    assert results.failures == ["programs over Open MPI, 2 ranks: out of luck"]
+
+
+@pytest.mark.slow
+def test_what_programs_call_is_measured_beside_gloo_and_open_mpi_where_that_is_installed(tmp_path):
+    done = bench("--quick", "--only", "programs", "--budgets", "--json", tmp_path / "now.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())
+    assert now["failures"] == []
+    calls = [call for call in programs.CALLS if call.ranks == 2]
+    assert list(now["programs"]) == [call.name for call in calls]
+    for call in calls:
+        times = now["programs"][call.name]
+        assert times.pop("wake-ups") >= 0
+        wanted = {"torchcomms", "gloo", "fake"}
+        if call.name.startswith("1F1B"):
+            wanted.remove("fake")
+        assert times.keys() == wanted | ({"mpi"} if call.mpi and not mpi.missing() else set())
+        assert min(times.values()) > 0
+    assert (
+        "Open MPI" in done.stdout.partition("What programs call")[2].partition("Budgets")[0]
+    ) == (not mpi.missing())
+    judged = [budget for budget in now["budgets"] if budget["what"] == BACK]
+    assert [budget["reached"] is None for budget in judged] == [False] * 3
 
 
 def test_bounds_count_every_byte_that_has_to_move():
