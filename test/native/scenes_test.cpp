@@ -4,9 +4,11 @@
 // environment choose how many scenes and which.
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -583,16 +585,19 @@ std::string show(const Scene& scene) {
   return text;
 }
 
-#define EXPECT(condition)                                                                          \
-  ((condition) ? (void)0                                                                           \
-               : ::test::stop(                                                                     \
-                     __FILE__,                                                                     \
-                     __LINE__,                                                                     \
-                     "seed " + std::to_string(seed) + ": " #condition "\n" + verdict.text + "\n" + \
-                         show(scene)))
+#define EXPECT(condition)      \
+  ((condition) ? (void)0       \
+               : ::test::stop( \
+                     __FILE__, \
+                     __LINE__, \
+                     "scene " + seed + ": " #condition "\n" + verdict.text + "\n" + show(scene)))
 
 void check(
-    const Scene& scene, const Diagnosis& diagnosis, bool still, uint64_t seed, Score& score) {
+    const Scene& scene,
+    const Diagnosis& diagnosis,
+    bool still,
+    const std::string& seed,
+    Score& score) {
   const auto verdict = judge(diagnosis.request, diagnosis.answers, diagnosis.silent);
   const auto blamed = blame(diagnosis.request, diagnosis.answers, diagnosis.silent);
   const auto global = [&](int local) { return scene.groups[diagnosis.group][local]; };
@@ -669,8 +674,9 @@ void check(
   }
 }
 
-void play(uint64_t seed, Score& score) {
-  Random random{std::mt19937_64(seed)};
+void play(uint64_t number, Score& score) {
+  const auto seed = std::to_string(number);
+  Random random{std::mt19937_64(number)};
   auto scene = wellFormed(random);
   const bool healthy = random.chance(10);
   if (!healthy) spoil(scene, random);
@@ -742,6 +748,115 @@ void play(uint64_t seed, Score& score) {
   check(scene, last, /*still=*/true, seed, score);
 }
 
+// ---- the cases of test/verdicts.txt, which has their format
+
+struct Case {
+  std::string name;
+  Scene scene;
+  std::string kind;
+  std::set<int> ranks;
+};
+
+std::vector<int> numbers(std::istream& in) {
+  std::vector<int> all;
+  for (int number = 0; in >> number;) all.push_back(number);
+  return all;
+}
+
+// Adds what `text` says, such as "send 1 g2 async", to a rank's program.
+void addCall(Scene& scene, Rank& rank, const std::string& text) {
+  std::istringstream in(text);
+  std::string what;
+  in >> what;
+  const std::map<std::string, End> ends{
+      {"compute", End::computes}, {"leave", End::none}, {"die", End::dies}, {"stop", End::stops}};
+  if (const auto end = ends.find(what); end != ends.end()) {
+    rank.end = end->second;
+    rank.endsAt = rank.program.size();
+    return;
+  }
+  std::vector<int> with;
+  Call call;
+  for (std::string word; in >> word;) {
+    if (word == "async") {
+      call.async = true;
+    } else if (word.front() == 'g') {
+      call.group = std::stoi(word.substr(1));
+    } else {
+      with.push_back(std::stoi(word));
+    }
+  }
+  const std::map<std::string, Kind> kinds{
+      {"all_reduce", Kind::allReduce},
+      {"broadcast", Kind::broadcast},
+      {"send", Kind::send},
+      {"recv", Kind::receive},
+      {"swap", Kind::batch}};
+  call.kind = kinds.at(what);
+  if (call.kind == Kind::broadcast) call.root = with.at(0);
+  if (call.kind == Kind::send || call.kind == Kind::batch) call.messages = {{true, with.at(0)}};
+  if (call.kind == Kind::receive) call.messages = {{false, with.at(0)}};
+  if (call.kind == Kind::batch) call.messages.push_back({false, with.at(1)});
+  CHECK(call.group < static_cast<int>(scene.groups.size()));
+  rank.program.push_back(call);
+}
+
+std::vector<Case> readCases() {
+  std::ifstream file("test/verdicts.txt");
+  std::vector<Case> cases;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line.front() == '#') continue;
+    std::istringstream in(line);
+    std::string word;
+    in >> word;
+    if (word == "case") {
+      cases.emplace_back().name = line.substr(5);
+      continue;
+    }
+    Case& one = cases.back();
+    if (word == "group") {
+      one.scene.groups.push_back(numbers(in));
+      one.scene.size = static_cast<int>(one.scene.groups.front().size());
+      one.scene.ranks.resize(one.scene.size);
+    } else if (word == "missing" || word == "deadlock" || word == "mismatch") {
+      one.kind = word;
+      const auto ranks = numbers(in);
+      one.ranks.insert(ranks.begin(), ranks.end());
+    } else {
+      Rank& rank = one.scene.ranks.at(std::stoi(word));
+      for (std::string call; std::getline(in, call, ';');) addCall(one.scene, rank, call);
+    }
+  }
+  return cases;
+}
+
+// Asks every rank that waits for a verdict. None may say what is not so; together they say all.
+void checkCase(const Case& one, const Scene& scene) {
+  const auto seed = one.name;
+  std::set<int> told;
+  Verdict verdict;
+  for (int rank = 0; rank < scene.size; ++rank) {
+    const int index = waitsIn(scene, rank);
+    if (index < 0) continue;
+    auto diagnosis = begin(scene, index);
+    for (const int member : scene.groups[diagnosis.group]) answer(scene, diagnosis, member);
+    verdict = judge(diagnosis.request, diagnosis.answers, diagnosis.silent);
+    const auto blamed = blame(diagnosis.request, diagnosis.answers, diagnosis.silent);
+    std::set<int> missing, circle;
+    for (const int local : verdict.ranks) missing.insert(scene.groups[diagnosis.group][local]);
+    for (const auto& link : blamed.circle) {
+      circle.insert(scene.groups[diagnosis.group][link.rank]);
+    }
+    const bool mismatch = verdict.summary == "the ranks call different operations";
+    EXPECT(mismatch ? one.kind == "mismatch" : missing.empty() || one.kind == "missing");
+    EXPECT(circle.empty() || one.kind == "deadlock");
+    const auto& named = one.kind == "deadlock" ? circle : missing;
+    told.insert(named.begin(), named.end());
+    if (mismatch) told = one.ranks;  // whose text has what each calls, and no culprit
+  }
+  EXPECT(told == one.ranks);
+}
+
 uint64_t setting(const char* name, uint64_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
@@ -775,4 +890,22 @@ TEST_WITHIN(nobodyIsBlamedWithoutProofInTenThousandScenes, 100) {
       score.ended);
   CHECK(score.named * 2 > score.hangs - score.moving - score.misfits);
   CHECK(score.circles > 0 || scenes < 1000);
+}
+
+TEST(theVerdictsOfTheTableAreGiven) {
+  const auto cases = readCases();
+  CHECK(cases.size() > 10);
+  for (const int hosts : {1, 2}) {
+    for (const Case& one : cases) {
+      Scene scene = one.scene;
+      for (int rank = 0; rank < scene.size; ++rank) scene.hosts.push_back(rank % hosts);
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (int rank = 0; rank < scene.size; ++rank) {
+          for (; canGoOn(scene.ranks[rank]); moved = true) goOn(scene, rank);
+        }
+      }
+      checkCase(one, scene);
+    }
+  }
 }
