@@ -1,9 +1,9 @@
 // c10d's operations in terms of the Communicator's.
-#include <sstream>
 #include <utility>
 
 #include "backend/Backend.hpp"
 #include "backend/QueuedWork.hpp"
+#include "base/TextStreams.hpp"
 #include "collectives/Collectives.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "operation/Checks.hpp"
@@ -52,7 +52,7 @@ Failure toGlooMessage(Failure failure, int rank, bool allRanks, const c10d::Barr
   if (missing.empty()) {
     return failure;
   }
-  std::ostringstream text;
+  TextWriter text;
   if (rank != 0) {
     text << "Rank " << rank << " successfully reached monitoredBarrier, but received errors while "
          << "waiting for send/recv from rank 0. ";

@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include "backend/Backend.hpp"
+
+#include "base/TextStreams.hpp"
 #include "comm/CommError.hpp"
 
 namespace torchcomms_pg {
@@ -24,7 +25,7 @@ struct Handle {
 
 Handle parse(const std::string& text) {
   const std::string prefix = std::string(kBackendName) + ":";
-  std::istringstream rest(text.substr(std::min(prefix.size(), text.size())));
+  TextReader rest(text.substr(std::min(prefix.size(), text.size())));
   Handle handle;
   handle.text = text;
   char colon = 0;
@@ -69,7 +70,7 @@ std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
   for (const auto& handle : handles) {
     all += handle.text + " ";
   }
-  std::ostringstream name;
+  TextWriter name;
   name << "reconfigure/" << uuid << "/" << keyOf(all);
   return name.str();
 }

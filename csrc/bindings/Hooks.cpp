@@ -4,10 +4,10 @@
 
 #include <chrono>
 #include <ostream>
-#include <sstream>
 #include <string>
 
 #include "base/NeverDestroyed.hpp"
+#include "base/TextStreams.hpp"
 #include "bindings/Bindings.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/NanCheck.hpp"
@@ -88,10 +88,8 @@ const char* pythonBool(bool value) {
 
 // Begins the text of a hook's arguments.
 template <class Args>
-std::ostringstream beginRepr(const char* type, const Args& args) {
-  std::ostringstream text;
-  text << type << "(name=" << nameOf(args.name) << ", op_id=" << args.opId;
-  return text;
+void beginRepr(std::ostream& out, const char* type, const Args& args) {
+  out << type << "(name=" << nameOf(args.name) << ", op_id=" << args.opId;
 }
 
 void addTensors(std::ostream& out, const char* what, const std::vector<at::Tensor>& tensors) {
@@ -113,7 +111,8 @@ void addList(std::ostream& out, const char* what, const std::vector<int64_t>& va
 }
 
 std::string reprOf(const PreHookArgs& args) {
-  auto text = beginRepr("PreHookArgs", args);
+  TextWriter text;
+  beginRepr(text, "PreHookArgs", args);
   text << ", async_op=" << pythonBool(args.async);
   addTensors(text, "inputs", args.inputs);
   addTensors(text, "outputs", args.outputs);
@@ -152,7 +151,8 @@ const char* statusOf(const EndHookArgs& args) {
 }
 
 std::string reprOf(const EndHookArgs& args) {
-  auto text = beginRepr("EndHookArgs", args);
+  TextWriter text;
+  beginRepr(text, "EndHookArgs", args);
   text << ", async_op=" << pythonBool(args.async) << ", status='" << statusOf(args)
        << "', duration=" << millisecondsOf(args) << " ms";
   if (args.error) {
@@ -171,7 +171,8 @@ py::object workOf(PostHookArgs& args) {
 }
 
 std::string reprOf(PostHookArgs& args) {
-  auto text = beginRepr("PostHookArgs", args);
+  TextWriter text;
+  beginRepr(text, "PostHookArgs", args);
   text << ", work=" << pythonRepr(workOf(args));
   if (args.error) {
     text << ", error=" << pythonRepr(pythonError(args.error));

@@ -2,6 +2,7 @@
 // (torchcomms_pg/python_stacks.py), and whether the process compiles (compile_watch.py).
 #include "monitor/PythonStackDump.hpp"
 #include "base/NeverDestroyed.hpp"
+#include "base/TextStreams.hpp"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -13,7 +14,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -55,7 +55,7 @@ std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
 std::vector<std::string> innermost(const std::string& dump) {
   constexpr int kFrames = 3;
   std::vector<std::string> lines;
-  std::istringstream in(dump);
+  TextReader in(dump);
   int frames = 0;
   for (std::string line; std::getline(in, line);) {
     const auto file = line.find("File \"");

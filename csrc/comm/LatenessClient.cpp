@@ -6,13 +6,13 @@
 #include <iomanip>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
+#include "base/TextStreams.hpp"
 #include "comm/OwnProcess.hpp"
 #include "comm/StoreBoard.hpp"
 #include "comm/StorePlace.hpp"
@@ -128,7 +128,7 @@ struct LatenessClient::State {
       return;
     }
     const auto& found = lateness.ranks.at(*late);
-    std::ostringstream text;
+    TextWriter text;
     text << "torchcomms_pg: " << group.rankName(*late) << " of group '" << group.name
          << "' is always late: all others wait for it " << std::fixed << std::setprecision(0)
          << 100 * found.share << " % of the time. It comes " << std::setprecision(1)

@@ -1,8 +1,8 @@
 #include "comm/Peer.hpp"
 
 #include <algorithm>
-#include <sstream>
 
+#include "base/TextStreams.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
@@ -13,7 +13,7 @@ constexpr const char* kSamePlace = "=";
 
 // Writes the boot and the pid namespace.
 std::string spaceOf(const Peer& peer) {
-  std::ostringstream text;
+  TextWriter text;
   text << std::hex << peer.boot << "-" << std::dec << peer.pidSpace;
   return text.str();
 }
@@ -28,7 +28,7 @@ Peer Peer::self() {
 }
 
 Peer Peer::parse(const std::string& text, const Peer* previous) {
-  std::istringstream in(text);
+  TextReader in(text);
   Peer peer;
   in >> peer.host;
   if (peer.host == kSamePlace && previous != nullptr) {

@@ -5,10 +5,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <thread>
 #include <utility>
 
+#include "base/TextStreams.hpp"
 #include "comm/StoreValue.hpp"
 #include "host/Interrupt.hpp"
 
@@ -44,7 +44,7 @@ constexpr const char* kRead = "read";
 // Returns the rank that the sender of `text` wants to connect with, or -1 if it wants all or does
 // not say.
 int wantedIn(const std::string& text) {
-  std::istringstream said(text.substr(std::min(text.find('\n'), text.size())));
+  TextReader said(text.substr(std::min(text.find('\n'), text.size())));
   int rank = -1;
   return said >> rank ? rank : -1;
 }

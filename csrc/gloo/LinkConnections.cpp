@@ -1,13 +1,13 @@
 // A link's connections, from the first request for them to their end.
 #include <ATen/ATen.h>
 
-#include <sstream>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
+#include "base/TextStreams.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
 
@@ -93,7 +93,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
       throw;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
-      std::ostringstream why;
+      TextWriter why;
       why << "not within " << std::chrono::duration<double>(timeout).count()
           << " s. Do firewalls let the hosts reach each other's TCP ports?";
       setup_.failureState->fail(unconnected(why.str(), {}));

@@ -4,7 +4,8 @@
 #include <climits>
 #include <cmath>
 #include <fstream>
-#include <sstream>
+
+#include "base/TextStreams.hpp"
 
 namespace torchcomms_pg::host {
 
@@ -17,7 +18,7 @@ Cgroups cgroups(const std::string& controller, const fs::path& membership, const
   fs::path inside;
   std::ifstream lines(membership);
   for (std::string line; std::getline(lines, line);) {
-    std::istringstream parts(line);
+    TextReader parts(line);
     std::string number, controllers, path;
     if (!std::getline(parts, number, ':') || !std::getline(parts, controllers, ':') ||
         !std::getline(parts, path)) {

@@ -6,11 +6,12 @@
 
 #include <iomanip>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "base/TextStreams.hpp"
 
 namespace torchcomms_pg::fields {
 
@@ -107,7 +108,7 @@ class Reader {
 
 template <class Record>
 std::string write(const Record& record) {
-  std::ostringstream out;
+  TextWriter out;
   Writer writer(out);
   Record::fields(record, writer);
   return out.str();
@@ -116,7 +117,7 @@ std::string write(const Record& record) {
 // Returns nullopt if `text` is damaged, or has other fields.
 template <class Record>
 std::optional<Record> read(const std::string& text) {
-  std::istringstream in(text);
+  TextReader in(text);
   Reader reader(in);
   Record record;
   Record::fields(record, reader);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 #include <utility>
 
+#include "base/TextStreams.hpp"
 #include "monitor/Fields.hpp"
 #include "monitor/Printable.hpp"
 
@@ -16,7 +16,7 @@ std::string seconds(int64_t milliseconds) {
   if (milliseconds < 100) {
     return std::to_string(milliseconds) + " ms";
   }
-  std::ostringstream out;
+  TextWriter out;
   out << static_cast<double>(milliseconds / 100) / 10 << " s";
   return out.str();
 }
@@ -27,7 +27,7 @@ bool contains(const std::vector<int>& ranks, int rank) {
 
 std::string indented(const std::string& lines) {
   std::string text;
-  std::istringstream in(lines);
+  TextReader in(lines);
   for (std::string line; std::getline(in, line);) {
     text += "\n      " + line;
   }

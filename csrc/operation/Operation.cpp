@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <sstream>
 
+#include "base/TextStreams.hpp"
 #include "base/TorchCompat.hpp"
 
 namespace torchcomms_pg {
@@ -201,7 +201,7 @@ std::pair<int64_t, int64_t> profileSizes(const Operation& op, int size) {
 }
 
 std::string describe(const Operation& op) {
-  std::ostringstream out;
+  TextWriter out;
   if (isManagement(op.kind)) {
     return name(op.kind);
   }
@@ -259,13 +259,13 @@ std::string signature(const Operation& op, bool sizes) {
 }
 
 std::string inSeconds(Milliseconds duration) {
-  std::ostringstream out;
+  TextWriter out;
   out << static_cast<double>(duration.count()) / 1000.0 << " s";
   return out.str();
 }
 
 std::string joinRanks(const std::vector<int>& ranks) {
-  std::ostringstream out;
+  TextWriter out;
   for (size_t i = 0; i < ranks.size(); ++i) {
     out << (i == 0 ? "" : ", ") << ranks[i];
   }

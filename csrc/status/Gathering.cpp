@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "base/TextStreams.hpp"
 #include "host/Process.hpp"
 #include "status/Protocol.hpp"
 
@@ -75,7 +75,7 @@ bool readSome(Asked& asked) {
 }  // namespace
 
 std::string ownPlace() {
-  std::ostringstream text;
+  TextWriter text;
   text << host::hostName() << '/' << std::hex << host::bootHash() << '-' << std::dec
        << host::pidSpace();
   return text.str();

@@ -15,6 +15,7 @@
 
 #include "Check.hpp"
 #include "FullPipe.hpp"
+#include "Locales.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/HangDiagnosis.hpp"
 #include "monitor/Printer.hpp"
@@ -673,6 +674,21 @@ TEST(answersAndVerdictsSurviveTheBoard) {
   for (const std::string damaged : {"", "5:ab", "x", "99999999999999999999:a", "-1:a"}) {
     CHECK(!decodeStatus(damaged));
     CHECK(!decodeVerdict(damaged));
+  }
+}
+
+TEST(ranksUnderstandEachOtherInEveryLocale) {
+  RankStatus answer;
+  answer.rank = 1234;
+  answer.currentSeq = 1234567;
+  answer.counts = {{kGroup, 5000, 1, {{2000, 1, 0, 4}}}};
+  answer.waits = {waitIn("elsewhere", 7, {2000, 0})};
+  const auto text = encode(answer);
+  for (const char separator : {' ', ',', '.'}) {
+    const test::GroupedDigits locale(separator);
+    CHECK(encode(answer) == text);
+    const auto again = decodeStatus(text);
+    CHECK(again && encode(*again) == text);
   }
 }
 

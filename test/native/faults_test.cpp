@@ -4,10 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <future>
-#include <locale>
 #include <stdexcept>
 
 #include "Allocations.hpp"
+#include "Locales.hpp"
 #include "Ranks.hpp"
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
@@ -422,20 +422,16 @@ TEST(consecutiveRanksTakeLittleRoom) {
   CHECK_EQUAL(decode("6 2147483646-2147483647\ndamaged")->ranks.size(), 2u);
 }
 
-// As of a program that has called std::locale::global(): in such a locale a space groups digits.
 TEST(failuresAreReadWhateverTheLocaleIs) {
   using namespace torchcomms_pg::host;
-  struct Spaces : std::numpunct<char> {
-    char do_thousands_sep() const override { return ' '; }
-    std::string do_grouping() const override { return "\3"; }
-  };
-  const auto before = std::locale::global(std::locale(std::locale(), new Spaces));
   const NcclError error(ncclRemoteError, "reason", {0, 1, 2, 1000});
-  const auto text = encode(error);
-  const auto told = decode(text);
-  std::locale::global(before);
-  CHECK_EQUAL(text, "6 0-2 1000\nreason");
-  CHECK(told && told->ranks == error.ranks);
+  for (const char separator : {' ', ',', '-'}) {
+    const GroupedDigits locale(separator);
+    const auto text = encode(error);
+    CHECK_EQUAL(text, "6 0-2 1000\nreason");
+    const auto told = decode(text);
+    CHECK(told && told->ranks == error.ranks);
+  }
 }
 
 TEST(aFailureIsRecordedWithItsReasonWithoutMemory) {

@@ -11,7 +11,7 @@ SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", "
 ROOMS = {
     "base": "",
     "nccl": "base",
-    "host": "nccl",
+    "host": "base nccl",
     "shm": "base host nccl",
     "monitor": "base",
     "device": "base host monitor",
@@ -81,6 +81,12 @@ def test_one_file_starts_threads():
     )
     found = [file for file in SOURCES if starts.search(file.read_text())]
     assert found == [CSRC / "base/Thread.hpp"]
+
+
+def test_text_does_not_depend_on_the_locale():
+    """A program's std::locale::global() would change the numbers that ranks tell each other."""
+    found = [file for file in SOURCES if re.search(r"std::[io]?stringstream", file.read_text())]
+    assert found == [CSRC / "base/TextStreams.hpp"]
 
 
 def test_one_file_calls_the_functions_for_atomic_shared_pointers():

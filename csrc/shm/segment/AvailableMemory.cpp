@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <sstream>
 #include <vector>
+
+#include "base/TextStreams.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -37,7 +38,7 @@ std::vector<Mount> mounts(const std::string& root) {
   for (std::string line; std::getline(lines, line);) {
     const auto dash = line.find(" - ");
     if (dash == std::string::npos) continue;
-    std::istringstream before(line), after(line.substr(dash + 3));
+    TextReader before(line), after(line.substr(dash + 3));
     std::string skipped, type, options;
     Mount mount;
     before >> skipped >> skipped >> skipped >> mount.root >> mount.folder;
