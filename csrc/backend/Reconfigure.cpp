@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "backend/Backend.hpp"
-
 #include "base/TextStreams.hpp"
 #include "comm/CommError.hpp"
 

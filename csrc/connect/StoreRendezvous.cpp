@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -167,8 +166,8 @@ std::string StoreRendezvous::exchange(
   auto answer = meet(mine, judge);
   for (; !answer.empty(); answer = meet(mine, judge)) {
     if (answer.front() == kPair) {
-      const auto comma = answer.find(',');
-      const std::vector<int> pair{std::atoi(&answer[1]), std::atoi(&answer[comma + 1])};
+      std::vector<int> pair(2);
+      TextReader(answer.substr(1)) >> pair.front() >> pair.back();
       if (std::ranges::count(pair, info_.rank) > 0) {
         pair_ = pair;
         answer = answer.substr(answer.find('|') + 1);
@@ -276,7 +275,7 @@ std::string StoreRendezvous::meetPair() {
     return "";
   }
   const auto said = judgePair_({mine_, hear(peer, *text)});
-  return decide(kPair + std::to_string(info_.rank) + "," + std::to_string(peer) + "|" + said);
+  return decide(kPair + std::to_string(info_.rank) + " " + std::to_string(peer) + "|" + said);
 }
 
 std::string StoreRendezvous::decide(const std::string& answer) {

@@ -24,7 +24,7 @@ inline constexpr char kApart = '~';
 // ... kGivenUp: nothing; a rank gave up waiting, and the ranks that still wait meet in the next
 // round, ...
 inline constexpr char kGivenUp = '-';
-// ... kPair: two ranks, as in "2,5|", and a kId or kRefusal; the two have met for a message, and
+// ... kPair: two ranks, as in "2 5|", and a kId or kRefusal; the two have met for a message, and
 // the other ranks meet in the next round.
 inline constexpr char kPair = '+';
 
