@@ -542,7 +542,9 @@ def test_no_hook_keeps_a_group_from_ending(world):
 def test_nan_check_looks_at_what_is_sent(world):
     comm, rank, op = make("nan"), dist.get_rank(), torchcomms().ReduceOp
     hook = torchcomms().hooks.NanCheckHook()
+    assert not hook.is_enabled()
     hook.register_with_comm(comm)
+    assert hook.is_enabled()
     nan = torch.tensor([1.0, float("nan")])
     if rank == 0:
         with pytest.raises(RuntimeError, match=r"all_reduce \(op_id \d+\) on rank 0.*1 NaN in 2"):
@@ -563,6 +565,7 @@ def test_nan_check_looks_at_what_is_sent(world):
     comm.all_reduce(torch.ones(2, dtype=torch.int32), op.SUM, False)
     hook.unregister()
     hook.unregister()
+    assert not hook.is_enabled()
     comm.all_reduce(nan, op.SUM, False)
     comm.finalize()
 

@@ -42,6 +42,10 @@ class NanCheckHook:
         rank = comm.get_rank()
         self._handles.append(comm.register_pre_hook(lambda args: _C.refuse_nan(args, rank)))
 
+    def is_enabled(self) -> bool:
+        """Returns whether it has been registered, and not unregistered since."""
+        return bool(self._handles)
+
     def unregister(self) -> None:
         """Stops checking, on all communicators. Idempotent."""
         while self._handles:
