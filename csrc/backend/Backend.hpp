@@ -139,11 +139,11 @@ class Backend final : public latest::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Memory of accelerators (Memory.cpp), see comm/Memory.hpp. If a rank has several devices, the
-  // statistics are sums over them.
+  // Memory of accelerators (Memory.cpp), see comm/RegisteredMemory.hpp. If a rank has several
+  // devices, the statistics are sums over them.
   void registerPool(
       Registrations::Pool pool,
-      const std::map<int, std::vector<Segment>>& segments,  // by device index
+      const std::map<int, std::vector<PoolSegment>>& segments,  // by device index
       bool symmetric);
   void deregisterPool(Registrations::Pool pool);
   void suspend() override;

@@ -2,7 +2,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "backend/Backend.hpp"
-#include "comm/Memory.hpp"
+#include "comm/RegisteredMemory.hpp"
 
 namespace torchcomms_pg {
 
@@ -23,7 +23,9 @@ std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
 }
 
 void Backend::registerPool(
-    Registrations::Pool pool, const std::map<int, std::vector<Segment>>& segments, bool symmetric) {
+    Registrations::Pool pool,
+    const std::map<int, std::vector<PoolSegment>>& segments,
+    bool symmetric) {
   const auto type = at::getAccelerator(/*checked=*/true).value();
   for (const auto& [index, ofDevice] : segments) {
     const at::Device device(type, static_cast<at::DeviceIndex>(index));

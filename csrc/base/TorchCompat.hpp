@@ -239,7 +239,10 @@ inline constexpr bool kGroupsHaveHooks = TORCHCOMMS_PG_TORCH_AT_LEAST(14);
 // Makes c10d call the hooks from the group's next operation on. `id` must differ from the ids of
 // other hooks. Does nothing without kGroupsHaveHooks.
 inline void registerHooks(
-    c10d::ProcessGroup& group, int64_t id, latest::PreHook pre, latest::PostHook post) {
+    [[maybe_unused]] c10d::ProcessGroup& group,
+    [[maybe_unused]] int64_t id,
+    [[maybe_unused]] latest::PreHook pre,
+    [[maybe_unused]] latest::PostHook post) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   group.registerPreHook(id, std::move(pre));
   group.registerPostHook(id, std::move(post));
@@ -248,7 +251,7 @@ inline void registerHooks(
 
 // Returns the name that torch 2.14 gives to all variants of the operation.
 inline latest::HookOpName familyOf(latest::HookOpName name) {
-  using Name = latest::HookOpName;
+  using Name [[maybe_unused]] = latest::HookOpName;
   switch (name) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
     case Name::ALLREDUCE_COALESCED: return Name::ALLREDUCE;
@@ -266,7 +269,9 @@ inline latest::HookOpName familyOf(latest::HookOpName name) {
 // Makes the backend call `hook` when a work has completed, with the work's key. Returns false if
 // the backend never does, as up to torch 2.14.
 inline bool registerCompletionHook(
-    c10d::Backend& backend, int64_t id, latest::CompletionHook hook) {
+    [[maybe_unused]] c10d::Backend& backend,
+    [[maybe_unused]] int64_t id,
+    [[maybe_unused]] latest::CompletionHook hook) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   if (backend.supportsCompletionHooks()) {
     backend.registerCompletionHook(id, std::move(hook));
@@ -278,7 +283,7 @@ inline bool registerCompletionHook(
 
 // Returns the key by which registerCompletionHook() reports the work, or 0 if it does not report
 // it.
-inline uint64_t completionKey(const c10d::Work& work) {
+inline uint64_t completionKey([[maybe_unused]] const c10d::Work& work) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   return work.getCompletionKey();
 #else

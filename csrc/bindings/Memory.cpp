@@ -21,7 +21,7 @@ Registrations::Pool idOf(const py::object& pool) {
 }
 
 void registerPool(Backend& self, const py::object& pool, bool symmetric) {
-  std::map<int, std::vector<Segment>> segments;
+  std::map<int, std::vector<PoolSegment>> segments;
   for (const auto& segment : pool.attr("snapshot")()) {
     segments[segment["device"].cast<int>()].push_back(
         {reinterpret_cast<void*>(segment["address"].cast<uintptr_t>()),

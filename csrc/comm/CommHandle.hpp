@@ -13,9 +13,9 @@
 #include "comm/CommError.hpp"
 #include "comm/OwnProcess.hpp"
 #include "host/NcclError.hpp"
+#include "nccl/Allocator.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
-#include "nccl/Memory.hpp"
 
 namespace torchcomms_pg {
 

@@ -35,10 +35,10 @@ namespace torchcomms_pg {
 class DiagnosisClient;
 
 // A communicator, as one rank holds it. Operations are in Collectives.hpp, Window.hpp and
-// Memory.hpp. Each prepares one operation and passes it to issue(). An operation with `async` false
-// on CPU tensors runs in the calling thread; otherwise a Work reports its end. A caller that gets
-// no Work gets null. On an accelerator every operation is queued and the call returns at once: with
-// `async` false in the caller's current stream, else in the communicator's.
+// RegisteredMemory.hpp. Each prepares one operation and passes it to issue(). An operation with
+// `async` false on CPU tensors runs in the calling thread; otherwise a Work reports its end. A
+// caller that gets no Work gets null. On an accelerator every operation is queued and the call
+// returns at once: with `async` false in the caller's current stream, else in the communicator's.
 //
 // State is kept by the parts, each with the lock that guards it. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,

@@ -22,8 +22,8 @@
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
-#include "status/Gathering.hpp"
 #include "status/JobReport.hpp"
+#include "status/LocalProcesses.hpp"
 #include "status/RasEvents.hpp"
 #include "status/RasFormat.hpp"
 

@@ -7,7 +7,7 @@
 #include "host/HostStream.hpp"
 #include "nccl/ElementSize.hpp"
 #include "shm/api/Api.hpp"
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/Handles.hpp"
 #include "shm/api/ResultCodes.hpp"
 
@@ -81,7 +81,7 @@ void run(Comm& comm, const Batch& batch) {
 ncclResult_t launch(std::vector<Task> tasks) {
   const auto comm = tasks.front().comm;
   const auto stream = tasks.front().stream;
-  comm->failureState().check();
+  comm->groupFailure().check();
   std::vector<Message> later;  // messages that are independent of streams
   Batch now;
   for (const auto& task : tasks) {
@@ -137,7 +137,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } catch (const host::NcclError&) {
       // The communicator has failed; commGetAsyncError reports it.
     } catch (const std::exception& error) {
-      comm->failureState().fail({ncclInternalError, error.what()});
+      comm->groupFailure().fail({ncclInternalError, error.what()});
     }
   });
   return ncclSuccess;
@@ -173,7 +173,7 @@ class SeveralHosts final : public Library {
   }
   const char* getLastError(ncclComm_t handle) const override {
     if (handle != nullptr) {
-      if (const auto failure = from(handle)->failureState().known()) {
+      if (const auto failure = from(handle)->groupFailure().known()) {
         shm::setThreadError(failure->what());
       }
     }
@@ -217,7 +217,7 @@ class SeveralHosts final : public Library {
   }
 
   ncclResult_t commGetAsyncError(ncclComm_t handle, ncclResult_t* error) const override {
-    const auto failure = from(handle)->failureState().known();
+    const auto failure = from(handle)->groupFailure().known();
     *error = failure ? failure->result : ncclSuccess;
     return ncclSuccess;
   }
@@ -226,7 +226,7 @@ class SeveralHosts final : public Library {
       ncclResult_t result,
       const std::string& reason,
       const std::vector<int>& ranks) const override {
-    from(handle)->failureState().fail({result, reason, ranks});
+    from(handle)->groupFailure().fail({result, reason, ranks});
     return ncclSuccess;
   }
   std::vector<int> missingRanks(ncclComm_t handle) const override {

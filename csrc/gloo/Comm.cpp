@@ -14,7 +14,7 @@ namespace {
 // Makes a link between some ranks of the group. `name`: of the link, in the group's store.
 std::shared_ptr<Link> newLink(
     const Members& members,
-    const std::shared_ptr<FailureState>& failureState,
+    const std::shared_ptr<GroupFailure>& groupFailure,
     const std::string& name,
     const std::vector<int>& ranks) {
   const auto rank = std::ranges::find(ranks, members.topology->rank) - ranks.begin();
@@ -26,14 +26,14 @@ std::shared_ptr<Link> newLink(
       {members.connect,
        members.store,
        name,
-       failureState,
+       groupFailure,
        ranks,
        std::move(names),
        static_cast<int>(rank)});
 }
 
-std::string nameOfLane(const Topology& topology) {
-  return "lane/" + std::to_string(topology.local());
+std::string nameOfRail(const Topology& topology) {
+  return "rail/" + std::to_string(topology.local());
 }
 
 }  // namespace
@@ -41,8 +41,8 @@ std::string nameOfLane(const Topology& topology) {
 Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
-      failureState_(
-          std::make_shared<FailureState>(members_.store, members_.topology->rank, members_.died)) {
+      groupFailure_(
+          std::make_shared<GroupFailure>(members_.store, members_.topology->rank, members_.died)) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));
@@ -59,11 +59,11 @@ std::shared_ptr<Comm> Comm::make(
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
   // A failure of the group releases this host's ranks, which wait in shared memory. A failure of
   // theirs becomes the group's.
-  comm->failureState_->watch(
+  comm->groupFailure_->watch(
       comm,
       {.release =
            [raw = comm.get()] {
-             const auto failure = *raw->failureState_->known();
+             const auto failure = *raw->groupFailure_->known();
              raw->inside_->fail({failure.result, host::encode(failure, shm::kFailureBytes), {}});
            },
        .learn =
@@ -72,36 +72,36 @@ std::shared_ptr<Comm> Comm::make(
              if (first) {
                raw->ring(1);
              }
-             if (!raw->failureState_->known() && segment.failed()) {
-               raw->failureState_->adopt(segment.failure(), raw->topology().inside());
+             if (!raw->groupFailure_->known() && segment.failed()) {
+               raw->groupFailure_->adopt(segment.failure(), raw->topology().inside());
              }
            }});
-  comm->connectLane(connected, look);
+  comm->connectRail(connected, look);
   comm->messages_ = std::make_shared<Messages>(Messages::Ways{
       .topology = comm->members_.topology,
       .inside = comm->inside_,
-      .lane = comm->lane_,
-      .newLink = [members = comm->members_, failureState = comm->failureState_](
+      .rail = comm->rail_,
+      .newLink = [members = comm->members_, groupFailure = comm->groupFailure_](
                      const auto& name,
-                     const auto& ranks) { return newLink(members, failureState, name, ranks); },
-      .failureState = comm->failureState_});
-  comm->failureState_->watch(
+                     const auto& ranks) { return newLink(members, groupFailure, name, ranks); },
+      .groupFailure = comm->groupFailure_});
+  comm->groupFailure_->watch(
       comm->messages_, {.release = [raw = comm->messages_.get()] { raw->wake(); }});
   return comm;
 }
 
-void Comm::connectLane(Connected connected, const std::function<void()>& look) {
+void Comm::connectRail(Connected connected, const std::function<void()>& look) {
   const auto& t = topology();
-  if (!t.onLane(t.rank) || t.hosts.size() == 1) {
+  if (!t.onRail(t.rank) || t.hosts.size() == 1) {
     return;
   }
   std::vector<int> counterparts;
   for (const auto& members : t.hosts) {
     counterparts.push_back(members[t.local()]);
   }
-  lane_ = newLink(members_, failureState_, nameOfLane(t), counterparts);
+  rail_ = newLink(members_, groupFailure_, nameOfRail(t), counterparts);
   if (connected == Connected::now) {
-    lane_->connect(members_.timeout, look);
+    rail_->connect(members_.timeout, look);
   }
 }
 
@@ -121,10 +121,10 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
   try {
     turns_.await(place.ticket, inside_->segment());
     const Turn turn{turns_, place.ticket};
-    awaitLane();
+    awaitRail();
     body();
   } catch (const host::NcclError& failure) {
-    failureState_->raiseFor(failure, topology().inside());
+    groupFailure_->raiseFor(failure, topology().inside());
   }
 }
 
@@ -136,9 +136,9 @@ void Comm::checkInside(ncclResult_t result) const {
   }
 }
 
-void Comm::awaitLane() {
-  if (lane_ != nullptr && !lane_->connected()) {
-    lane_->awaitConnections();
+void Comm::awaitRail() {
+  if (rail_ != nullptr && !rail_->connected()) {
+    rail_->awaitConnections();
   }
 }
 
@@ -151,7 +151,7 @@ void Comm::completeLater(std::shared_ptr<Transfer> transfer) {
     } catch (const host::NcclError& failure) {
       result = failure.result;
     } catch (const std::exception& error) {
-      self->failureState_->fail({ncclInternalError, error.what(), {}});
+      self->groupFailure_->fail({ncclInternalError, error.what(), {}});
       result = ncclInternalError;
     }
     transfer->done(transfer->context, result, transfer->partner);
@@ -209,11 +209,11 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
 }
 
 std::vector<int> Comm::missingRanks() const {
-  if (const auto failure = failureState_->known()) {
+  if (const auto failure = groupFailure_->known()) {
     return failure->ranks;
   }
-  if (lane_ != nullptr) {
-    auto absent = lane_->missingRanks();
+  if (rail_ != nullptr) {
+    auto absent = rail_->missingRanks();
     if (!absent.empty()) return absent;
   }
   auto absent = inside_->missingRanks();
@@ -226,34 +226,34 @@ std::vector<int> Comm::missingRanks() const {
 Probe Comm::probe() {
   // Own connection, since another thread may block in the shared one. Opened now, since a store
   // that is gone takes long to refuse one.
-  auto own = lane_ == nullptr ? nullptr : lane_->idleStore();
+  auto own = rail_ == nullptr ? nullptr : rail_->idleStore();
   if (own == nullptr) {
     own = members_.store->clone();
   }
-  auto look = [failureState = failureState_,
-               lane = lane_,
+  auto look = [groupFailure = groupFailure_,
+               rail = rail_,
                messages = messages_,
                own = std::move(own),
                seen = int64_t{0}](bool thorough) mutable {
-    if (failureState->known()) {
+    if (groupFailure->known()) {
       return false;
     }
     try {
-      const auto before = std::exchange(seen, FailureState::news(*own));
+      const auto before = std::exchange(seen, GroupFailure::news(*own));
       const bool news = seen != before;
-      if ((!news && !thorough) || failureState->failAsOthers(*own)) {
+      if ((!news && !thorough) || groupFailure->failAsOthers(*own)) {
         return news;
       }
-      failureState->answer(*own);
-      if (lane != nullptr) {
-        lane->lookForOthers(*own);
+      groupFailure->answer(*own);
+      if (rail != nullptr) {
+        rail->lookForOthers(*own);
       }
       messages->lookForOthers(*own);
       return news;
     } catch (const std::exception&) {
       // The store is gone. This rank's connections may carry the reason, which other ranks of
       // this host need.
-      failureState->awaitReason({}, /*ask=*/false);
+      groupFailure->awaitReason({}, /*ask=*/false);
       throw;
     }
   };
@@ -272,14 +272,14 @@ void Comm::close() {
       return;
     }
   }
-  failureState_->awaitTold();
-  if (lane_ != nullptr) {
-    lane_->close();
+  groupFailure_->awaitTold();
+  if (rail_ != nullptr) {
+    rail_->close();
   }
   if (messages_ != nullptr) {
     messages_->close();
   }
-  if (failureState_->known()) {
+  if (groupFailure_->known()) {
     shm::library().commAbort(members_.inside);
   } else {
     shm::library().commDestroy(members_.inside);

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "device/WorkerStream.hpp"
-#include "gloo/FailureState.hpp"
+#include "gloo/GroupFailure.hpp"
 #include "gloo/Link.hpp"
 #include "gloo/Messages.hpp"
 #include "gloo/Scratch.hpp"
 #include "gloo/Topology.hpp"
-#include "host/Collective.hpp"
+#include "host/Signature.hpp"
 #include "nccl/Library.hpp"
 #include "shm/Comm.hpp"
 
@@ -56,7 +56,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   ~Comm();
 
   const Topology& topology() const { return *members_.topology; }
-  FailureState& failureState() { return *failureState_; }
+  GroupFailure& groupFailure() { return *groupFailure_; }
 
   // Place of an issued operation among this rank's collectives, which all ranks issue in one order:
   // a ticket for run(), and a tag that separates its messages on the links from its neighbours'.
@@ -113,8 +113,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   friend class Execution;
 
   explicit Comm(Members members);
-  void connectLane(Connected connected, const std::function<void()>& look);
-  void awaitLane();
+  void connectRail(Connected connected, const std::function<void()>& look);
+  void awaitRail();
   void runHere(const host::Collective& collective, const Place& place);
   // Raises the failure of this host's ranks, or else the error of the call that returned `result`.
   void checkInside(ncclResult_t result) const;
@@ -123,9 +123,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
-  const std::shared_ptr<FailureState> failureState_;
-  // connections with this rank's counterparts; null if it is on no lane
-  std::shared_ptr<Link> lane_;
+  const std::shared_ptr<GroupFailure> groupFailure_;
+  // connections with this rank's counterparts; null if it is on no rail
+  std::shared_ptr<Link> rail_;
   std::shared_ptr<Messages> messages_;
   shm::TicketLock turns_;
   Scratch scratch_;  // used by the operation whose turn it is

@@ -20,7 +20,7 @@ void Execution::exchangeStraight(
       signature.countLow = static_cast<uint32_t>(part.bytes);
       signature.countHigh = static_cast<uint32_t>(part.bytes >> 32);
       if (peer != t_.rank) {
-        packets.push_back(comm_.lane_->post(
+        packets.push_back(comm_.rail_->post(
             {.signature = signature,
              .sending = sending,
              .peer = peer,
@@ -72,9 +72,9 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// Executes an exchange over lanes. Each lane sends what its ranks have for another host to its
-// counterpart, which scatters it among that host's ranks. Ranks without a lane first copy their
-// parts for other hosts to the rank of their lane.
+// Executes an exchange over rails. Each rail sends what its ranks have for another host to its
+// counterpart, which scatters it among that host's ranks. Ranks without a rail first copy their
+// parts for other hosts to the rank of their rail.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
@@ -83,15 +83,15 @@ void Execution::exchange(
     return exchangeStraight(sends, receives);
   }
   const auto sizes = tellSizes(sends, receives, sameSizes);
-  const auto adopted = handToLanes(sends, sizes);
+  const auto adopted = handToRails(sends, sizes);
   std::vector<Block> leaving, arrived(hosts_);
-  // [host]: sizes by source on this lane, then by receiver on this host
+  // [host]: sizes by source on this rail, then by receiver on this host
   std::vector<std::vector<uint64_t>> theirs(hosts_);
   Step step(*this);
-  if (onLane()) {
+  if (onRail()) {
     if (sameSizes) {
       forOtherHosts([&](int host) {
-        const auto parts = onLane(host, local()).size() * localSize();
+        const auto parts = onRail(host, local()).size() * localSize();
         theirs[host].assign(parts, sends.front().bytes);
       });
     } else {
@@ -99,7 +99,7 @@ void Execution::exchange(
     }
     forOtherHosts([&](int host) {
       const auto all = std::accumulate(theirs[host].begin(), theirs[host].end(), size_t{0});
-      const auto sources = onLane(host, local());
+      const auto sources = onRail(host, local());
       const bool mine = sources.size() == 1 && localSize() == 1;
       if (!mine) arrived[host] = block(all);
       step.receive(host, mine ? receives[sources.front()].data : arrived[host].data(), all);
@@ -121,15 +121,15 @@ void Execution::exchange(
   spread(receives, theirs, arrived);
 }
 
-// Copies the parts of ranks without a lane to their lanes' ranks. Returns them by the source's
+// Copies the parts of ranks without a rail to their rails' ranks. Returns them by the source's
 // number on this host, ordered by destination host.
-std::map<int, Execution::Block> Execution::handToLanes(
+std::map<int, Execution::Block> Execution::handToRails(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
   std::vector<Message> hops;
-  for (int source = t_.lanes; source < localSize(); ++source) {
-    const int lane = source % t_.lanes;
-    if (source != local() && lane != local()) {
+  for (int source = t_.rails; source < localSize(); ++source) {
+    const int rail = source % t_.rails;
+    if (source != local() && rail != local()) {
       continue;
     }
     size_t all = 0;
@@ -139,7 +139,7 @@ std::map<int, Execution::Block> Execution::handToLanes(
       }
     });
     auto& data = adopted[source] = block(all);
-    if (lane == local()) {
+    if (rail == local()) {
       hops.push_back(hop(false, source, data.data(), all));
       continue;
     }
@@ -150,21 +150,21 @@ std::map<int, Execution::Block> Execution::handToLanes(
         to += sends[rank].bytes;
       }
     });
-    hops.push_back(hop(true, lane, data.data(), all));
+    hops.push_back(hop(true, rail, data.data(), all));
   }
   inside(hops);
   return adopted;
 }
 
-// Exchanges sizes between counterparts: what each rank of the lane sends to each rank of the other
+// Exchanges sizes between counterparts: what each rank of the rail sends to each rank of the other
 // host. Raises if a receiver expects another size, before any data is sent.
 void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs) {
   std::vector<std::vector<uint64_t>> ours(hosts_);
   Step step(*this);
   forOtherHosts([&](int host) {
-    theirs[host].resize(onLane(host, local()).size() * localSize());
+    theirs[host].resize(onRail(host, local()).size() * localSize());
     step.receive(host, theirs[host].data(), theirs[host].size() * sizeof(uint64_t));
-    for (const int source : onLane(host_, local())) {
+    for (const int source : onRail(host_, local())) {
       for (const int rank : t_.hosts[host]) {
         ours[host].push_back(sizes.sent(t_.localOf[source], rank));
       }
@@ -174,7 +174,7 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   step.finish();
   forOtherHosts([&](int host) {
     auto sent = theirs[host].begin();
-    for (const int source : onLane(host, local())) {
+    for (const int source : onRail(host, local())) {
       for (int to = 0; to < localSize(); ++to, ++sent) {
         if (*sent != sizes.awaited(to, source)) {
           throw host::NcclError(
@@ -188,7 +188,7 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   });
 }
 
-// Returns what this lane sends to a host, ordered by source, then by receiver; copied to `packed`
+// Returns what this rail sends to a host, ordered by source, then by receiver; copied to `packed`
 // unless contiguous.
 std::pair<const void*, size_t> Execution::pack(
     int host,
@@ -197,7 +197,7 @@ std::pair<const void*, size_t> Execution::pack(
     const std::map<int, Block>& adopted,
     std::vector<Block>& packed) {
   std::vector<Part> parts;
-  for (const int source : onLane(host_, local())) {
+  for (const int source : onRail(host_, local())) {
     size_t first = 0;  // offset of an adopted source's data for `host`
     for (int i = 1; (host_ + i) % hosts_ != host; ++i) {
       for (const int rank : t_.hosts[(host_ + i) % hosts_]) {
@@ -239,9 +239,9 @@ void Execution::spread(
   std::vector<Message> hops;
   forOtherHosts([&](int host) {
     for (const int source : t_.hosts[host]) {
-      const int lane = t_.laneOf(source);
-      if (lane != local()) {
-        hops.push_back(hop(false, lane, receives[source].data, receives[source].bytes));
+      const int rail = t_.railOf(source);
+      if (rail != local()) {
+        hops.push_back(hop(false, rail, receives[source].data, receives[source].bytes));
       }
     }
     if (!arrived[host]) {
@@ -249,7 +249,7 @@ void Execution::spread(
     }
     size_t part = 0;
     char* from = arrived[host].data();
-    for (const int source : onLane(host, local())) {
+    for (const int source : onRail(host, local())) {
       for (int to = 0; to < localSize(); ++to, from += theirs[host][part], ++part) {
         if (to == local()) {
           host::copy(receives[source].data, from, receives[source].bytes);

@@ -79,7 +79,7 @@ void Execution::run(const Collective& c) {
 
 void Execution::finish(std::vector<Packet>& packets) {
   for (auto& packet : packets) {
-    comm_.lane_->complete(packet, /*late=*/true);
+    comm_.rail_->complete(packet, /*late=*/true);
   }
 }
 
@@ -95,11 +95,11 @@ void Execution::inside(const std::vector<Message>& hops) {
   comm_.checkInside(library.groupEnd());
 }
 
-// Returns the ranks of a host whose data `lane` carries.
-std::vector<int> Execution::onLane(int host, int lane) const {
+// Returns the ranks of a host whose data `rail` carries.
+std::vector<int> Execution::onRail(int host, int rail) const {
   std::vector<int> ranks;
   for (const int rank : t_.hosts[host]) {
-    if (t_.laneOf(rank) == lane) {
+    if (t_.railOf(rank) == rail) {
       ranks.push_back(rank);
     }
   }

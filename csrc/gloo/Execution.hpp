@@ -66,7 +66,7 @@ class Execution {
 
    private:
     void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
-      packets_.push_back(execution_.comm_.lane_->post(
+      packets_.push_back(execution_.comm_.rail_->post(
           {.signature = execution_.signature_,
            .sending = sending,
            .peer = host,
@@ -92,15 +92,15 @@ class Execution {
 
   // A piece of an all-reduce or a reduce that is under way.
   struct Piece {
-    size_t count = 0;  // elements of one lane's slice; a piece has t_.lanes slices
+    size_t count = 0;  // elements of one rail's slice; a piece has t_.rails slices
     const char* input = nullptr;
     char* output = nullptr;
     size_t outputBytes = 0;
     Block padded;   // copy of input and output, if the slices are longer than both
-    Block reduced;  // this lane's slice of the host's sum
+    Block reduced;  // this rail's slice of the host's sum
     const char* slice = nullptr;
     Block received;
-    // of a reduce: this lane's slice of the sum, or on the root the slices of all lanes
+    // of a reduce: this rail's slice of the sum, or on the root the slices of all rails
     Block result;
     std::unique_ptr<Step> step;  // declared last, see Step
   };
@@ -130,7 +130,7 @@ class Execution {
   void exchangeStraight(const std::vector<Part>& sends, const std::vector<Part>& receives);
   struct Sizes;
   Sizes tellSizes(const std::vector<Part>& sends, const std::vector<Part>& receives, bool same);
-  std::map<int, Block> handToLanes(const std::vector<Part>& sends, const Sizes& sizes);
+  std::map<int, Block> handToRails(const std::vector<Part>& sends, const Sizes& sizes);
   void exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs);
   std::pair<const void*, size_t> pack(
       int host,
@@ -154,7 +154,7 @@ class Execution {
       bool whole = true) const;
   int halvings(const Collective& c) const;
   Collective toInside(const Collective& c) const;
-  std::vector<int> onLane(int host, int lane) const;
+  std::vector<int> onRail(int host, int rail) const;
   template <class Body>
   void forOtherHosts(const Body& body) const {
     for (int i = 1; i < hosts_; ++i) {
@@ -162,7 +162,7 @@ class Execution {
     }
   }
 
-  bool onLane() const { return comm_.lane_ != nullptr; }
+  bool onRail() const { return comm_.rail_ != nullptr; }
   int local() const { return t_.local(); }
   int localSize() const { return static_cast<int>(t_.inside().size()); }
   // Returns the first of `count` elements that `host` reduces.

@@ -16,7 +16,7 @@ void Execution::allGather(const Collective& c) {
   Step step(*this);
   const auto receive = [&] {
     forOtherHosts([&](int host) {
-      const auto theirs = onLane(host, local());
+      const auto theirs = onRail(host, local());
       if (theirs.size() == 1) {
         return step.receive(host, place(theirs.front()), bytes);
       }
@@ -24,8 +24,8 @@ void Execution::allGather(const Collective& c) {
       step.receive(host, received[host].data(), received[host].size());
     });
   };
-  // A rank that is alone on its lane sends before its host's ranks have gathered.
-  const auto here = onLane() ? onLane(host_, local()) : std::vector<int>();
+  // A rank that is alone on its rail sends before its host's ranks have gathered.
+  const auto here = onRail() ? onRail(host_, local()) : std::vector<int>();
   const bool alone = here.size() == 1;
   if (alone) {
     receive();
@@ -45,7 +45,7 @@ void Execution::allGather(const Collective& c) {
       host::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
     }
   }
-  if (onLane() && !alone) {
+  if (onRail() && !alone) {
     receive();
     for (const int rank : here) {
       packed.insert(packed.end(), place(rank), place(rank) + bytes);
@@ -53,21 +53,21 @@ void Execution::allGather(const Collective& c) {
     forOtherHosts([&](int host) { step.send(host, packed.data(), packed.size()); });
   }
   step.finish();
-  for (int host = 0; onLane() && host < hosts_; ++host) {
+  for (int host = 0; onRail() && host < hosts_; ++host) {
     for (size_t i = 0; i * bytes < received[host].size() && bytes > 0; ++i) {
-      std::memcpy(place(onLane(host, local())[i]), at(received[host].data(), i * bytes), bytes);
+      std::memcpy(place(onRail(host, local())[i]), at(received[host].data(), i * bytes), bytes);
     }
   }
   forOtherHosts([&](int host) {
-    const bool sameLanes =
-        t_.lanes == localSize() && static_cast<int>(t_.hosts[host].size()) == t_.lanes;
-    if (sameLanes && t_.contiguous(host)) {
+    const bool sameRails =
+        t_.rails == localSize() && static_cast<int>(t_.hosts[host].size()) == t_.rails;
+    if (sameRails && t_.contiguous(host)) {
       char* const first = place(t_.hosts[host].front());
       inside({Kind::allGather, at(first, local() * bytes), first, c.count, c.type});
       return;
     }
     for (const int rank : t_.hosts[host]) {
-      inside({Kind::broadcast, place(rank), place(rank), c.count, c.type, t_.laneOf(rank)});
+      inside({Kind::broadcast, place(rank), place(rank), c.count, c.type, t_.railOf(rank)});
     }
   });
 }
@@ -77,7 +77,7 @@ void Execution::broadcast(const Collective& c) {
   if (bytes <= kSmall) {
     return broadcastSmall(c);
   }
-  // Scatters a lane's slice of a piece from the root's host over the hosts, which then exchange
+  // Scatters a rail's slice of a piece from the root's host over the hosts, which then exchange
   // their parts: no host sends more than twice the data (van de Geijn's scatter and all-gather).
   const int from = t_.hostOf[c.root];
   const void* const source = t_.rank == c.root ? c.input : c.output;
@@ -86,11 +86,11 @@ void Execution::broadcast(const Collective& c) {
     size_t first;
     size_t bytes;
   };
-  const auto slice = [&](size_t piece, int lane) -> Slice {
+  const auto slice = [&](size_t piece, int rail) -> Slice {
     const size_t first = piece * kPiece;
     const size_t all = std::min(kPiece, bytes - first);
-    const size_t begins = all * lane / t_.lanes;
-    return {first + begins, all * (lane + 1) / t_.lanes - begins};
+    const size_t begins = all * rail / t_.rails;
+    return {first + begins, all * (rail + 1) / t_.rails - begins};
   };
   const auto part = [&](const Slice& of, int host) -> Slice {
     const size_t begins = begin(of.bytes, host);
@@ -99,7 +99,7 @@ void Execution::broadcast(const Collective& c) {
   // Posts all receives in advance, each at its final place, so that data can arrive at any time.
   Step sends(*this);
   std::vector<std::unique_ptr<Step>> ownParts, otherParts;
-  for (size_t i = 0; onLane() && host_ != from && i < pieces; ++i) {
+  for (size_t i = 0; onRail() && host_ != from && i < pieces; ++i) {
     const auto mine = slice(i, local());
     ownParts.push_back(std::make_unique<Step>(*this));
     otherParts.push_back(std::make_unique<Step>(*this));
@@ -113,7 +113,7 @@ void Execution::broadcast(const Collective& c) {
     });
   }
   for (size_t i = 0; i < pieces; ++i) {
-    const auto mine = slice(i, onLane() ? local() : 0);
+    const auto mine = slice(i, onRail() ? local() : 0);
     if (host_ == from) {
       const size_t first = i * kPiece;
       inside(
@@ -123,7 +123,7 @@ void Execution::broadcast(const Collective& c) {
            std::min(kPiece, bytes - first),
            ncclInt8,
            t_.localOf[c.root]});
-      if (onLane()) {
+      if (onRail()) {
         forOtherHosts([&](int host) {
           for (const int which : {host, from}) {
             const auto what = part(mine, which);
@@ -133,7 +133,7 @@ void Execution::broadcast(const Collective& c) {
       }
       continue;
     }
-    if (onLane()) {
+    if (onRail()) {
       ownParts[i]->finish();
       const auto what = part(mine, host_);
       forOtherHosts([&](int host) {
@@ -141,9 +141,9 @@ void Execution::broadcast(const Collective& c) {
       });
       otherParts[i]->finish();
     }
-    for (int lane = 0; lane < t_.lanes; ++lane) {
-      const auto [first, size] = slice(i, lane);
-      inside({Kind::broadcast, at(c.output, first), at(c.output, first), size, ncclInt8, lane});
+    for (int rail = 0; rail < t_.rails; ++rail) {
+      const auto [first, size] = slice(i, rail);
+      inside({Kind::broadcast, at(c.output, first), at(c.output, first), size, ncclInt8, rail});
     }
   }
   sends.finish();
@@ -154,7 +154,7 @@ void Execution::broadcast(const Collective& c) {
 void Execution::broadcastSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
-  const int lane = t_.laneOf(c.root);
+  const int rail = t_.railOf(c.root);
   const int number = (host_ + hosts_ - from) % hosts_;
   const auto hostAt = [&](int other) { return (other + from) % hosts_; };
   std::vector<int> children;
@@ -173,18 +173,18 @@ void Execution::broadcastSmall(const Collective& c) {
       step.send(child, t_.rank == c.root ? c.input : c.output, bytes);
     }
   };
-  if (number != 0 && local() == lane) {
+  if (number != 0 && local() == rail) {
     step.receive(hostAt(hosts_ <= kStraight ? 0 : number & (number - 1)), c.output, bytes);
     step.finish();
     send();
   }
-  const int root = number == 0 ? t_.localOf[c.root] : lane;
-  if (t_.rank == c.root && local() == lane) {
+  const int root = number == 0 ? t_.localOf[c.root] : rail;
+  if (t_.rank == c.root && local() == rail) {
     send();
   }
   inside(
       {Kind::broadcast, t_.rank == c.root ? c.input : c.output, c.output, c.count, c.type, root});
-  if (number == 0 && t_.rank != c.root && local() == lane) {
+  if (number == 0 && t_.rank != c.root && local() == rail) {
     send();
   }
   step.finish();
@@ -193,13 +193,13 @@ void Execution::broadcastSmall(const Collective& c) {
 void Execution::gather(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int to = t_.hostOf[c.root];
-  const int lane = t_.laneOf(c.root);
+  const int rail = t_.railOf(c.root);
   const int root = t_.localOf[c.root];
   const bool isRoot = t_.rank == c.root;
-  const bool port = local() == lane;
+  const bool port = local() == rail;
   // Data of this host, at the root or at the rank that forwards it.
   std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
-  inside({Kind::gather, c.input, own.data(), c.count, c.type, host_ == to ? root : lane});
+  inside({Kind::gather, c.input, own.data(), c.count, c.type, host_ == to ? root : rail});
   std::vector<std::vector<char>> of(hosts_);
   Step step(*this);
   if (host_ != to) {
@@ -218,7 +218,7 @@ void Execution::gather(const Collective& c) {
       step.receive(host, of[host].data(), of[host].size());
     }
     if (isRoot != port) {
-      hops.push_back(hop(port, port ? root : lane, of[host].data(), of[host].size()));
+      hops.push_back(hop(port, port ? root : rail, of[host].data(), of[host].size()));
     }
   });
   step.finish();
@@ -237,10 +237,10 @@ void Execution::gather(const Collective& c) {
 void Execution::scatter(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
-  const int lane = t_.laneOf(c.root);
+  const int rail = t_.railOf(c.root);
   const int root = t_.localOf[c.root];
   const bool isRoot = t_.rank == c.root;
-  const bool port = local() == lane;
+  const bool port = local() == rail;
   std::vector<std::vector<char>> of(hosts_);
   const auto resize = [&](int host) { of[host].resize(t_.hosts[host].size() * bytes); };
   if (isRoot) {
@@ -260,7 +260,7 @@ void Execution::scatter(const Collective& c) {
     step.receive(from, of[host_].data(), of[host_].size());
     step.finish();
   }
-  inside({Kind::scatter, of[host_].data(), c.output, c.count, c.type, host_ == from ? root : lane});
+  inside({Kind::scatter, of[host_].data(), c.output, c.count, c.type, host_ == from ? root : rail});
   if (host_ != from) {
     return;
   }
@@ -270,7 +270,7 @@ void Execution::scatter(const Collective& c) {
       resize(host);
     }
     if (isRoot != port) {
-      hops.push_back(hop(isRoot, isRoot ? lane : root, of[host].data(), of[host].size()));
+      hops.push_back(hop(isRoot, isRoot ? rail : root, of[host].data(), of[host].size()));
     }
   });
   inside(hops);

@@ -58,12 +58,12 @@ std::string told(const host::Signature& signature) {
 std::shared_ptr<Link> Link::make(Setup setup) {
   std::shared_ptr<Link> link(new Link(std::move(setup)));
   auto* const raw = link.get();
-  link->setup_.failureState->watch(
+  link->setup_.groupFailure->watch(
       link,
       {.release = [raw] { raw->release(); },
        .tell =
            [raw] {
-             raw->tellReason(host::encode(*raw->setup_.failureState->known(), kReasonBytes));
+             raw->tellReason(host::encode(*raw->setup_.groupFailure->known(), kReasonBytes));
            },
        .told = [raw] { raw->disconnect(); },
        .learn = [raw](bool) { raw->learn(); }});
@@ -181,7 +181,7 @@ std::string Link::receiveEnvelope(Packet& packet) {
   if (broken.empty()) {
     packet.userTag = envelopeOf(packet).userTag;
   } else if (failAsHeard(packet.peer)) {
-    setup_.failureState->check();
+    setup_.groupFailure->check();
   }
   return broken;
 }
@@ -194,7 +194,7 @@ void Link::compare(const Packet& packet, const host::Signature& theirs) {
                     (packet.signature.kind == 0 ? "recv for " : "") + told(packet.signature) +
                     ", " + setup_.names[packet.peer] + " " +
                     (theirs.kind == 0 ? "sent " : "called ") + told(theirs);
-  setup_.failureState->fail(
+  setup_.groupFailure->fail(
       host::NcclError(
           ncclInvalidUsage, text, {setup_.members[setup_.rank], setup_.members[packet.peer]}));
   throw host::NcclError(ncclInvalidUsage, text);
@@ -207,14 +207,14 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
     std::lock_guard lock(mutex_);  // a failure after check() aborts the entry in release()
-    setup_.failureState->check();
+    setup_.groupFailure->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
   }
   const auto goesOn = [this] {
-    setup_.failureState->lookForSignals();
+    setup_.groupFailure->lookForSignals();
     std::lock_guard lock(mutex_);
-    return !closed_ && !setup_.failureState->known();
+    return !closed_ && !setup_.groupFailure->known();
   };
   std::string broken = "aborted";
   try {
@@ -231,7 +231,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   std::lock_guard lock(mutex_);
   awaited_.erase(entry);
   changed_.notify_all();
-  setup_.failureState->check();
+  setup_.groupFailure->check();
   if (!broken.empty()) {
     checkOpen();
   }
@@ -250,20 +250,20 @@ void Link::await(const c10::intrusive_ptr<c10d::Work>& work, int peer) {
 }
 
 void Link::raiseBroken(int peer, const std::string& what) {
-  auto& failureState = *setup_.failureState;
-  failureState.check();
+  auto& groupFailure = *setup_.groupFailure;
+  groupFailure.check();
   const auto& name = setup_.names[peer];
   const std::vector<int> members{setup_.members[peer]};
   const auto broken = "broken (" + what.substr(0, what.find(". ")) + ")";
   if (!failAsHeard(peer) && !hasLeft(peer)) {
-    if (const auto lost = failureState.awaitReason(members, /*ask=*/true); lost && !hasLeft(peer)) {
+    if (const auto lost = groupFailure.awaitReason(members, /*ask=*/true); lost && !hasLeft(peer)) {
       if (!lost->silent.empty()) {
-        failureState.fail(
+        groupFailure.fail(
             {ncclRemoteError,
              name + " died or left: its connection is " + broken + ", and it does not answer",
              members});
       }
-      failureState.fail(
+      groupFailure.fail(
           {ncclRemoteError,
            nameOfLink(peer) + " is " + broken +
                (lost->store ? ", and both ranks are there: something between them has ended it"
@@ -272,9 +272,9 @@ void Link::raiseBroken(int peer, const std::string& what) {
     }
   }
   if (hasLeft(peer)) {
-    failureState.fail({ncclRemoteError, name + " has left the group", members});
+    groupFailure.fail({ncclRemoteError, name + " has left the group", members});
   }
-  throw *failureState.known();
+  throw *groupFailure.known();
 }
 
 std::string Link::nameOfLink(int peer) const {
@@ -353,7 +353,7 @@ bool Link::failAsHeard(int peer) {
 // Fails the group with a received reason. Returns false if it is that the peer leaves.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
-  if (setup_.failureState->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
+  if (setup_.groupFailure->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
     return true;
   }
   std::lock_guard lock(mutex_);

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "base/TorchCompat.hpp"
-#include "gloo/FailureState.hpp"
+#include "gloo/GroupFailure.hpp"
 #include "gloo/InterruptibleWait.hpp"
-#include "host/Collective.hpp"
+#include "host/Signature.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -84,7 +84,7 @@ class Link : public std::enable_shared_from_this<Link> {
     Connect connect;
     c10::intrusive_ptr<c10d::Store> store;  // the group's
     std::string prefix;                     // prepended to the link's keys in the store
-    std::shared_ptr<FailureState> failureState;
+    std::shared_ptr<GroupFailure> groupFailure;
     std::vector<int> members;        // ranks of the group
     std::vector<std::string> names;  // of the members, for errors
     int rank;                        // index of this rank in `members`

@@ -63,8 +63,8 @@ Connections Link::connections() {
     startConnecting(/*tells=*/true);
   }
   std::unique_lock lock(mutex_);
-  setup_.failureState->wait(changed_, lock, [&] { return connections_ || closed_; });
-  setup_.failureState->check();
+  setup_.groupFailure->wait(changed_, lock, [&] { return connections_ || closed_; });
+  setup_.groupFailure->check();
   if (!connections_) checkOpen();
   return connections_;
 }
@@ -74,34 +74,34 @@ Connections Link::connections() {
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto ended = [&] { return setup_.failureState->known() || connections_ || closed_; };
+  const auto ended = [&] { return setup_.groupFailure->known() || connections_ || closed_; };
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     // Another rank, whose own connections are made, has failed.
-    if (setup_.failureState->failAsOthers(*setup_.store)) {
+    if (setup_.groupFailure->failAsOthers(*setup_.store)) {
       lock.lock();
       continue;
     }
     try {
-      look ? look() : setup_.failureState->lookForSignals();
+      look ? look() : setup_.groupFailure->lookForSignals();
     } catch (const host::NcclError& failure) {
-      setup_.failureState->fail(failure);
+      setup_.groupFailure->fail(failure);
       throw;
     } catch (const std::exception&) {
-      setup_.failureState->failInterrupted();
+      setup_.groupFailure->failInterrupted();
       throw;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       TextWriter why;
       why << "not within " << std::chrono::duration<double>(timeout).count()
           << " s. Do firewalls let the hosts reach each other's TCP ports?";
-      setup_.failureState->fail(unconnected(why.str(), {}));
+      setup_.groupFailure->fail(unconnected(why.str(), {}));
     }
     lock.lock();
   }
   lock.unlock();
-  setup_.failureState->check();
+  setup_.groupFailure->check();
 }
 
 // Returns the beginning of an error, "rank 0 on host0 could not be connected with rank 2 on host1".
@@ -135,7 +135,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   }
   {
     std::lock_guard lock(mutex_);
-    if (!setup_.failureState->known() && !closed_) {
+    if (!setup_.groupFailure->known() && !closed_) {
       connections_ = std::move(made);
       idleStore_ = group;
       expectReasons();
@@ -143,13 +143,13 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   }
   if (made != nullptr) {
     // The other ranks have to be able to read the reason before these connections end.
-    setup_.failureState->awaitTold();
+    setup_.groupFailure->awaitTold();
   }
   changed_.notify_all();
 }
 
 void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) {
-  auto& failureState = *setup_.failureState;
+  auto& groupFailure = *setup_.groupFailure;
   std::string why;
   try {
     // Own connection, since another thread may block in the shared one.
@@ -157,15 +157,15 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
     tell(*group);
     return connectThrough(group);
   } catch (const NoAddress& error) {
-    failureState.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
+    groupFailure.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
     return;
   } catch (const c10::Error& error) {
     why = error.what_without_backtrace();
   } catch (const std::exception& error) {
     why = error.what();
   }
-  if (const auto lost = failureState.awaitReason(setup_.members, /*ask=*/false)) {
-    failureState.fail(
+  if (const auto lost = groupFailure.awaitReason(setup_.members, /*ask=*/false)) {
+    groupFailure.fail(
         lost->store ? unconnected(why + ".", {})
                     : host::NcclError(
                           ncclRemoteError,
@@ -181,7 +181,7 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
 void Link::startConnecting(bool tells) {
   {
     std::lock_guard lock(mutex_);
-    if (connecting_ || connections_ || closed_ || setup_.failureState->known()) {
+    if (connecting_ || connections_ || closed_ || setup_.groupFailure->known()) {
       return;
     }
     connecting_ = true;
@@ -191,12 +191,12 @@ void Link::startConnecting(bool tells) {
       self->connectDetached([&](c10d::Store& group) {
         if (tells) {
           group.set(self->key(kConnectKey), std::vector<uint8_t>{});
-          FailureState::announce(group);
+          GroupFailure::announce(group);
         }
       });
     });
   } catch (const std::system_error& error) {
-    setup_.failureState->failWithoutThread(setup_.names[setup_.rank], error);
+    setup_.groupFailure->failWithoutThread(setup_.names[setup_.rank], error);
   }
 }
 
@@ -204,23 +204,23 @@ void Link::lookForOthers(c10d::Store& group) {
   if (connected() || !group.check({key(kConnectKey)})) {
     return;
   }
-  setup_.failureState->failAsWritten(group, key(kLeftKey));
+  setup_.groupFailure->failAsWritten(group, key(kLeftKey));
   startConnecting(/*tells=*/true);
 }
 
 void Link::close() {
   bool leaves = false;
   bool unconnected = false;
-  setup_.failureState->awaitTold();
+  setup_.groupFailure->awaitTold();
   {
     std::lock_guard lock(mutex_);
-    leaves = !closed_ && size() > 1 && !setup_.failureState->known();
+    leaves = !closed_ && size() > 1 && !setup_.groupFailure->known();
     unconnected = !connections_;
     closed_ = true;
   }
   if (leaves && unconnected) {
     const int rank = setup_.members[setup_.rank];
-    setup_.failureState->write(
+    setup_.groupFailure->write(
         key(kLeftKey),
         host::encode(
             {ncclRemoteError,

@@ -62,10 +62,10 @@ bool Messages::isInside(const Message& message) const {
   return message.peer != kAnyPeer && ways_.topology->hostOf[message.peer] == ways_.topology->host();
 }
 
-// Returns whether this rank's lane leads to `peer`.
+// Returns whether this rank's rail leads to `peer`.
 bool Messages::isCounterpart(int peer) const {
   const auto& t = *ways_.topology;
-  return ways_.lane != nullptr && t.localOf[peer] == t.local();
+  return ways_.rail != nullptr && t.localOf[peer] == t.local();
 }
 
 Messages::Transfers Messages::post(const std::vector<Message>& messages, bool together) {
@@ -95,8 +95,8 @@ void Messages::start(const std::shared_ptr<Transfer>& transfer) {
       receiveOutside(transfer);
     }
   } catch (const std::system_error& error) {
-    ways_.failureState->failWithoutThread(ways_.topology->nameOf(rank_), error);
-    ways_.failureState->check();
+    ways_.groupFailure->failWithoutThread(ways_.topology->nameOf(rank_), error);
+    ways_.groupFailure->check();
   }
 }
 
@@ -120,7 +120,7 @@ void Messages::addInside(const std::shared_ptr<Transfer>& transfer) {
     context.release();
     transfer->inside = std::move(inside);
   } catch (const host::NcclError& failure) {
-    ways_.failureState->raiseFor(failure, ways_.topology->inside());
+    ways_.groupFailure->raiseFor(failure, ways_.topology->inside());
   }
 }
 
@@ -132,7 +132,7 @@ void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   const auto& segment = ways_.inside->segment();
   if (result != ncclSuccess && segment.failed()) {
     try {
-      ways_.failureState->raiseFor(segment.failure(), ways_.topology->inside());
+      ways_.groupFailure->raiseFor(segment.failure(), ways_.topology->inside());
     } catch (const host::NcclError&) {
       // The group has failed, and the other ranks are notified.
     }
@@ -156,7 +156,7 @@ Messages::Pair& Messages::pairWith(int peer) {
   }
   pair.shared = isCounterpart(peer);
   if (pair.shared) {
-    pair.link = ways_.lane;
+    pair.link = ways_.rail;
     pair.number = t.hostOf[peer];
   } else {
     const auto [low, high] = std::minmax(rank_, peer);
@@ -190,7 +190,7 @@ void Messages::receiveLoop(int peer, Pair& pair) {
   } catch (const host::NcclError&) {
     // The group has failed, or the link is closed.
   } catch (const std::exception& error) {
-    ways_.failureState->fail({ncclInternalError, error.what(), {}});
+    ways_.groupFailure->fail({ncclInternalError, error.what(), {}});
   }
 }
 
@@ -203,13 +203,13 @@ void Messages::connect(int peer, Pair& pair) {
       pair.link->connectDetached([&](c10d::Store& group) {
         const auto number = group.add(connectRequestKey(peer), 1);
         group.set(wishOf(peer, number), std::to_string(rank_));
-        FailureState::announce(group);
+        GroupFailure::announce(group);
       });
     }
   }
   std::unique_lock lock(mutex_);
   for (;;) {
-    ways_.failureState->check();
+    ways_.groupFailure->check();
     if (closed_) {
       throw finalized();
     }
@@ -266,7 +266,7 @@ void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
   std::unique_lock lock(mutex_);
   if (!any) {
     pairWith(transfer->peer);
-  } else if (ways_.lane != nullptr) {
+  } else if (ways_.rail != nullptr) {
     for (const auto& members : ways_.topology->hosts) {
       const int counterpart = members[ways_.topology->local()];
       if (counterpart != rank_) {
@@ -377,7 +377,7 @@ void Messages::complete(const Transfers& transfers) {
     try {
       ways_.inside->pointToPoint().run(together);
     } catch (const host::NcclError& failure) {
-      ways_.failureState->raiseFor(failure, ways_.topology->inside());
+      ways_.groupFailure->raiseFor(failure, ways_.topology->inside());
     }
     return;
   }
@@ -416,10 +416,10 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
     }
   }
   if ((outside || inside) && dynamic_cast<const host::NcclError*>(&why) == nullptr) {
-    ways_.failureState->fail({ncclInternalError, why.what(), {}});
+    ways_.groupFailure->fail({ncclInternalError, why.what(), {}});
   }
   if (inside) {
-    const auto failure = ways_.failureState->known();
+    const auto failure = ways_.groupFailure->known();
     ways_.inside->pointToPoint().giveUp(
         failure ? host::NcclError(failure->result, failure->what()) : finalized());
   }
@@ -427,9 +427,9 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
 
 void Messages::completeOutside(Transfer& transfer) {
   std::unique_lock lock(mutex_);
-  ways_.failureState->wait(
+  ways_.groupFailure->wait(
       changed_, lock, [&] { return transfer.insideResult || transfer.packet || closed_; });
-  ways_.failureState->check();
+  ways_.groupFailure->check();
   if (transfer.insideResult == ncclSuccess) {
     return;
   }
@@ -450,7 +450,7 @@ void Messages::lookForOthers(c10d::Store& group) {
       std::lock_guard lock(mutex_);
       pairWith(std::stoi(std::string(text.begin(), text.end())));
     } catch (const std::system_error& error) {
-      ways_.failureState->failWithoutThread(ways_.topology->nameOf(rank_), error);
+      ways_.groupFailure->failWithoutThread(ways_.topology->nameOf(rank_), error);
     }
   }
   std::vector<int> awaited;
@@ -464,7 +464,7 @@ void Messages::lookForOthers(c10d::Store& group) {
   }
   for (const int peer : awaited) {
     if (group.check({leftKey(peer)})) {
-      ways_.failureState->fail(
+      ways_.groupFailure->fail(
           {ncclRemoteError,
            ways_.topology->nameOf(peer) + " has left before the first message between it and " +
                ways_.topology->nameOf(rank_),
@@ -493,14 +493,14 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  // Counterparts are connected already, and are notified by the lane.
+  // Counterparts are connected already, and are notified by the rail.
   const auto& t = *ways_.topology;
   bool mayBeWanted = false;
   for (int peer = 0; peer < t.size; ++peer) {
     mayBeWanted |= t.hostOf[peer] != t.host() && !isCounterpart(peer);
   }
-  if (mayBeWanted && !ways_.failureState->known()) {
-    ways_.failureState->write(leftKey(rank_), "");
+  if (mayBeWanted && !ways_.groupFailure->known()) {
+    ways_.groupFailure->write(leftKey(rank_), "");
   }
 }
 

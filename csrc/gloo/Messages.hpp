@@ -34,7 +34,7 @@ struct Transfer : Message {
 };
 
 // Messages between ranks of one host go through shared memory. A message to a rank of another host
-// uses the lane if the two ranks are counterparts, and else a connection of the two, which their
+// uses the rail if the two ranks are counterparts, and else a connection of the two, which their
 // first message makes: the peer starts to connect with its own first message, or when it finds the
 // request in the store, within a second.
 //
@@ -46,14 +46,14 @@ struct Transfer : Message {
 // no thread touches its buffer: the caller may free it.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // The transports of messages. `lane`: to the counterparts, numbered by host; may be null.
+  // The transports of messages. `rail`: to the counterparts, numbered by host; may be null.
   struct Ways {
     std::shared_ptr<const Topology> topology;
     std::shared_ptr<shm::Comm> inside;
-    std::shared_ptr<Link> lane;
+    std::shared_ptr<Link> rail;
     std::function<std::shared_ptr<Link>(const std::string& name, const std::vector<int>& ranks)>
         newLink;
-    std::shared_ptr<FailureState> failureState;
+    std::shared_ptr<GroupFailure> groupFailure;
   };
   explicit Messages(Ways ways);
 

@@ -1,7 +1,7 @@
 // Reductions between hosts.
 //
 // All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside each
-// host, all-reduce of each lane between hosts, all-gather inside each host. A byte crosses the wire
+// host, all-reduce of each rail between hosts, all-gather inside each host. A byte crosses the wire
 // only as often as the best algorithm between hosts needs. Between hosts, all-reduce is a
 // reduce-scatter followed by an all-gather (Rabenseifner, "Optimization of collective reduction
 // operations", 2004), with direct messages between every two hosts.
@@ -157,12 +157,12 @@ void Execution::recursiveDoubling(const Collective& c, const std::function<void(
 
 std::deque<Execution::Piece> Execution::cut(const Collective& c) {
   const size_t element = elementSize(c.type);
-  const size_t most = std::max<size_t>(1, kPiece / element / t_.lanes) * t_.lanes;
+  const size_t most = std::max<size_t>(1, kPiece / element / t_.rails) * t_.rails;
   std::deque<Piece> pieces;
   for (size_t first = 0; first < c.count; first += most) {
     const size_t count = std::min(most, c.count - first);
     auto& piece = pieces.emplace_back();
-    piece.count = (count + t_.lanes - 1) / t_.lanes;
+    piece.count = (count + t_.rails - 1) / t_.rails;
     piece.input = at(c.input, first * element);
     piece.output = c.output == nullptr ? nullptr : at(c.output, first * element);
     piece.outputBytes = count * element;
@@ -173,8 +173,8 @@ std::deque<Execution::Piece> Execution::cut(const Collective& c) {
 void Execution::reduceInside(const Collective& c, Piece& piece) {
   const size_t bytes = piece.count * elementSize(c.type);
   const char* input = piece.input;
-  if (piece.outputBytes != t_.lanes * bytes) {
-    piece.padded = block(t_.lanes * bytes);
+  if (piece.outputBytes != t_.rails * bytes) {
+    piece.padded = block(t_.rails * bytes);
     std::memcpy(piece.padded.data(), input, piece.outputBytes);
     input = piece.padded.data();
   }
@@ -184,18 +184,18 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
     piece.slice = input;
     return;
   }
-  if (onLane()) {
+  if (onRail()) {
     piece.reduced = block(bytes);
     piece.slice = piece.reduced.data();
   }
   part.output = piece.reduced.data();
-  if (t_.lanes == localSize()) {
+  if (t_.rails == localSize()) {
     part.kind = Kind::reduceScatter;
     part.input = input;
     return inside(part);
   }
   part.kind = Kind::reduce;
-  for (part.root = 0; part.root < t_.lanes; ++part.root) {
+  for (part.root = 0; part.root < t_.rails; ++part.root) {
     part.input = at(input, part.root * bytes);
     inside(part);
   }
@@ -208,7 +208,7 @@ void Execution::reduceInPieces(const Collective& c) {
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
-  // Decides which host reduces which part of a lane's slice. In general each reduces one part. In a
+  // Decides which host reduces which part of a rail's slice. In general each reduces one part. In a
   // single step, both of two hosts reduce everything (`all`), or the root's host does (`toRoot`).
   const bool toRoot = rooted && (hosts_ == 2 || few);
   const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
@@ -224,18 +224,18 @@ void Execution::reduceInPieces(const Collective& c) {
     return at(resultOf(piece), rooted && !isRoot ? 0 : local() * piece.count * element);
   };
   const auto start = [&](Piece& piece) {
-    if (onLane() && reduces(host_)) {
+    if (onRail() && reduces(host_)) {
       const size_t mine = size(piece.count, host_) * element;
       piece.received = block(hosts_ * mine);
       piece.step = std::make_unique<Step>(*this);
       forOtherHosts([&](int host) {
         piece.step->receive(host, at(piece.received.data(), host * mine), mine);
       });
-    } else if (onLane()) {
+    } else if (onRail()) {
       piece.step = std::make_unique<Step>(*this);
     }
     reduceInside(c, piece);
-    if (onLane()) {
+    if (onRail()) {
       forOtherHosts([&](int host) {
         const char* const data = at(piece.slice, first(piece.count, host) * element);
         if (reduces(host)) piece.step->send(host, data, size(piece.count, host) * element);
@@ -243,10 +243,10 @@ void Execution::reduceInPieces(const Collective& c) {
     }
   };
   const auto collect = [&](Piece& piece) {
-    if (rooted && (onLane() || isRoot)) {
-      piece.result = block((isRoot ? t_.lanes : 1) * piece.count * element);
+    if (rooted && (onRail() || isRoot)) {
+      piece.result = block((isRoot ? t_.rails : 1) * piece.count * element);
     }
-    if (!onLane()) {
+    if (!onRail()) {
       return;
     }
     piece.step->finish();
@@ -273,7 +273,7 @@ void Execution::reduceInPieces(const Collective& c) {
     });
   };
   const auto end = [&](Piece& piece) {
-    if (onLane()) {
+    if (onRail()) {
       piece.step->finish();
     }
     if (rooted) {
@@ -291,16 +291,16 @@ void Execution::reduceInPieces(const Collective& c) {
   }
 }
 
-// Distributes the slices of all lanes, each in place in `result`, among this host's ranks.
+// Distributes the slices of all rails, each in place in `result`, among this host's ranks.
 void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
-  if (t_.lanes == localSize()) {
+  if (t_.rails == localSize()) {
     char* const own = at(result, local() * bytes);
     inside({Kind::allGather, own, result, piece.count, c.type});
   } else {
-    for (int lane = 0; lane < t_.lanes; ++lane) {
-      char* const slice = at(result, lane * bytes);
-      inside({Kind::broadcast, slice, slice, piece.count, c.type, lane});
+    for (int rail = 0; rail < t_.rails; ++rail) {
+      char* const slice = at(result, rail * bytes);
+      inside({Kind::broadcast, slice, slice, piece.count, c.type, rail});
     }
   }
   if (piece.padded) {
@@ -308,7 +308,7 @@ void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   }
 }
 
-// Sends the root the slices of all lanes; `slice` is this lane's.
+// Sends the root the slices of all rails; `slice` is this rail's.
 void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   if (host_ != t_.hostOf[c.root]) {
     return;
@@ -317,14 +317,14 @@ void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   const int root = t_.localOf[c.root];
   std::vector<Message> hops;
   if (t_.rank != c.root) {
-    if (onLane()) {
+    if (onRail()) {
       hops.push_back(hop(true, root, slice, bytes));
     }
     return inside(hops);
   }
-  for (int lane = 0; lane < t_.lanes; ++lane) {
-    if (lane != root) {
-      hops.push_back(hop(false, lane, at(piece.result.data(), lane * bytes), bytes));
+  for (int rail = 0; rail < t_.rails; ++rail) {
+    if (rail != root) {
+      hops.push_back(hop(false, rail, at(piece.result.data(), rail * bytes), bytes));
     }
   }
   inside(hops);
@@ -343,18 +343,18 @@ void Execution::reduceScatter(const Collective& c) {
   if (bytes == 0) {
     return barrier();
   }
-  // Order of the parts in the lanes' data: by lane, then by host.
+  // Order of the parts in the rails' data: by rail, then by host.
   std::vector<int> order;
-  for (int lane = 0; lane < t_.lanes; ++lane) {
+  for (int rail = 0; rail < t_.rails; ++rail) {
     for (int host = 0; host < hosts_; ++host) {
-      std::ranges::copy(onLane(host, lane), std::back_inserter(order));
+      std::ranges::copy(onRail(host, rail), std::back_inserter(order));
     }
   }
-  std::vector<int> mine;  // ranks whose parts this lane carries, in the order of its data
+  std::vector<int> mine;  // ranks whose parts this rail carries, in the order of its data
   std::vector<size_t> firstOf(hosts_);
-  for (int host = 0; onLane() && host < hosts_; ++host) {
+  for (int host = 0; onRail() && host < hosts_; ++host) {
     firstOf[host] = mine.size();
-    std::ranges::copy(onLane(host, local()), std::back_inserter(mine));
+    std::ranges::copy(onRail(host, local()), std::back_inserter(mine));
   }
   const auto sums = block(mine.size() * bytes);
   auto part = toInside(c);
@@ -373,7 +373,7 @@ void Execution::reduceScatter(const Collective& c) {
   } else {
     part.kind = Kind::reduce;
     for (const int rank : order) {
-      part.root = t_.laneOf(rank);
+      part.root = t_.railOf(rank);
       part.input = at(c.input, rank * bytes);
       const auto found = std::ranges::find(mine, rank);
       part.output = found == mine.end() ? nullptr : at(sums.data(), (found - mine.begin()) * bytes);
@@ -382,8 +382,8 @@ void Execution::reduceScatter(const Collective& c) {
   }
   std::vector<Message> hops;
   Block results;
-  if (onLane()) {
-    const auto here = onLane(host_, local());
+  if (onRail()) {
+    const auto here = onRail(host_, local());
     const size_t ours = here.size() * bytes;
     const auto received = block(hosts_ * ours);
     Step step(*this);
@@ -409,7 +409,7 @@ void Execution::reduceScatter(const Collective& c) {
       }
     }
   } else {
-    hops.push_back(hop(false, t_.laneOf(t_.rank), c.output, bytes));
+    hops.push_back(hop(false, t_.railOf(t_.rank), c.output, bytes));
   }
   inside(hops);
 }

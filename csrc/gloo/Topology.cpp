@@ -23,17 +23,17 @@ std::shared_ptr<const Topology> Topology::of(
     t.localOf.push_back(static_cast<int>(members.size()));
     members.push_back(peer);
   }
-  size_t smallest = kMaxLanes;
+  size_t smallest = kMaxRails;
   for (const auto& members : t.hosts) {
     smallest = std::min(smallest, members.size());
   }
-  t.lanes = static_cast<int>(smallest);
+  t.rails = static_cast<int>(smallest);
   return std::make_shared<const Topology>(std::move(t));
 }
 
 bool Topology::even() const {
   return std::ranges::all_of(
-      hosts, [this](const auto& members) { return static_cast<int>(members.size()) == lanes; });
+      hosts, [this](const auto& members) { return static_cast<int>(members.size()) == rails; });
 }
 
 }  // namespace torchcomms_pg::gloo

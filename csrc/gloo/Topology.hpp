@@ -1,4 +1,4 @@
-// Maps ranks to hosts, and to the lanes between hosts.
+// Maps ranks to hosts, and to the rails between hosts.
 #pragma once
 
 #include <memory>
@@ -7,11 +7,11 @@
 
 namespace torchcomms_pg::gloo {
 
-// Hosts and lanes. Lane n connects the n-th ranks of all hosts (NCCL calls this a rail). There are
-// as many lanes as the smallest host has ranks, and at most kMaxLanes. Ranks on the same lane are
+// Hosts and rails. Rail n connects the n-th ranks of all hosts; the word is NCCL's. There are
+// as many rails as the smallest host has ranks, and at most kMaxRails. Ranks on the same rail are
 // counterparts.
 struct Topology {
-  static constexpr int kMaxLanes = 8;
+  static constexpr int kMaxRails = 8;
 
   // Makes the topology. `places`: by rank, its host's identifier. `names`: by rank, its host's name
   // in errors; may be empty.
@@ -25,7 +25,7 @@ struct Topology {
   std::vector<int> hostOf;         // by rank: index into hosts
   std::vector<int> localOf;        // by rank: index in its host's list
   std::vector<std::string> names;  // by rank: the name of its host; may be empty
-  int lanes = 1;
+  int rails = 1;
 
   // Returns the name of a rank, such as "rank 3 on host1".
   std::string nameOf(int of) const {
@@ -34,10 +34,10 @@ struct Topology {
   int host() const { return hostOf[rank]; }
   int local() const { return localOf[rank]; }
   const std::vector<int>& inside() const { return hosts[host()]; }
-  // Returns the lane that carries the data from and to rank `of`.
-  int laneOf(int of) const { return localOf[of] % lanes; }
-  bool onLane(int of) const { return localOf[of] < lanes; }
-  // Returns whether every rank has its own lane.
+  // Returns the rail that carries the data from and to rank `of`.
+  int railOf(int of) const { return localOf[of] % rails; }
+  bool onRail(int of) const { return localOf[of] < rails; }
+  // Returns whether every rank has its own rail.
   bool even() const;
   // Returns whether a host's ranks are consecutive.
   bool contiguous(int host) const {

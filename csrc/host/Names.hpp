@@ -3,7 +3,7 @@
 
 #include <nccl.h>
 
-#include "host/Collective.hpp"
+#include "host/Signature.hpp"
 
 namespace torchcomms_pg::host {
 

@@ -1,13 +1,13 @@
 // Names of host/ that this folder uses unqualified.
 #pragma once
 
-#include "host/Collective.hpp"
 #include "host/HostStream.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Names.hpp"
 #include "host/NcclError.hpp"
 #include "host/Process.hpp"
 #include "host/Reduce.hpp"
+#include "host/Signature.hpp"
 
 namespace torchcomms_pg::shm {
 

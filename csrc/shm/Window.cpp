@@ -6,7 +6,7 @@
 
 #include "shm/Comm.hpp"
 #include "shm/Host.hpp"
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/ResultCodes.hpp"
 #include "shm/api/Validate.hpp"
 #include "shm/segment/ForkSafe.hpp"

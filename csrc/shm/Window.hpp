@@ -13,7 +13,7 @@
 #include "nccl/Library.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/OneSided.hpp"
-#include "shm/segment/Memory.hpp"
+#include "shm/segment/MappableMemory.hpp"
 
 namespace torchcomms_pg::shm {
 

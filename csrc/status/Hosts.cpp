@@ -15,7 +15,7 @@
 #include "base/Thread.hpp"
 #include "host/Process.hpp"
 #include "status/Folder.hpp"
-#include "status/Gathering.hpp"
+#include "status/LocalProcesses.hpp"
 #include "status/StatusServer.hpp"
 
 namespace torchcomms_pg::status {

@@ -85,7 +85,7 @@ def test_hosts_are_connected_for_cpu_tensors_with_the_first_of_them(port, prefix
     assert cpu.tolist() == [3.0] * 3
     objects = [None] * world
     dist.all_gather_object(objects, rank)
-    assert objects == [0, 1, 2] and meshes.made == [2, 1, 1][rank]  # and a lane
+    assert objects == [0, 1, 2] and meshes.made == [2, 1, 1][rank]  # and a rail
     dist.destroy_process_group()
 
 

@@ -133,7 +133,7 @@ def test_shared_memory_names_the_ranks_on_different_hosts_with_their_hosts():
 PLACES = ("ab", "aab", "aba", "abc", "aabb", "abab", "abba", "aaab", "abbb", "aabc", "abcdefghii")
 # Uneven, interleaved, three hosts, a tree: enough where only who shares a host matters.
 FEW_PLACES = ("aab", "abba", "aabc", "abcdefghii")
-# Nothing, one, what one rank of a host reduces, parts that fit no lane, several pieces (of 4 MiB).
+# Nothing, one, what one rank of a host reduces, parts that fit no rail, several pieces (of 4 MiB).
 NUMBERS = (0, 1, 7, 1025, 70_001, 2_100_003)
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 

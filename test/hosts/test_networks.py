@@ -102,7 +102,7 @@ def lose(hosts, number, lose, others, late=()):
     return [outcome.value for outcome in outcomes]
 
 
-# What one rank of a host reduces for all of them, and what goes over every lane.
+# What one rank of a host reduces for all of them, and what goes over every rail.
 numbers = pytest.mark.parametrize(
     "number", [pytest.param(1000, marks=pytest.mark.slow), 1_000_000], ids=["small", "large"]
 )

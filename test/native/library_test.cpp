@@ -4,8 +4,8 @@
 #include <string>
 
 #include "Ranks.hpp"
+#include "nccl/Allocator.hpp"
 #include "nccl/Libnccl.hpp"
-#include "nccl/Memory.hpp"
 
 using namespace test;
 using torchcomms_pg::CollectiveKind;

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "Ranks.hpp"
-#include "nccl/Memory.hpp"
+#include "nccl/Allocator.hpp"
 #include "nccl/NcclLibrary.hpp"
 #include "shm/segment/AvailableMemory.hpp"
 

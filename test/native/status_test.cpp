@@ -16,8 +16,8 @@
 
 #include "Check.hpp"
 #include "Jobs.hpp"
-#include "status/Gathering.hpp"
 #include "status/JobReport.hpp"
+#include "status/LocalProcesses.hpp"
 #include "status/StatusServer.hpp"
 
 using namespace torchcomms_pg;

@@ -62,6 +62,29 @@ def test_every_folder_includes_each_that_it_may():
         assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
 
 
+# Parts of one name: of both libraries for the CPU, or of a library and of the code above it.
+TWINS = {
+    "Api": "gloo shm/api",
+    "Comm": "gloo shm",
+    "Exchanges": "collectives gloo",
+    "Gathering": "collectives gloo",
+    "Lifecycle": "comm shm/api",
+    "Messages": "collectives gloo",
+    "Reductions": "collectives gloo",
+    "Window": "shm window",
+}
+
+
+def test_a_files_name_stands_for_one_part():
+    """Files of bindings/ and backend/ have the names of what they make public."""
+    folders = {}
+    for file in SOURCES:
+        if room_of(file) not in {"bindings", "backend"}:
+            folders.setdefault(file.stem, set()).add(str(file.parent.relative_to(CSRC)))
+    found = {name: " ".join(sorted(of)) for name, of in folders.items() if len(of) > 1}
+    assert found == TWINS
+
+
 def test_the_table_of_nccls_functions_is_named_by_two_libraries_alone():
     """Above the seam, nobody has more than a Library."""
     naming = {room_of(file) for file in SOURCES if re.search(r"\bNcclApi\b", file.read_text())}

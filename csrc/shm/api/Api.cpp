@@ -4,7 +4,7 @@
 #include "nccl/NcclLibrary.hpp"
 #include "shm/Host.hpp"
 #include "shm/Window.hpp"
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/Lifecycle.hpp"
 #include "shm/api/Management.hpp"
 #include "shm/api/ResultCodes.hpp"

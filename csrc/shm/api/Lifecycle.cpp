@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "shm/Host.hpp"
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/Handles.hpp"
 #include "shm/api/Validate.hpp"
 

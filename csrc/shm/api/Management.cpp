@@ -4,11 +4,11 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "shm/api/Api.hpp"
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/Lifecycle.hpp"
 #include "shm/api/ResultCodes.hpp"
 #include "shm/api/Validate.hpp"
-#include "shm/segment/Memory.hpp"
+#include "shm/segment/MappableMemory.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {

@@ -1,6 +1,6 @@
 #include "shm/api/ResultCodes.hpp"
 
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 
 namespace torchcomms_pg::shm {
 

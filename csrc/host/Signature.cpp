@@ -1,4 +1,4 @@
-#include "host/Collective.hpp"
+#include "host/Signature.hpp"
 
 #include "host/Names.hpp"
 

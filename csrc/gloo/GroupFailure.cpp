@@ -1,4 +1,4 @@
-#include "gloo/FailureState.hpp"
+#include "gloo/GroupFailure.hpp"
 
 #include <future>
 #include <thread>
@@ -37,7 +37,7 @@ std::string answerOf(int rank) {
 }  // namespace
 
 template <class... Args>
-void FailureState::call(std::function<void(Args...)> Actions::* which, Args... args) {
+void GroupFailure::call(std::function<void(Args...)> Actions::* which, Args... args) {
   std::vector<Watcher> watchers;
   {
     std::lock_guard lock(mutex_);
@@ -53,16 +53,16 @@ void FailureState::call(std::function<void(Args...)> Actions::* which, Args... a
   }
 }
 
-std::optional<host::NcclError> FailureState::known() const {
+std::optional<host::NcclError> GroupFailure::known() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void FailureState::check() const {
+void GroupFailure::check() const {
   if (const auto failure = known()) throw *failure;
 }
 
-void FailureState::fail(const host::NcclError& failure) {
+void GroupFailure::fail(const host::NcclError& failure) {
   {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -76,30 +76,30 @@ void FailureState::fail(const host::NcclError& failure) {
       [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
 }
 
-void FailureState::lookForSignals() {
+void GroupFailure::lookForSignals() {
   if (host::interrupted()) {
     failInterrupted();
   }
 }
 
-void FailureState::failInterrupted() {
+void GroupFailure::failInterrupted() {
   fail(host::interruption(rank_));
 }
 
-void FailureState::failWithoutThread(const std::string& name, const std::system_error& error) {
+void GroupFailure::failWithoutThread(const std::string& name, const std::system_error& error) {
   fail(
       {ncclSystemError,
        name + " cannot be connected: no thread can be started (" + error.what() + ")",
        {rank_}});
 }
 
-void FailureState::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
+void GroupFailure::raiseFor(const host::NcclError& inside, const std::vector<int>& members) {
   check();
   adopt(inside, members);
   throw *known();
 }
 
-void FailureState::adopt(const host::NcclError& inside, const std::vector<int>& members) {
+void GroupFailure::adopt(const host::NcclError& inside, const std::vector<int>& members) {
   // A failure inside a host that follows the group's failure carries it as its text, see
   // Comm::make().
   if (failAsTold(inside.what())) {
@@ -112,7 +112,7 @@ void FailureState::adopt(const host::NcclError& inside, const std::vector<int>& 
   fail({inside.result, inside.what(), std::move(ranks)});
 }
 
-void FailureState::write(std::string key, std::string text) {
+void GroupFailure::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
@@ -137,7 +137,7 @@ void FailureState::write(std::string key, std::string text) {
   }
 }
 
-bool FailureState::failAsTold(const std::string& told) {
+bool GroupFailure::failAsTold(const std::string& told) {
   const auto failure = host::decode(told);
   if (failure) {
     fail({ncclRemoteError, failure->what(), failure->ranks});
@@ -145,7 +145,7 @@ bool FailureState::failAsTold(const std::string& told) {
   return failure.has_value();
 }
 
-bool FailureState::failAsWritten(c10d::Store& store, const std::string& key) {
+bool GroupFailure::failAsWritten(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) {
     return false;
   }
@@ -153,7 +153,7 @@ bool FailureState::failAsWritten(c10d::Store& store, const std::string& key) {
   return failAsTold({text.begin(), text.end()});
 }
 
-bool FailureState::failAsOthers(c10d::Store& store) {
+bool GroupFailure::failAsOthers(c10d::Store& store) {
   try {
     return failAsWritten(store, kReasonKey);
   } catch (const std::exception&) {
@@ -161,7 +161,7 @@ bool FailureState::failAsOthers(c10d::Store& store) {
   }
 }
 
-std::optional<FailureState::Lost> FailureState::awaitReason(
+std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
     const std::vector<int>& ranks, bool ask) {
   using Clock = std::chrono::steady_clock;
   Lost lost;
@@ -216,13 +216,13 @@ std::optional<FailureState::Lost> FailureState::awaitReason(
   return lost;
 }
 
-void FailureState::answer(c10d::Store& group) const {
+void GroupFailure::answer(c10d::Store& group) const {
   if (group.check({questionTo(rank_)})) {
     group.set(answerOf(rank_), std::vector<uint8_t>{});
   }
 }
 
-void FailureState::tellOthers() {
+void GroupFailure::tellOthers() {
   call(&Actions::tell);
   try {
     const std::string text = host::encode(*known());
@@ -241,13 +241,13 @@ void FailureState::tellOthers() {
   call(&Actions::told);
 }
 
-void FailureState::watch(const std::shared_ptr<void>& owner, Actions actions) {
+void GroupFailure::watch(const std::shared_ptr<void>& owner, Actions actions) {
   std::lock_guard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
   watchers_.push_back({owner, std::move(actions)});
 }
 
-void FailureState::awaitTold() {
+void GroupFailure::awaitTold() {
   std::unique_lock lock(mutex_);
   tellPatience.spend([&](std::chrono::milliseconds patience) {
     return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });

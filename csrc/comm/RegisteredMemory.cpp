@@ -1,4 +1,4 @@
-#include "comm/Memory.hpp"
+#include "comm/RegisteredMemory.hpp"
 
 #include <c10/core/DeviceGuard.h>
 
@@ -57,7 +57,7 @@ void manage(
 void registerMemory(
     Communicator& comm,
     Registrations::Pool pool,
-    const std::vector<Segment>& segments,
+    const std::vector<PoolSegment>& segments,
     bool symmetric) {
   const char* const what = name(OpKind::registerMemory);
   need(comm, symmetric ? Feature::windowRegistration : Feature::registration, what);

@@ -23,7 +23,7 @@ class Libnccl;
 void allocateWith(const Libnccl& library);
 
 // A block that torch has allocated in one piece and subdivides.
-struct Segment {
+struct PoolSegment {
   void* address;
   size_t bytes;
 };
@@ -41,7 +41,7 @@ class Registrations {
 
   // Registers a segment unless it is registered already. A `symmetric` segment is registered as a
   // window, which is collective.
-  ncclResult_t add(ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric);
+  ncclResult_t add(ncclComm_t comm, Pool pool, const PoolSegment& segment, bool symmetric);
 
   // Deregisters a pool, and forgets it whatever the library returns. Returns nullopt if nothing of
   // the pool was ever added.

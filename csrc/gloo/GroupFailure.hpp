@@ -20,10 +20,10 @@ namespace torchcomms_pg::gloo {
 
 // Keeps the group's first failure. Its ranks are numbered in the group. A connection that breaks or
 // cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
-class FailureState : public std::enable_shared_from_this<FailureState> {
+class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
  public:
   // `rank`: this process's rank. `died`: see Members::died.
-  FailureState(
+  GroupFailure(
       c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 

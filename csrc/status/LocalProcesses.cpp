@@ -1,4 +1,4 @@
-#include "status/Gathering.hpp"
+#include "status/LocalProcesses.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-#include "shm/api/Group.hpp"
+#include "shm/api/GroupCalls.hpp"
 
 #include <span>
 #include <utility>

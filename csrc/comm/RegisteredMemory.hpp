@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/Communicator.hpp"
-#include "nccl/Memory.hpp"
+#include "nccl/Allocator.hpp"
 
 namespace torchcomms_pg::ops {
 
@@ -18,7 +18,7 @@ namespace torchcomms_pg::ops {
 void registerMemory(
     Communicator& comm,
     Registrations::Pool pool,
-    const std::vector<Segment>& segments,
+    const std::vector<PoolSegment>& segments,
     bool symmetric);
 // Ends the registration of a pool. Returns false if it was not registered.
 bool deregisterMemory(Communicator& comm, Registrations::Pool pool);

@@ -1,4 +1,4 @@
-#include "shm/segment/Memory.hpp"
+#include "shm/segment/MappableMemory.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

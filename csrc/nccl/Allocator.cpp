@@ -1,4 +1,4 @@
-#include "nccl/Memory.hpp"
+#include "nccl/Allocator.hpp"
 
 #include <atomic>
 #include <stdexcept>
@@ -59,7 +59,7 @@ Registrations::~Registrations() {
 }
 
 ncclResult_t Registrations::add(
-    ncclComm_t comm, Pool pool, const Segment& segment, bool symmetric) {
+    ncclComm_t comm, Pool pool, const PoolSegment& segment, bool symmetric) {
   const std::lock_guard adding(adding_);
   std::unique_lock lock(mutex_);
   auto& entries = pools_[pool];
