@@ -1,9 +1,9 @@
 """Groups named ``gloo``, over torchcomms: for programs that use the name and cannot be changed.
 
 c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module; so does
-vLLM, for groups that it registers itself. `install` replaces the class there by one that makes a
-`Backend`. Two uses keep torch's class: torch.distributed's ProcessGroupGloo, which torchft and
-torch's RPC call, and calls that pass options of Gloo.
+vLLM, for groups that it registers itself. `install` replaces the class in c10d's module by one that
+makes a `Backend`. Two uses keep torch's class: torch.distributed's ProcessGroupGloo, which torchft
+and torch's RPC call, and calls that pass options of Gloo.
 """
 
 from __future__ import annotations

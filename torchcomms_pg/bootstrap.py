@@ -82,7 +82,7 @@ def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     # process.
     store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
     # Ranks that have finished with one communicator use the server for the next one, while rank 0
-    # may still use the former and end it.
+    # may still use the first communicator, and end it.
     server = (os.getpid(), os.environ["MASTER_PORT"])
     if rank == 0 and server not in _servers:
         _servers.add(server)

@@ -98,7 +98,7 @@ class TorchComm(Operations, Handle):
         return self._size
 
     def get_ranks(self) -> list[int]:
-        """Returns the ranks' numbers in the communicator from which splitting began.
+        """Returns the ranks' numbers in the ancestor that was not itself split from another.
 
         For a process group's communicator these are its global ranks.
         """
@@ -162,7 +162,7 @@ class TorchComm(Operations, Handle):
 
         Inside the block, peers that wait for this rank extend their deadlines, up to the given time
         from the block's begin. Operations that this rank issues may take that long, too. The peers
-        need not call it. They go on as soon as this rank arrives; the end of the block ends the
+        need not call this, and go on as soon as this rank arrives. The end of the block ends the
         extension.
 
         Args:

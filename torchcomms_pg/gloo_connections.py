@@ -103,5 +103,5 @@ def _own_address_towards(host: str) -> str | None:
 
 
 def _is_loopback(address: str | None) -> bool:
-    """Returns whether the address is loopback; so is None: Gloo's choice for an unknown name."""
+    """Returns whether the address is loopback. None, an unknown name, is: Gloo uses loopback."""
     return address is None or ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -173,7 +173,7 @@ class TorchCommWindow(Handle):
         return self._window.map_remote_tensor(rank)
 
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
-        """Returns the attributes of the window towards rank `peer_rank`: they share memory."""
+        """Returns the attributes of the window towards rank `peer_rank`: the ranks share memory."""
         self._window.check_rank("get_attr", "peer_rank", peer_rank)
         return TorchCommWindowAttr(TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED)
 

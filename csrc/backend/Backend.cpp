@@ -135,9 +135,9 @@ void Backend::releaseDumpPipe() {
   last.swap(dumpPipe_);
 }
 
-// Returns the processes of this group's ranks, by rank, as far as other groups of the same store
-// without a failure know them, so that a rank's death is noticed even before it arrives. Empty if
-// torch did not pass the global ranks.
+// Returns the processes of this group's ranks, by rank, as far as they are known from other groups
+// of the same store that have not failed. With them a rank's death is noticed even before the rank
+// arrives. Empty if torch did not pass the global ranks.
 std::vector<Peer> Backend::peersOfOtherGroups() const {
   if (options_->global_ranks_in_group.empty()) {
     return {};

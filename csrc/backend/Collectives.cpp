@@ -379,8 +379,8 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
-  // If a batch has kept one such message, it keeps the later ones too: another message may make the
-  // communicator in between.
+  // If a batch has kept one such message, it keeps the later ones too: another message may have
+  // made the communicator in between.
   const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
   if (batch == batches_.end() || (connected && batch->second.empty())) {

@@ -13,8 +13,9 @@ namespace torchcomms_pg {
 // end of the pass until the last of them ends, if that is before its next collective. Thread-safe.
 class BackwardPass {
  public:
-  // Records that the calling thread has issued a collective of the group of `log`. Returns its
-  // pass, whose end() is to be called at the collective's end, or null outside of a pass.
+  // Records that the calling thread has issued a collective of the group of `log`. Returns the
+  // thread's current backward pass, or null if it is in none. Call the pass's end() at the
+  // collective's end.
   static std::shared_ptr<BackwardPass> join(const std::shared_ptr<ArrivalLog>& log);
   // Adds up the calling thread's wait after its last pass. Call when the thread goes on.
   static void settle();

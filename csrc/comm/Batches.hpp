@@ -18,12 +18,12 @@ class Communicator;
 
 // The batches of operations, at most one for each thread. start() and end() are c10d's coalescing,
 // which an exception may leave open. enter() and leave() or cancel() bracket a scope, which always
-// ends. Either may nest in a scope, and scopes in c10d's coalescing; the outermost one launches
-// all. If a thread ends with an open batch, the batch is dropped with a warning.
+// ends. Both may nest in a scope, and a scope in c10d's coalescing; the outermost of them launches
+// all operations. If a thread ends with an open batch, the batch is dropped with a warning.
 //
 // On an accelerator a batch runs after what is queued in each stream in which its operations were
-// issued, and these streams go on after it: torch may reuse memory of its operations in their
-// order. Thread-safe.
+// issued, and these streams go on after it: torch may reuse the memory of the operations' tensors
+// in the order of these streams. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}

@@ -21,8 +21,8 @@ class BlockingCall {
  public:
   using Body = std::function<ncclResult_t(ncclComm_t* made)>;
 
-  // Starts `body` on `device`. It may outlive this object and everything else of the caller. Raises
-  // std::runtime_error if no thread can be started.
+  // Starts `body` on `device`. `body` may outlive this object and everything else of the caller.
+  // Raises std::runtime_error if no thread can be started.
   BlockingCall(const Library& api, c10::Device device, Body body);
   ~BlockingCall() { leave(); }
   BlockingCall(const BlockingCall&) = delete;

@@ -261,8 +261,8 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endDetached([&api = api_, comm, failed, blocks = blocks_, mismatch] {
-    // A mismatch is reported. If a peer has left or failed meanwhile, that does not concern a rank
-    // that leaves.
+    // Reports only a mismatch: other errors mean that a peer has left or failed, which a rank that
+    // leaves itself may ignore.
     if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
       *mismatch = api.getLastError(comm);
     }

@@ -30,7 +30,7 @@ class CommHandle {
     std::unique_ptr<BlockingCall> call = nullptr;
   };
 
-  // Limit of the time that a failed library has to release a blocked operation.
+  // Time within which a failed library must release a blocked operation.
   static constexpr std::chrono::seconds kReleasePatience{10};
 
   CommHandle(const Library& api, Made made, c10::Device device);
@@ -67,17 +67,16 @@ class CommHandle {
 
   // Returns the library's asynchronous error. Does not block.
   ncclResult_t state() const;
-  // Returns the same after an operation was launched. Whether it has succeeded is unknown once the
-  // communicator has been freed, by an end that has given up waiting: then returns
-  // ncclInvalidUsage.
+  // Returns the same after an operation was launched, or ncclInvalidUsage if an end that gave up
+  // waiting has freed the communicator: whether the operation has succeeded is then unknown.
   ncclResult_t stateAfterLaunch() const;
   bool failed() const {
     const auto now = state();
     return now != ncclSuccess && now != ncclInProgress;
   }
 
-  // Returns the same with the library's text, which may be empty and of an earlier error, and the
-  // ranks that it waits for, if known.
+  // Returns the asynchronous error with the library's text, which may be empty or from an earlier
+  // error, and with the ranks that the library waits for, if known.
   host::NcclError report() const;
   std::vector<int> missingRanks() const;
   bool absenceIsCertain() const { return api_.absenceIsCertain(); }

@@ -46,7 +46,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public GroupActivity {
  public:
   // The device of the tensors. `highPriority`: the priority of an accelerator's streams. `pair`:
-  // the two ranks of the group that have connected, for messages between them; empty if all have.
+  // the two ranks of the group that this communicator connects, for messages between them; empty if
+  // it connects all ranks.
   struct Place {
     c10::Device device{c10::DeviceType::CPU};
     bool highPriority = false;
@@ -111,7 +112,8 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   bool initialized(const Operation& op = initialization());
   // Waits until all ranks have joined; raises the same errors.
   void awaitInitialization(const Operation& op = initialization());
-  // Does the same as an operation with this timeout. Raises CommError if not all ranks join.
+  // Waits until all ranks have joined, like an operation with this timeout. Raises CommError if not
+  // all ranks join.
   void awaitRanks(Milliseconds timeout);
   // Returns the library's communicator, once all ranks have joined. This object owns it.
   ncclComm_t handle();
@@ -186,9 +188,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Waits for operations in flight, then frees the library's communicator. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
-  // match and no error has reported that.
-  // In the handler of a signal, in the middle of a call in the communicator, it fails that call,
-  // and the resources are freed when that call has been left.
+  // match and no error has reported that. If the handler of a signal calls close() in the middle of
+  // a call in the communicator, close() fails that call, and the resources are freed when that call
+  // has been left.
   void close();
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 

@@ -29,8 +29,8 @@ class DiagnosisClient {
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::string& prefix,
       std::vector<Peer> peers);
-  // Opens it in a part of the parent's store, and watches over the processes if the parent does.
-  // `ranks`: the ranks of the parent that are in this group.
+  // Does the same as open(), in a part of the parent's store, and as watchOver() if the parent
+  // watches over processes. `ranks`: the ranks of the parent that are in this group.
   void openLike(
       const DiagnosisClient& parent, const std::string& prefix, const std::vector<int>& ranks);
   // Does the same for a shrunk group without the ranks of `gone`. Each shrink of the parent without
@@ -67,8 +67,8 @@ class DiagnosisClient {
   void askForDumps();
 
   // For the next `time`, makes peers wait for this rank past their deadlines, and lets operations
-  // issued on this rank take that long. Returns when that ends. endRelaxation() with this value
-  // ends it earlier.
+  // issued on this rank take that long. Returns the time at which this relaxation ends;
+  // endRelaxation() with that time ends it earlier.
   Clock::time_point relax(Milliseconds time);
   void endRelaxation(Clock::time_point end);
   // Returns the time until all relaxations have ended.
@@ -76,7 +76,7 @@ class DiagnosisClient {
 
  private:
   // Fails the communicator if an operation in flight can no longer end, since a rank has died.
-  // Returns whether it does.
+  // Returns whether it has failed the communicator.
   bool noticeDeath(Clock::time_point now);
   // Checks for questions of other ranks, and reports this rank's status if one is wanted.
   void answer(Clock::time_point now);
@@ -88,7 +88,8 @@ class DiagnosisClient {
   // the other ranks.
   void explainFailure(const Operation& op);
 
-  // Do the same if nothing is in flight, and if another rank's diagnosis has ended with a verdict.
+  // Start a thread that fails the communicator while nothing is in flight: learnOfFailure() if the
+  // library has failed, learnOfVerdict() if another rank's diagnosis has ended with a verdict.
   void learnOfFailure();
   void learnOfVerdict();
   // Builds the request for `op` after the operation's own deadline.

@@ -36,8 +36,8 @@ class Executor {
   virtual void awaitInStream(Work& work) = 0;
 
   // Waits until nothing is in flight: operations end with their peers, or at their deadlines. If a
-  // signal interrupts it, aborts and raises what the handler raised. Waits for messages that no
-  // stream orders no longer than `messages`.
+  // signal interrupts it, aborts and raises what the handler raised. `messages`: limit of the wait
+  // for messages that no stream orders.
   virtual void drain(Milliseconds messages) = 0;
 
   // Lets the worker finish asynchronous operations that were left to a waiting thread, for a caller

@@ -28,7 +28,7 @@ constexpr Milliseconds kInterruptInterval{200};
 class FailureState {
  public:
   // Cause of a failure. met: an operation of this rank found it. requested: a call on this rank,
-  // such as abort(), asked for it. elsewhere: it is on other ranks, while this one has no operation
+  // such as abort(), asked for it. elsewhere: other ranks found it while this rank had no operation
   // in flight.
   enum class Cause { met, requested, elsewhere };
 
@@ -51,7 +51,7 @@ class FailureState {
 
   // Raises the failure as a CommError, or ends the process, see setEndsProcess().
   [[noreturn]] void raise(const Failure& failure) const;
-  // Returns whether a call has raised it, or an operation has ended with it.
+  // Returns whether a call has raised the failure, or an operation has ended with it.
   bool told() const { return told_.load(std::memory_order_relaxed); }
 
   // Sets whether a failure ends the process when the hooks have run, unless it was requested. After
@@ -72,8 +72,8 @@ class FailureState {
   // Returns the error of `op`, or null if the library has not failed by now.
   std::exception_ptr asyncError(const Operation& op);
 
-  // Returns the communicator's failure, worded for `op`, which it has ended. Another operation of
-  // this rank, possibly of another thread, may have found it.
+  // Returns `failure`, the communicator's, worded for `op`, which has ended with it. Another
+  // operation of this rank, possibly of another thread, may have found the failure.
   Failure endOf(const Operation& op, Failure failure) const;
 
   // Builds a failure of other ranks that happened while this one was in no operation.
@@ -82,7 +82,8 @@ class FailureState {
   // Fails `op`, which has not ended in time, and the library on all ranks.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
-  // Does the same to `op`, which waits for ranks that have died. `pids`: their processes.
+  // Fails `op`, which waits for `ranks`, whose processes `pids` have died, and the library on all
+  // ranks.
   void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);
 
   // Fails every operation on all ranks, now and later. Has an effect once.

@@ -70,9 +70,9 @@ Wait describeWait(
 // Describes a rank that does not answer, by its process.
 Silent describeSilent(const Peer& peer);
 
-// Builds the request about `op` of the group, as far as it is independent of the library.
-// `deadline`: the operation's deadline, which is `timeout` after its issue or after the end of what
-// it waited for.
+// Builds the request about `op` of the group, without the fields for which the library is asked.
+// `deadline`: the deadline of `op`, which is `timeout` after the issue of `op` or after the end of
+// what `op` waited for.
 DiagnosisRequest requestAbout(
     const GroupActivity& group,
     const Operation& op,

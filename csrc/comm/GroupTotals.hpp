@@ -71,7 +71,8 @@ class GroupTotals {
         Clock::duration(read(of.waited))};
   }
   uint64_t inFlight() const { return inFlight_.load(std::memory_order_relaxed); }
-  // Returns when the oldest operation in flight was issued; meaningless if none is in flight.
+  // Returns the time at which the oldest operation in flight was issued; meaningless if none is in
+  // flight.
   Clock::time_point oldest() const {
     return Clock::time_point(Clock::duration(oldest_.load(std::memory_order_relaxed)));
   }

@@ -120,7 +120,7 @@ class Hooks {
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
-  // Runs `body` between pre and post hooks. It launches nothing: it is finalize, for example.
+  // Runs `body` between pre and post hooks. `body`, such as finalize, launches nothing.
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 

@@ -82,8 +82,8 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-// Returns whether nobody but a user of its Work learns of its end, which may then wait for that
-// user.
+// Returns whether only a user of the operation's Work learns of its end. The end may then be
+// deferred until a thread waits for the Work.
 bool HostExecutor::mayBeDeferred(const Operation& op) const {
   return !comm_.timed() && !op.hooked && !comm_.groupHooks().end() && !at::hasCallbacks();
 }
@@ -324,9 +324,9 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     comm_.lateness().wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
-    // Runs queued tasks in this thread only without a timeout, since they may take longer. A
-    // message runs no queued tasks: other ranks may need what follows the message before they do
-    // their part of those.
+    // Runs queued tasks in this thread only without a timeout, since they may take longer. A wait
+    // for a message runs none: other ranks may do their part of the queued tasks only after an
+    // operation that this thread issues after the message.
     const auto done = [&work] { return work.done(); };
     if (work.operation().ordered) {
       serveMessages();

@@ -56,7 +56,7 @@ void InFlightOps::end(Entry entry, const OpEnd& end) {
     extraMs_.store(current >= extra ? current - extra : 0, std::memory_order_relaxed);
   }
   if (ops_.empty()) {
-    none_.notify_all();  // for a reporting thread, which waits for no other
+    none_.notify_all();  // awaitNone() of a reporting thread ignores `ending_`
   }
 }
 

@@ -35,8 +35,8 @@ class LatenessClient {
   LatenessClient(const LatenessClient&) = delete;
   LatenessClient& operator=(const LatenessClient&) = delete;
 
-  // Begins. `place`: the group's place in the store, which no other group has, even of the same
-  // name. A group of one rank has no part in this.
+  // Begins. `place`: the prefix of the group's keys in the store, which no other group has, even if
+  // its name is the same. A group of one rank has no part in this.
   void open(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::string& place,
@@ -55,8 +55,8 @@ class LatenessClient {
       log_->note(seq, at);
     }
   }
-  // Records that the calling thread has issued that collective asynchronously. Returns the pass
-  // whose end() is to be called at the collective's end, or null.
+  // Records that the calling thread has issued asynchronously the collective of its last arrive().
+  // Returns the pass whose end() is to be called at the collective's end, or null.
   std::shared_ptr<BackwardPass> follow() const {
     return noting_.load(std::memory_order_acquire) ? BackwardPass::join(log_) : nullptr;
   }
@@ -72,7 +72,7 @@ class LatenessClient {
   // Does what is due. Called in the monitor's thread; does not block.
   void check(Clock::time_point now) noexcept;
 
-  // Returns this rank's last judgement, or null. It judges if it is rank 0 and the warning is on.
+  // Returns this rank's last judgement, or null. Only rank 0 judges, and only if the warning is on.
   std::shared_ptr<const Lateness> judged() const;
 
   // Returns how late each rank is, from what all ranks have published; without ranks if too little

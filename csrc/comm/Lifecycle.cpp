@@ -71,8 +71,9 @@ std::shared_ptr<Communicator> Communicator::split(
   const auto wrong = splitMistake(ranks, rank_, size_);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = position != ranks.end() && wrong.empty();
-  // Groups of one split are disjoint, so that their first ranks distinguish them. Different lists
-  // with the same first rank make different groups, in which every rank sees that some are missing.
+  // The color contains the first rank, which differs between the groups of one split, since these
+  // are disjoint. It also contains a hash of the list: ranks with different lists get into
+  // different groups, and each finds that ranks of its list are missing.
   const auto lists = static_cast<uint32_t>(std::numeric_limits<int>::max() / size_);
   const auto text = joinRanks(ranks);
   const auto list = static_cast<uint32_t>(host::hashBytes(text.data(), text.size())) % lists;
@@ -339,7 +340,7 @@ void Communicator::end() {
 }
 
 void Communicator::inheritFrom(const Communicator& former) {
-  // Shares the object, in which the caller that has added a hook removes it.
+  // Shares the object: a caller's handle removes a hook from the object that the hook was added to.
   hooks_ = former.hooks_;
   failureState_.setEndsProcess(former.failureState_.endsProcess());
   executor_->setBlockingWait(former.executor_->blockingWait());

@@ -41,8 +41,8 @@ class OpenCall {
   // that the handler calls.
   static void refuse(const Communicator& comm, const char* what);
 
-  // Calls `body` when this call has been left, after bodies that were added before. Its exceptions
-  // are dropped, since the call itself raises why the communicator has failed.
+  // Calls `body` when this call has been left, after bodies that were added before. The exceptions
+  // of `body` are dropped, since the call itself raises why the communicator has failed.
   void afterwards(std::function<void()> body) { afterwards_.push_back(std::move(body)); }
 
  private:

@@ -31,8 +31,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Number of a group's oldest operations that are reported; kMostOps limits them with the awaited
-// ones.
+// Number of a group's oldest operations that are reported; kMostOps limits these and the awaited
+// ones together.
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
 

@@ -46,7 +46,7 @@ void manage(
   } catch (...) {
     error = std::current_exception();
   }
-  comm.inFlight().remove(entry);  // it has no number among the operations
+  comm.inFlight().remove(entry);  // without end(): `op` has no number in the group
   if (error) {
     std::rethrow_exception(error);
   }

@@ -35,7 +35,7 @@ struct StorePlace {
   };
 };
 
-// One T for each store, which lives as long as it has a holder. Thread-safe.
+// Keeps one T for each store. A T lives as long as it has a holder. Thread-safe.
 template <class T>
 class PerStore {
  public:

@@ -157,8 +157,8 @@ void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c1
   }
 }
 
-// Keeps what the exception frees from being reused before the kernels that are queued have ended:
-// the streams in whose order torch reuses memory wait for them.
+// Makes the streams in whose order torch reuses memory wait for the queued kernels. Otherwise
+// memory that the exception frees could be reused before these have ended.
 void StreamExecutor::joinAfterError(
     const c10::Stream& stream,
     const c10::Stream& issuer,

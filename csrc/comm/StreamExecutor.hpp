@@ -36,14 +36,15 @@ class StreamExecutor final : public Executor {
   // separate thread.
   void finishFromEvent(std::shared_ptr<Flight> flight);
   // Ends an operation in a graph, when its Work is dropped: joins it to the stream that issued it,
-  // if no stream has joined it and none can any more, and releases its memory. `keepAlive`: buffers
-  // that it still needs.
+  // if no stream has joined it and none can any more, and releases the operation's memory.
+  // `keepAlive`: buffers that the operation still needs.
   void leaveGraph(const Flight& flight, std::shared_ptr<const void> keepAlive) noexcept;
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
-  // Queues the operation in `stream`, which its caller's `issuer` has to wait for if it raises.
+  // Queues the operation in `stream`. If it raises, the caller's stream `issuer` has to wait for
+  // `stream`, see joinAfterError().
   void queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer);
   void joinAfterError(
       const c10::Stream& stream,

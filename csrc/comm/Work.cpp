@@ -158,7 +158,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 
 float Work::getDuration() const {
   using Duration = std::chrono::duration<float, std::milli>;
-  // Asks the device: the thread that finishes the operation may come to it later.
+  // Asks the device, since the operation's end may not have been recorded yet: another thread does
+  // that later.
   if (const auto flight = this->flight(); timed_ && !done() && flight && flight->reached()) {
     return Duration(flight->elapsed()).count();
   }
@@ -319,8 +320,9 @@ void Work::completeFutures() {
     if (error) {
       future->setError(error);
     } else {
-      // The future records the current stream: its callbacks run after all that is queued in it
-      // now, and so earliest if the future is requested at once.
+      // The future records the current stream: its callbacks run after everything that is queued in
+      // that stream by now. So they run earliest if the future is requested right after the
+      // operation.
       c10::OptionalStreamGuard guard;
       if (flight) {
         guard.reset_stream(*flight->stream());

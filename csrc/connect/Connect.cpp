@@ -107,8 +107,8 @@ ncclComm_t joinInside(
   return made;
 }
 
-// Connects ranks that have met through Gloo. Ranks for which `placeOf` returns the same name share
-// memory; if it is null, no ranks do.
+// Connects, through Gloo, ranks that have met in the store. Ranks for which `placeOf` returns the
+// same name share memory; if `placeOf` is null, no ranks share memory.
 std::shared_ptr<Communicator> connectMet(
     RendezvousInfo info,
     const ConnectGloo& connectGloo,

@@ -29,8 +29,8 @@ using ConnectGloo = std::function<gloo::Connections(
 // Joins the ranks for CPU tensors: through shared memory, or, if they are on several hosts or in
 // several containers, through shared memory inside each and Gloo between them. `connectGloo` makes
 // Gloo's connections; if it is null, several hosts are an error. If this process sees an
-// accelerator, the first CPU tensor makes Gloo's connections, since a group that has none would
-// waste a socket for each other rank. Collective; returns when every rank has joined. Raises
+// accelerator, the first CPU tensor makes Gloo's connections, since a group without CPU tensors
+// would waste a socket for each other rank. Collective; returns when every rank has joined. Raises
 // CommError, or the exception of `connectGloo`. `peers` receives the ranks' processes, by rank, and
 // is empty for a single rank.
 std::shared_ptr<Communicator> connectHosts(

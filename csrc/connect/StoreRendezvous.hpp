@@ -117,8 +117,8 @@ class StoreRendezvous {
   std::string meetPair();
 
   // Counts this rank, which has read the answer, and deletes the round's keys if it is the last.
-  // Rank 0, which is often on the store's host, counts itself when it has joined the others, and
-  // so mostly is.
+  // Rank 0, which is often on the store's host, counts itself when it has joined the others, and so
+  // is mostly the last.
   void forget();
 
   // Decides the round with `answer`, unless another rank was first. Returns the round's answer.
@@ -156,8 +156,8 @@ class StoreRendezvous {
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // Stores process and version of rank `peer` from its message `text`, and returns the rest, after
-  // the line with the rank that it wants.
+  // Stores process and version of rank `peer` from its message `text`, and returns what follows the
+  // message's second line, which names the rank that `peer` wants.
   std::string hear(int peer, const std::string& text);
 
   // Describes how the ranks' versions of this package differ; empty if they do not.

@@ -18,22 +18,22 @@
 
 namespace torchcomms_pg {
 
-// One watch per device of the process, each with its own thread, since the driver may block a
-// thread that queries an event: a cudaFree behind a stuck kernel holds the context's lock until
-// that kernel ends. The monitor must keep its deadlines meanwhile, and so queries nothing of the
-// device. Thread-safe.
+// There is one poller per device of the process, each with its own thread, since the driver may
+// block a thread that queries an event: a cudaFree behind a stuck kernel holds the context's lock
+// until that kernel ends. The monitor must keep its deadlines meanwhile, and so queries nothing of
+// the device. Thread-safe.
 class EventPoller {
  public:
-  // An operation in a stream whose end the watch polls for.
+  // An operation in a stream whose end the poller waits for.
   class Awaited {
    public:
     virtual ~Awaited() = default;
     // Returns whether the stream has passed the operation. Also true if the device has failed.
     virtual bool ask() noexcept = 0;
-    // Called once, after ask() has returned true. `self` is the watch's reference to this object.
+    // Called once, after ask() has returned true. `self` is the poller's reference to this object.
     virtual void ended(std::shared_ptr<Awaited> self) noexcept = 0;
-    // Returns when ask() last returned false for this operation or an earlier one in the stream, or
-    // the epoch if it never did. For use in ended().
+    // Returns the time at which ask() last returned false for this operation or an earlier one in
+    // the stream, or the epoch if it never did. For use in ended().
     std::chrono::steady_clock::time_point lastPending() const { return lastPending_; }
 
    private:
@@ -45,7 +45,7 @@ class EventPoller {
   static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
   static constexpr std::chrono::milliseconds kHurriedTick{1};
 
-  // Returns the device's only watch. Never freed: its thread may be inside the driver when the
+  // Returns the device's only poller. Never freed: its thread may be inside the driver when the
   // process ends.
   static EventPoller& of(c10::Device device);
   explicit EventPoller(c10::Device device) : device_(device) {}  // for of()
@@ -65,7 +65,7 @@ class EventPoller {
   // Adds an operation. Operations of one stream are polled in the order in which they were added.
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
-  // Makes the watch poll every kHurriedTick while this object lives.
+  // Makes the poller poll every kHurriedTick while this object lives.
   class FastPolling {
    public:
     explicit FastPolling(EventPoller& watch);

@@ -15,8 +15,8 @@
 
 namespace torchcomms_pg {
 
-// A stream apart from the one for operations outside graphs: while one thread captures, operations
-// that another thread issues must not get into the graph. Thread-safe.
+// Owns a stream for operations in graphs alone: while one thread captures, operations that another
+// thread issues must not get into the graph. Thread-safe.
 class GraphStream {
  public:
   // A stream inside a capture, and the number of that capture, from 1.

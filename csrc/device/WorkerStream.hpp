@@ -44,15 +44,15 @@ class WorkerStream final : public host::HostStream {
   void wake();
 
   // Lets other threads run the later tasks while the calling task goes on. Does nothing in a thread
-  // that does not lead.
+  // that is not the leader.
   void handOver();
 
   // Waits until the queue is empty and no task runs, except tasks that have called handOver().
   // Returns immediately if called from a task of this stream, which would wait for itself.
   void drain();
 
-  // Runs queued tasks in the calling thread until `done` returns true, unless another thread leads.
-  // A caller that would only wait saves the wake-up of a thread.
+  // Runs queued tasks in the calling thread until `done` returns true, unless another thread is the
+  // leader. A caller that would only wait saves the wake-up of a thread.
   void runQueued(const std::function<bool()>& done);
 
  private:

@@ -100,7 +100,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
     } else if (message.tag >= 0) {
       now.messages.push_back(message);
     } else {
-      // Belongs to an exchange; exchanges are issued one after another.
+      // The message belongs to an exchange; exchanges are issued one after another.
       if (now.exchanges.empty() || now.exchanges.back().complete()) {
         const std::vector<Part> none(comm->topology().size);
         now.exchanges.push_back({none, none, message.type, {}});

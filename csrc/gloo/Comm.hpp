@@ -21,7 +21,7 @@
 namespace torchcomms_pg::gloo {
 
 // Time when the ranks are connected. `now`: in Comm::make(), which then is collective.
-// `whenNeeded`: with the first rank that communicates, see Link::awaitConnections().
+// `whenNeeded`: when the first rank communicates, see Link::awaitConnections().
 enum class Connected { now, whenNeeded };
 
 // The parts that a communicator is made of.

@@ -24,7 +24,7 @@ void Execution::allGather(const Collective& c) {
       step.receive(host, received[host].data(), received[host].size());
     });
   };
-  // A rank that is alone on its rail sends before its host's ranks have gathered.
+  // A rank whose rail carries no other rank's data sends at once, before its host's ranks gather.
   const auto here = onRail() ? onRail(host_, local()) : std::vector<int>();
   const bool alone = here.size() == 1;
   if (alone) {

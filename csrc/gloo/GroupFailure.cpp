@@ -16,9 +16,9 @@ namespace {
 // Key under which a rank writes the failure with which it has failed the group.
 constexpr const char* kReasonKey = "failed";
 
-// Interval at which a rank that needs the reason looks for it. Time limits: of the reason, since a
-// rank that is held up may lose its connections before it can read it; and of the answer of a rank
-// that still runs, whose host looks once a second.
+// Interval at which a rank looks for the reason of another rank's failure; the longest time that it
+// looks, since connections may break before the reason can be read; and the longest time that it
+// waits for the answer of a rank that may still run, whose host looks once a second.
 constexpr std::chrono::milliseconds kReasonLook{50};
 constexpr std::chrono::milliseconds kReasonPatience{2000};
 constexpr std::chrono::milliseconds kAnswerPatience{5000};
@@ -100,8 +100,8 @@ void GroupFailure::raiseFor(const host::NcclError& inside, const std::vector<int
 }
 
 void GroupFailure::adopt(const host::NcclError& inside, const std::vector<int>& members) {
-  // A failure inside a host that follows the group's failure carries it as its text, see
-  // Comm::make().
+  // If the group's failure has caused the failure inside the host, the text of the latter is the
+  // encoded former, see Comm::make().
   if (failAsTold(inside.what())) {
     return;
   }

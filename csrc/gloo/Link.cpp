@@ -409,8 +409,8 @@ void Link::learn() {
 }
 
 void Link::release() {
-  // Keeps no reference to a work, with which Gloo would still move data when its waiting thread has
-  // dropped it.
+  // Aborts under the lock and keeps no reference to a work: with one, Gloo would still move data
+  // after the waiting thread has dropped the work.
   std::lock_guard lock(mutex_);
   changed_.notify_all();
   for (const auto& work : awaited_) {

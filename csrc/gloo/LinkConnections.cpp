@@ -21,8 +21,8 @@ constexpr size_t kNamed = 4;
 // Time limit for threads to release connections that are closed, shared by all links.
 SharedPatience releasePatience{std::chrono::seconds(5)};
 
-// Store keys: a rank wants the ranks to be connected; a rank has left before they were, and so
-// fails those that want to be.
+// Store keys. kConnectKey: a rank wants the ranks to be connected. kLeftKey: a rank has left before
+// the ranks were connected, so ranks that want to be connected fail.
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 

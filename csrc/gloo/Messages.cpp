@@ -394,8 +394,8 @@ void Messages::complete(const Transfers& transfers) {
 void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
   bool outside = false, inside = false;
   {
-    // Ends Gloo's transfers when it is destroyed, after the lock is released: Gloo then waits for
-    // its own thread to leave the buffer, which never blocks there.
+    // Destroyed after the lock is released, which ends Gloo's transfers: Gloo then waits until its
+    // own thread has left the buffers. That thread never blocks while it uses one.
     std::vector<Packet> underWay;
     std::unique_lock lock(mutex_);
     for (const auto& transfer : transfers) {

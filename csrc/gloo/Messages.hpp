@@ -34,9 +34,9 @@ struct Transfer : Message {
 };
 
 // Messages between ranks of one host go through shared memory. A message to a rank of another host
-// uses the rail if the two ranks are counterparts, and else a connection of the two, which their
-// first message makes: the peer starts to connect with its own first message, or when it finds the
-// request in the store, within a second.
+// uses the rail if the two ranks are counterparts, and else a connection between the two ranks.
+// Their first message makes that connection: the peer starts to connect when it issues its own
+// first message, or when it finds the request in the store, within a second.
 //
 // One thread for each peer on another host receives the peer's envelopes in order. Each goes to the
 // oldest posted receive that fits it. A receive from any rank is posted in shared memory and for

@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Those that no thread has.
+// The objects without a thread.
 struct SpareEnds {
   std::mutex mutex;
   AwaitedEnd* first = nullptr;
@@ -21,7 +21,7 @@ SpareEnds& spareEnds() {
 
 }  // namespace
 
-// Has one while a thread lives.
+// Holds an object for as long as the thread lives.
 struct AwaitedEnd::Owner {
   AwaitedEnd* end = nullptr;
 

@@ -1,5 +1,5 @@
-// When the operation that a thread waits for has ended, as its future tells. Knows nothing of
-// torch.
+// The time at which the operation that a thread waits for has ended, reported by a callback of the
+// operation's future. Independent of torch.
 #pragma once
 
 #include <atomic>
@@ -8,15 +8,16 @@
 
 namespace torchcomms_pg {
 
-// One of each thread, for the operation that it has begun to wait for last. Futures of earlier ones
-// may end at any time, from any thread: each knows by the time of its issue that it is not asked
-// for any more. So it is never destroyed, and a thread that ends leaves it to another.
+// Keeps the end of the operation that one thread has begun to wait for last. The callback of an
+// earlier operation may run at any time and in any thread; it has no effect, since it has another
+// time of issue. So the object is never destroyed: when its thread ends, a later thread takes it
+// over.
 class AwaitedEnd {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A future's callback. std::function keeps one of two words that are trivially copied in itself,
-  // where another costs memory that one thread allocates and another frees.
+  // A future's callback. It has two words and is trivially copyable, so that std::function stores
+  // it without allocating memory, which another thread would then free.
   class Callback {
    public:
     void operator()(const auto& /*future*/) const {
@@ -43,7 +44,7 @@ class AwaitedEnd {
     state_.store(since, std::memory_order_relaxed);
     return {this, since};
   }
-  // Returns when that operation ended, or the epoch if that is not known.
+  // Returns the time at which that operation ended, or the epoch if that is not known.
   Clock::time_point get() const {
     const auto state = state_.load(std::memory_order_relaxed);
     return Clock::time_point(Clock::duration(state < 0 ? -state : 0));
@@ -53,7 +54,7 @@ class AwaitedEnd {
   struct Owner;
 
   std::atomic<Clock::rep> state_{0};  // time of the issue, or minus the time of the end
-  AwaitedEnd* next_ = nullptr;        // among those that no thread has
+  AwaitedEnd* next_ = nullptr;        // in the list of objects without a thread
 };
 
 }  // namespace torchcomms_pg

@@ -52,8 +52,8 @@ class WaitGraph {
   }
 
  private:
-  // Returns the ranks whose operations with one number differ: from the asking rank's, or at
-  // numbers that it has passed, from each other's.
+  // Returns the ranks whose operations disagree: with the asking rank's operation of the same
+  // number, or, at other numbers, with each other's.
   std::vector<int> disagreeing() const {
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
     for (const auto& [rank, answer] : answers_) {
@@ -110,7 +110,7 @@ class WaitGraph {
           open(rank);
         }
       }
-      // A root that has arrived holds up the others by what it waits for itself.
+      // A root that has arrived may still hold up the others, so follows what it waits for.
       for (const auto& collective : wait->collectives) {
         if (const int root = local(collective.rank);
             collective.rank >= 0 && isIn(root, wait->group, collective.seq)) {

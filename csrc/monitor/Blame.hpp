@@ -55,7 +55,7 @@ struct Blame {
     Wait wait;
   };
 
-  std::vector<Late> late;   // first those that the operation asked about waits for
+  std::vector<Late> late;   // the ranks that the operation asked about waits for come first
   std::vector<int> gone;    // needed ranks without an answer that are dead or stopped
   std::vector<int> silent;  // other ranks without an answer that may be needed
   std::vector<Link> circle;

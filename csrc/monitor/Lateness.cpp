@@ -8,8 +8,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Part of all own time after which a block ends. A collective soon after another shares its block,
-// since it says little; 20 at equal distances make a block each.
+// Part of all own time after which a block ends. Collectives in quick succession share a block,
+// since each of them says little; 20 collectives at equal distances have a block each.
 constexpr double kBlockPart = 1.0 / 32;
 
 double medianOf(std::vector<double> values) {
@@ -165,8 +165,9 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
     latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
-  // The others wait for one rank alone for the smaller of two times: the time that it works longer
-  // than each of them, and the time that each waits longer than it.
+  // The share is the part of the time for which the others wait for the latest rank alone. For each
+  // other rank it is the smaller of two differences: how much longer the latest rank works, and how
+  // much longer the other rank waits in collectives. The least over the other ranks counts.
   double share = 1;
   bool steady = true;
   std::vector<double> scatters;

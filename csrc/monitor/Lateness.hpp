@@ -6,10 +6,11 @@
 // are differences on one clock; clocks of two hosts are never compared.
 //
 // The collectives are cut into blocks. For each two ranks, the difference of own times is taken in
-// every block, and then the median of these, since a stall or a checkpoint is in few of them. This
-// is the median of means (Nemirovsky and Yudin 1983; Lugosi and Mendelson, "Mean Estimation and
-// Regression under Heavy-Tailed Distributions", 2019), of pairs. Its scatter is the median absolute
-// deviation (Hampel, "The Influence Curve and Its Role in Robust Estimation", 1974).
+// every block, and then the median of these differences, since a stall or a checkpoint is in few
+// blocks. This is the median of means (Nemirovsky and Yudin 1983; Lugosi and Mendelson, "Mean
+// Estimation and Regression under Heavy-Tailed Distributions", 2019), applied to the differences of
+// two ranks. The measure of its scatter is the median absolute deviation (Hampel, "The Influence
+// Curve and Its Role in Robust Estimation", 1974).
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,9 @@ bool Monitor::onItsThread() {
 }
 
 Monitor::Hold::~Hold() {
-  // Does nothing in a forked child, which does not have the thread, nor in the monitor's thread,
-  // which cannot join itself: it could not pass an object to another thread, and goes on.
+  // Does nothing in a forked child, which does not have the thread. Does nothing in the monitor's
+  // thread either, which cannot join itself and goes on; it holds one only if it could not pass an
+  // object to another thread.
   if (&monitor_ == &get() && !onItsThread()) {
     monitor_.leave();
   }

@@ -77,7 +77,7 @@ class Monitor {
   // Makes every watched object end its operations in flight.
   void abortInFlight(const char* why);
 
-  // Returns when the thread's last round began, or the epoch if it does not run.
+  // Returns the time at which the thread's last round began, or the epoch if it does not run.
   Clock::time_point lastRound() const {
     return Clock::time_point(Clock::duration(lastRound_.load(std::memory_order_relaxed)));
   }

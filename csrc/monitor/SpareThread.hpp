@@ -15,7 +15,8 @@ class SpareThread {
   SpareThread(const SpareThread&) = delete;
   SpareThread& operator=(const SpareThread&) = delete;
 
-  // Runs `body` after earlier ones, so that a task must not wait forever for a later one.
+  // Runs `body` after the earlier tasks. So a task may wait for a later one only for a limited
+  // time.
   void run(std::function<void()> body);
 
  private:

@@ -68,8 +68,8 @@ ncclResult_t Registrations::add(
     if (found->second.bytes == segment.bytes && found->second.symmetric == symmetric) {
       return ncclSuccess;
     }
-    // Deregisters it: it is registered in the other way, or was freed without a call of released()
-    // and allocated anew.
+    // Deregisters the old entry: its segment is registered in the other way, or was freed without a
+    // call of released() and allocated anew.
     const auto result = deregister(found->second);
     entries.erase(found);
     if (result != ncclSuccess) {

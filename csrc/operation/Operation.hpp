@@ -99,8 +99,8 @@ inline bool onlyGives(OpKind kind, bool root) {
   return hasRoot(kind) && root == (kind == OpKind::broadcast || kind == OpKind::scatter);
 }
 
-// Returns whether it concerns the communicator itself. Such operations have no sequence number in
-// the group.
+// Returns whether the operation concerns the communicator itself. Such operations have no sequence
+// number in the group.
 inline bool isManagement(OpKind kind) {
   return kind >= OpKind::registerMemory;
 }

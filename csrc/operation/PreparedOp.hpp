@@ -53,8 +53,8 @@ struct PreparedOp {
   std::function<void()> epilogue;
   std::vector<PreparedOp> parts;                     // messages of a batch that has messages only
   std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that a stream orders
-  // Streams of an accelerator: of a batch, those that go on after it, besides the one that ends it;
-  // of its members, the one in which they were issued.
+  // Streams of an accelerator. Of a batch: those that go on after the batch, besides the stream in
+  // which it runs. Of a batch's member: the stream in which it was issued.
   std::vector<c10::Stream> streams;
   std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;

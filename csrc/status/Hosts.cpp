@@ -152,7 +152,8 @@ struct Hosts::State {
         if (!board) {
           board = makeBoard();
           enter(*board);
-          // The latest question may still be open: another process may have left it.
+          // The latest question may still be open, since the process that answered before may have
+          // ended before it answered.
           heard = std::max<int64_t>(board->add(kAsked, 0) - 1, 0);
         }
         if (const auto count = board->add(kAsked, 0); count > heard) {

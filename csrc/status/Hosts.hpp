@@ -13,8 +13,9 @@
 namespace torchcomms_pg::status {
 
 // This process's part in that exchange, for one store. On each host one process at a time looks
-// into the store four times a second, in a separate thread. If another host asks, it answers for
-// all processes of its host. When it is stopped or gone, another process takes over. Thread-safe.
+// into the store four times a second, in a separate thread. If another host asks, that process
+// answers for all processes of its host. When it is stopped or gone, another process takes over.
+// Thread-safe.
 class Hosts {
  public:
   using MakeBoard = std::function<std::unique_ptr<SharedBoard>()>;  // opens a connection

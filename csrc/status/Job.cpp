@@ -102,8 +102,8 @@ std::vector<UnreachedHost> Job::unreached() const {
   return missing_.empty() ? std::vector<UnreachedHost>() : unreached_;
 }
 
-// Finds the groups of the job: the asked process's, and transitively those that a process of the
-// job is in.
+// Finds the groups of the job: the asked process's groups, and then again and again the other
+// groups of each process that is in a group of the job.
 void Job::findJob() {
   std::vector<const ProcessStatus*> others;
   for (const auto& host : hosts_) {

@@ -98,7 +98,7 @@ Thread& thisThreads() {
 
 std::optional<OpKind> kindOf(const latest::PreHookArgs& args, int size) {
   using Name = latest::HookOpName;
-  // One tensor for all ranks, instead of a list with one for each.
+  // Whether the call has one tensor for all ranks, instead of a list with one for each rank.
   const auto one = [size](const auto& whole, const auto& part) {
     return whole.size() == 1 && part.size() == 1 &&
            whole.front().numel() == part.front().numel() * size;

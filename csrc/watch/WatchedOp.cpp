@@ -43,8 +43,8 @@ struct Dropped {
   }
 };
 
-// Releases a Work in a thread that may wait for the GIL, needed to free tensors that Python knows.
-// Leaks the Work if the interpreter is ending.
+// Releases a Work in a thread that may wait for the GIL, which is needed to free tensors that
+// Python knows. Leaks the Work if the interpreter is ending.
 void dropDetached(c10::intrusive_ptr<c10d::Work> work) noexcept {
   static PerProcess<Dropped> ofProcess;
   auto unfinished = ExitGuard::begin();

@@ -54,8 +54,8 @@ class WatchedOp final {
   };
   std::optional<End> ask() const noexcept;
 
-  // Record and return when ask() last found the operation unfinished; the epoch before. One thread
-  // records at a time.
+  // Record and return the time at which ask() last found the operation unfinished; the epoch
+  // before. One thread records at a time.
   void notePending(Clock::time_point at) {
     const auto latest = std::max(at, lastPending());
     lastPending_.store(latest.time_since_epoch().count(), std::memory_order_relaxed);
@@ -64,9 +64,10 @@ class WatchedOp final {
     return Clock::time_point(Clock::duration(lastPending_.load(std::memory_order_relaxed)));
   }
 
-  // Returns whether its thread is still in the call, as far as is known. Returns false if the
-  // thread has left the call by an exception, so that no post hook was called; nullopt while Python
-  // is being asked, which takes kQuestion at most. This and the next are for the monitor's thread.
+  // Returns whether the operation's thread is still in the call, as far as is known. Returns false
+  // if the thread has left the call by an exception, so that no post hook was called; nullopt while
+  // Python is being asked, which takes kQuestion at most. This function and the next are for the
+  // monitor's thread.
   std::optional<bool> inCall(Clock::time_point now);
   // Returns whether it is time to ask without a diagnosis. The interval grows with the time in the
   // call, since each question takes the GIL.
@@ -80,9 +81,9 @@ class WatchedOp final {
   // has none.
   static c10::intrusive_ptr<c10::ivalue::Future> futureOf(c10d::Work& work);
 
-  // Releases the Work in the calling thread, which may then wait for the GIL, needed to free
-  // tensors that Python knows. Called by the thread that has ended the operation, if no other holds
-  // it.
+  // Releases the Work in the calling thread. That may wait for the GIL, which is needed to free
+  // tensors that Python knows. Called by the thread that has ended the operation, if no other
+  // thread holds the operation.
   void drop() { work_.reset(); }
 
  private:

@@ -248,9 +248,9 @@ void Window::deregister() {
       accelerator->await(
           *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
-    // Every rank sends every other rank the number of signals it has sent to it. A rank's last
-    // signal follows all its puts. Signals that no wait has taken are taken now, so that the next
-    // window does not count them.
+    // Every rank sends every other rank the number of signals that it has sent to that rank. A
+    // rank's last signal follows all its puts. Signals that no wait has taken are taken now, so
+    // that the next window does not count them.
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});

@@ -331,7 +331,7 @@ def accelerator_ends_process(desync_debug: bool) -> bool:
 
     Applies to process groups and an accelerator's tensors only: torchrun sets the variable, and a
     failure on CPU tensors can be raised in the waiting caller. With TORCH_NCCL_BLOCKING_WAIT, which
-    takes precedence, so can a failure on an accelerator.
+    takes precedence, a failure on an accelerator can be raised there, too.
 
     Args:
         desync_debug: whether 0 counts as 3, since such a group is to report at its end.

@@ -17,7 +17,7 @@ class NanCheckHook:
     only, and never a receive's. Checks floating point and complex tensors; others cannot hold a
     NaN. Operations captured into a graph are not checked.
 
-    A rank that is refused does not take part in the operation: its peers wait for it until their
+    A rank whose operation is refused takes no part in it: the peers wait for that rank until their
     timeout, or until this rank's process ends.
 
     Example:
@@ -43,7 +43,7 @@ class NanCheckHook:
         self._handles.append(comm.register_pre_hook(lambda args: _C.refuse_nan(args, rank)))
 
     def is_enabled(self) -> bool:
-        """Returns whether it has been registered, and not unregistered since."""
+        """Returns whether the check has been registered, and not unregistered since."""
         return bool(self._handles)
 
     def unregister(self) -> None:

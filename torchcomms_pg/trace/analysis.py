@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def place(self) -> Place | None:
-        """The collective that shows it, if one does."""
+        """The collective of the first operation that shows the finding; None for a message."""
         entry = self.entries[0] if self.entries else None
         return None if entry is None or entry.p2p else Place(entry.group, entry.seq)
 
@@ -183,7 +183,7 @@ class Analysis:
             yield from dump.entries
 
     def holds(self, entry: Entry) -> bool:
-        """Returns whether it has not ended. A batch itself holds up no rank: its members do.
+        """Returns whether the operation has not ended. A batch holds up no rank: its members do.
 
         A send has ended if its receiver has finished: torch's hook does not report the end of a
         message in a batch.
@@ -318,7 +318,7 @@ class Analysis:
         return list(findings.values())
 
     def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
-        """Returns awaited ranks that do not wait, each at the first operation that misses it."""
+        """Returns findings on awaited ranks that do not wait, by the first operations they miss."""
         told: set[int] = set()
         findings = []
         for entry in stuck:

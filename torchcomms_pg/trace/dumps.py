@@ -105,7 +105,7 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended. One that started, and is retired without an end, has failed."""
+        """Whether it has ended. If it has started and is retired without an end, it has failed."""
         if self.state == "completed" or self.completed is not None:
             return True
         return self.retired and self.state == "scheduled"
@@ -149,7 +149,7 @@ class Entry:
     def where(self) -> Frame | None:
         """The innermost line of the user's own code: not of torch or of this package.
 
-        The end of a ``with`` block of either, such as a batch's, does not count.
+        Lines of contextlib, as at the end of a batch's ``with`` block, do not count either.
         """
         for frame in self.frames:
             if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):

@@ -63,7 +63,7 @@ def settle(dumps: Mapping[int, Dump]) -> None:
 
 
 def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Sets the ranks of each rank's groups of one name. Returns False if the dumps lack them."""
+    """Sets `Group.ranks` of all groups named `name`. Returns False if the dumps lack the ranks."""
     told = {dump.groups[name][1] for dump in dumps.values() if name in dump.groups}
     default = all(group.description == "default_pg" for groups in own.values() for group in groups)
     known = bool(told)
@@ -95,7 +95,7 @@ def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump
 
 
 def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Sets the `Group.life` of each rank's groups. Returns False if they cannot be matched."""
+    """Sets the `Group.life` of all groups. Returns False if ranks' groups cannot be matched."""
     lives: dict[tuple[int, ...], dict[int, list[Group]]] = defaultdict(lambda: defaultdict(list))
     for rank, groups in own.items():
         for group in sorted(groups, key=lambda group: group.id):

@@ -252,12 +252,12 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
   ring();
 }
 
-// Returns whether a transfer that has not ended can be left to a thread that waits, since it holds
-// up no peer meanwhile.
+// Returns whether a transfer that has not ended can be left to a thread that will wait for it,
+// since the transfer holds up no peer meanwhile.
 bool PointToPoint::mayWait(Transfer& transfer) {
   if (!transfer.deferred || transfer.bytes() > kAtOnce) return false;
   if (transfer.sending) return transfer.passed;
-  const size_t room = transfer.bytes() + 2 * kLine;  // with its header, and the end of a line
+  const size_t room = transfer.bytes() + 2 * kLine;  // with the header, and padding to a line
   if (transfer.confirmed ||
       room_ + room > comm_.segment().channelBytes() - sizeof(ChannelControl)) {
     return false;

@@ -26,7 +26,7 @@ struct Transfer : Message {
   // Owned by PointToPoint, for a transfer with `done`.
   TransferList::iterator place;
   bool served = false;  // the server moves it if no other thread does
-  size_t room = 0;      // of a receive that is left to a waiting thread: what its message may take
+  size_t room = 0;      // of a receive left by mayWait(): its message's bytes in the channel
   ncclResult_t result = ncclSuccess;
 
   // Owned by MessageEngine, except the atomics.

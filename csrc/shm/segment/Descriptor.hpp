@@ -14,9 +14,9 @@ using Token = std::array<uint64_t, 2>;
 // Throws NcclError.
 Token makeToken();
 
-// Lets processes of this user open the descriptor, until it is withdrawn. /proc denies that if this
-// process is not dumpable: then a thread of this process sends them the descriptor. Throws
-// NcclError.
+// Lets processes of this user open the descriptor, until it is withdrawn. If this process is not
+// dumpable, /proc denies them the descriptor; then a thread of this process sends it to them.
+// Throws NcclError.
 void share(const Token& token, int file);
 void withdraw(const Token& token);
 

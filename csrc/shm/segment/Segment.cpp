@@ -155,7 +155,8 @@ NcclError Segment::failure() const {
   const auto written = [this] {
     return header().failed.load(std::memory_order_acquire) == Recorded::yes;
   };
-  // The rank that has begun to record it ends at once, unless it was killed in between.
+  // The rank that has begun to record the failure is about to finish, unless it was killed
+  // meanwhile.
   for (int i = 0; i < 100 && !written(); ++i) {
     const timespec millisecond{0, 1'000'000};
     nanosleep(&millisecond, nullptr);

@@ -212,7 +212,7 @@ void Waiter::waitLong(
     const auto now = Clock::now();
     const bool lookForDead = now >= nextLifeCheck;
     if (lookForDead) nextLifeCheck = now + kLifeCheck;
-    // A rank that has left or died may have published before what this rank waits for.
+    // A rank may have published what this rank waits for before it left or died.
     if (left() || lookForDead) {
       try {
         checkPeers(needs);

@@ -45,7 +45,8 @@ inline void pauseCpu() {
 // A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
 // microseconds. It spins for kPatience if the previous wait ended within that time, and after each
 // longer wait for half as long as before. If another rank may need its CPU, the thread yields
-// between two checks. Waiting never changes the CPUs that a thread may use: they are its owner's.
+// between two checks. Waiting never changes the CPUs that a thread may use, since the caller has
+// chosen them.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}

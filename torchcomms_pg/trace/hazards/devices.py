@@ -10,7 +10,7 @@ from torchcomms_pg.trace.hazards.hazard import Hazard, named
 def two_devices(analysis: Analysis) -> list[Hazard]:
     """Returns groups that the backend ``nccl`` could not serve, as it takes no CPU tensors.
 
-    A group for ``cpu:gloo,cuda:nccl`` can, so they may be intended.
+    A group for ``cpu:gloo,cuda:nccl`` could serve both, so such groups may be intended.
     """
     devices: dict[tuple[str, tuple[int, ...]], dict[str, Entry]] = {}
     for entry in analysis.entries():
