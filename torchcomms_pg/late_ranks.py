@@ -35,8 +35,8 @@ class RankLateness:
 def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
     """Returns how late each rank of a process group is, from its latest collectives on the CPU.
 
-    The group is one of ``torchcomms``, or a watched one of another backend, see `watch`. The data
-    of the other ranks is two seconds old, and older in groups of more than 64 ranks.
+    The group is one of ``torchcomms``, or a watched one of another backend, see `watch`. Ranks
+    publish their data every two seconds, and less often in groups of more than 64 ranks.
 
     Args:
         group: by default the default group.

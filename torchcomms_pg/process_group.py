@@ -20,9 +20,9 @@ def get_process_group(comm: TorchComm) -> dist.ProcessGroup:
     creator's: `destroy_process_group` ends only the group, after which a new one may be made;
     `TorchComm.finalize` ends both, and a later operation of the group raises RuntimeError.
 
-    If no default group exists, a communicator of all ranks becomes it. Otherwise each rank must
-    have the same number in both: `TorchComm.get_ranks` are the default group's ranks. All ranks of
-    the communicator call this, and for several communicators in the same order; nothing is sent.
+    If no default group exists, a communicator of all ranks becomes it. Otherwise the numbers that
+    `TorchComm.get_ranks` returns must be the ranks' numbers in the default group. All ranks of the
+    communicator call this, and for several communicators in the same order; nothing is sent.
 
     Raises:
         ValueError: the communicator is neither the default group's nor a part of it.

@@ -30,9 +30,10 @@ _timeout = timedelta(0)  # of groups made from now on
 def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
     """Watches a process group of any backend, or all groups, including those made later.
 
-    If an operation has not ended in time, each rank prints which rank the others wait for, the
-    place of that rank's Python code, or how the ranks' calls differ. Once this is over, each rank
-    prints that, too. Nothing else changes: no operation is aborted, and all results stay the same.
+    If an operation has not ended in time, each rank prints which rank the others wait for and the
+    place of that rank's Python code, or else how the ranks' calls differ. When the operation ends
+    after all, each rank prints that it has. Nothing else changes: no operation is aborted, and all
+    results stay the same.
     Either all ranks of a group call this or none does: a rank that does not call it cannot report
     its place. Groups that ``torchcomms`` serves are left out: they already do this.
 

@@ -81,8 +81,8 @@ class CommHandle {
   std::vector<int> missingRanks() const;
   bool absenceIsCertain() const { return api_.absenceIsCertain(); }
 
-  // Adds `times` to the request count that all ranks' monitors poll, and returns the count, or 0 if
-  // the library has none.
+  // Adds `times` to the request count that the monitors of this host's ranks poll, and returns the
+  // count, or 0 if the library has none.
   uint64_t ring(uint64_t times) const;
 
   // Makes the library fail on all ranks, which releases threads that are blocked in it. Does not

@@ -35,8 +35,7 @@ constexpr Milliseconds kPrinting{100};
 // True while this thread calls abort hooks. They may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
-// Prints the line that torch's nccl would print, which readers of logs look for, beside the
-// verdict.
+// Prints, besides the verdict, the line that torch's nccl would print: readers of logs look for it.
 void printForLogReaders(const Communicator& comm, const std::string& what) {
   if (!comm.group().standsForGloo()) {  // Gloo prints no such line
     printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
@@ -79,7 +78,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   failure.endsProcess = ends && !end;
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
-  // awaitHooks() waits for the hooks of any failure that get() returns
+  // Locked until hooksDone_ is set: once get() returns a failure, awaitHooks() waits for its hooks.
   std::lock_guard lock(mutex_);
   if (end && !get()) {
     ending_.store(true, std::memory_order_release);

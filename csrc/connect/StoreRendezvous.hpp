@@ -174,7 +174,7 @@ class StoreRendezvous {
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
-  const int64_t ranks_;  // that poll the store at the same time: the ranks of all parts of a group
+  const int64_t ranks_;  // number that poll the store at the same time, in all parts of a group
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
   std::string mine_;        // this rank's message

@@ -117,7 +117,7 @@ std::string Link::nameOfRanks() const {
 }
 
 // Returns the error. `why`: Gloo's reason, or this link's. `ranks`: the ranks that are certainly at
-// fault. If one rank cannot reach another, neither is.
+// fault. That one rank cannot reach another proves neither of the two at fault.
 host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   return {
       ncclRemoteError,

@@ -19,8 +19,9 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Size up to which two hosts exchange all of their sums, instead of each reducing one half for
-// both: as many bytes in one step. Above it, adding twice as much takes longer than the step.
+// Size up to which each of two hosts sends the other all of its sums, and both reduce everything.
+// If each host reduced one half for both, as many bytes would take two steps instead of one. Above
+// this size, adding twice as much takes longer than the second step.
 constexpr size_t kExchanged = 4 << 20;
 
 // Returns whether the sum from which an average is made may leave the range of its type.

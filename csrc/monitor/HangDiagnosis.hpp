@@ -58,9 +58,9 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
     std::vector<int> ranks;                          // ranks that take part
     std::function<Silent(int rank)> describeSilent;  // describes a rank that has not answered
     // Set if a ring does not reach all ranks: this rank then looks at the board from time to time,
-    // and calls this before. Returns whether there is news, for which the ranks that receive this
-    // rank's rings have to look as well. `thorough`: there may be news. May block, and raise as a
-    // SharedBoard may.
+    // and calls poll() before each look. Returns true if there is news: then the ranks that receive
+    // this rank's rings have to look as well. `thorough`: there may be news. May block, and raise
+    // as a SharedBoard may.
     std::function<bool(bool thorough)> poll;
     // Turn of this rank among the ranks that ring each other: each in turn looks for a second.
     int turn = 0;
@@ -135,7 +135,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   bool closed_ = false;
   bool noticed_ = false;
   bool dumpsWanted_ = false;
-  // when the current step began, which may block in the store
+  // when the current step began; a step may block in the store
   std::optional<Clock::time_point> stepping_;
   uint64_t looked_ = 0;  // number of completed looks for a diagnosis
   std::optional<DiagnosisRequest> asked_;
@@ -146,7 +146,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   std::string broken_;  // reason why the board cannot be used
   // The verdict that stands in a group that goes on.
   struct Standing {
-    std::string key;  // key on the board of the text that ends it
+    std::string key;  // the board has, under this key, the text that ends the verdict
     bool led = false;
     Clock::time_point since;
     std::optional<std::string> end;

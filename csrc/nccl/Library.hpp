@@ -81,11 +81,11 @@ enum class Feature {
   fail,
   missingRanks,
   ring,
-  probe,  // which finds what ranks of other hosts tell
+  probe,  // reads failures, and requests to connect, of ranks on other hosts
 };
 
-// The functions of NCCL for a feature without which a call raises, and the first version that has
-// them.
+// For the text of the error that a call raises if the library lacks a feature: NCCL's functions for
+// the feature, and the first version of NCCL that has them.
 struct Introduced {
   const char* functions;
   const char* version;

@@ -36,9 +36,9 @@ class Reduction {
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
 
-  // Returns the operation for the library, of a pair that is on the wire. A factor in host memory
-  // is copied; a factor on the accelerator is read when the operation runs, so keep factor() until
-  // then.
+  // Returns the operator for the library. Call only if onWire().
+  // A factor in host memory is copied. A factor on the accelerator is read when the operation runs,
+  // so keep factor() until then.
   Operator wireOp() const;
   const at::Tensor& factor() const { return factor_; }  // undefined but for pre-multiplied sums
 

@@ -30,7 +30,8 @@ bool ofOneSize(const std::vector<at::Tensor>& tensors) {
       tensors, [&](const auto& tensor) { return tensor.numel() == tensors.front().numel(); });
 }
 
-// Returns the name under which torch's analyser checks the sizes of the operation; see RecorderSet.
+// Returns the operation's name in the recorder. If a list's tensors differ in size, it is
+// kUnchecked, for which torch's analyser compares no sizes; see RecorderSet.
 const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
   const auto& known = traits(kind);
   switch (kind) {

@@ -353,7 +353,7 @@ def desync_debug() -> bool:
 
 
 def blocking_wait() -> bool:
-    """Returns whether waiting for an operation on an accelerator blocks the host, and raises."""
+    """Returns whether waits for an accelerator's operations block the host and raise errors."""
     return read_bool("TORCH_NCCL_BLOCKING_WAIT", default=False)
 
 

@@ -39,7 +39,7 @@ _UNEVEN = {
 }
 _UNEVEN_PREFIXES = ("all_to_all", "alltoall")
 
-# The operation of the other rank that each of these needs.
+# By operation: the operation that the other rank has to call for it.
 _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
 
 
@@ -318,7 +318,7 @@ class Analysis:
         return list(findings.values())
 
     def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
-        """Returns findings on awaited ranks that do not wait, by the first operations they miss."""
+        """Returns findings on awaited ranks that do not wait, by each rank's first missed call."""
         told: set[int] = set()
         findings = []
         for entry in stuck:
@@ -515,7 +515,7 @@ class Analysis:
         return entry.describe(*sides)
 
     def stragglers(self) -> list[Straggler]:
-        """Returns the ranks, the latest first, as exactly as the hosts' clocks agree."""
+        """Returns the ranks' lateness, the greatest first, as exact as the hosts' clocks agree."""
         found = {rank: Straggler(rank) for rank in self.dumps}
         for place, calls in self.collectives.items():
             if len(calls) < 2 or set(calls) != set(place.group.ranks):

@@ -24,7 +24,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Time limit for the other process to answer, which may be stopped for a while.
+// Time limit for an answer of the other process. That process may be stopped for a while.
 constexpr std::chrono::seconds kPatience{30};
 constexpr int kLookMs = 250;
 // Time limit for a request to arrive after its sender has connected.

@@ -120,8 +120,8 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Polls without sleeping, for the spin time that earlier waits have taught. A wait for any rank
-// always spins longest and teaches nothing, since much data may move meanwhile.
+// Polls without sleeping, for the spin time that adaptSpinTime() has set. A wait for any rank spins
+// longest in any case and leaves that time as it is, since much data may move meanwhile.
 bool Waiter::spinThenYield(
     FunctionRef<bool()> ready,
     FunctionRef<bool()> failed,

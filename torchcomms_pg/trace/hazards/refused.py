@@ -12,7 +12,7 @@ _NO_REDUCTION = ("BAND", "BOR", "BXOR")
 
 
 def refused(analysis: Analysis) -> list[Hazard]:
-    """Returns the calls that raise over ``nccl``, each line once for all its ranks."""
+    """Returns the calls that raise over ``nccl``: one hazard per line of Python and reason."""
     found: dict[tuple[str, str], Hazard] = {}
     for entry in analysis.entries():
         if (why := _why(entry)) is None:
