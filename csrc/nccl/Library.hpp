@@ -77,7 +77,7 @@ enum class Feature {
   // Beyond NCCL.
   barrier,   // CollectiveKind::barrier
   tags,      // messages with tags, from any rank, and with `done`
-  deferral,  // published, moveMessages, serveMessages: otherwise a thread of the library serves
+  deferral,  // published, moveMessages, serveMessages; else a thread of the library moves messages
   fail,
   missingRanks,
   ring,

@@ -39,9 +39,9 @@ struct PreparedOp {
   Operation op;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  // What the library does: several calls, one collective, or the transfer of a send or receive. It
-  // has the addresses of the tensors' memory when they were passed: in a batch, too, a tensor keeps
-  // its memory until the launch.
+  // What the library does: several calls, one collective, or the transfer of a send or receive. The
+  // addresses in it are those that the tensors' memory had when the caller passed the tensors: no
+  // tensor's memory may move before the launch, which for a batch is its end.
   std::variant<Calls, Collective, Message> task;
   // Memory of `task` that no other member keeps.
   std::vector<at::Tensor> buffers;
