@@ -41,8 +41,8 @@ Communicator::Communicator(
       config_(std::move(config)),
       timeoutMs_(timeout.count()),
       issued_(size),
-      library_(api, std::move(made), place.device),
-      executor_(makeExecutor(*this, place.device, place.highPriority)),
+      library_(api, std::move(made), place_.device),
+      executor_(makeExecutor(*this, place_.device, place_.highPriority)),
       inFlight_(
           process_totals::add(
               group_.name,

@@ -164,7 +164,8 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
 void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
   auto& inFlight = comm_.inFlight();
-  const auto held = work;  // removing the entry may drop the last other reference
+  // Removing the entry may drop the last other reference.
+  const auto held = work;  // NOLINT(performance-unnecessary-copy-initialization)
   inFlight.end(entry, {.completed = !error, .lasted = Clock::now() - held->operation().issued});
   if (const auto& recording = held->operation().recording) {
     recording->end(!error, held->elapsed(), held->source());
@@ -292,7 +293,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
         const auto raised = comm_.failureState().interruption();
         std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
       }
-      one.release();  // done() owns it now
+      static_cast<void>(one.release());  // done() owns it now
       ++launched;
     }
   } catch (...) {

@@ -130,7 +130,7 @@ host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks
 void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
   auto made = setup_.connect(
       c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
-  if (made != nullptr) {
+  if (made != nullptr) {  // NOLINT(bugprone-use-after-move): null after the move
     awaitAllConnected(*made, setup_.rank, size(), kConnectedTag);
   }
   {

@@ -117,7 +117,7 @@ void Messages::addInside(const std::shared_ptr<Transfer>& transfer) {
       context->messages->endInside(*context->transfer, result, local);
     };
     ways_.inside->pointToPoint().runIndependently(inside);
-    context.release();
+    static_cast<void>(context.release());  // done() owns it now
     transfer->inside = std::move(inside);
   } catch (const host::NcclError& failure) {
     ways_.groupFailure->raiseFor(failure, ways_.topology->inside());

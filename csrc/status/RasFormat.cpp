@@ -330,7 +330,7 @@ class Text {
         return "Process " + std::to_string(quiet.process->pid) + " on node " +
                nameOfHost(quiet.host->host) + ": " + printable(quiet.process->text);
       });
-      text_ += "\n";
+      text_ += '\n';
     }
   }
 
@@ -354,7 +354,7 @@ class Text {
       writeList(silent, [](const auto& each) {
         return describe(each.rank, each.pid, each.host) + ": " + printable(each.why);
       });
-      text_ += "\n";
+      text_ += '\n';
     }
     if ((of.wrong & kError) != 0) {
       head(of, name, "ERROR");
@@ -370,7 +370,7 @@ class Text {
         return describe(each.first, member.process->pid, printable(member.process->host)) + ": " +
                printable(why.substr(0, why.find('\n')));
       });
-      text_ += "\n";
+      text_ += '\n';
     }
   }
 
@@ -381,7 +381,7 @@ class Text {
       writeList(unreached, [](const auto& each) {
         return nameOfHost(each.host) + ": " + printable(each.why);
       });
-      text_ += "\n";
+      text_ += '\n';
     }
   }
 
@@ -425,7 +425,7 @@ class Text {
           }
         }
       }
-      text_ += "\n";
+      text_ += '\n';
     }
     if (of.group->waits) {
       head(of, name, "WAITS");
@@ -436,7 +436,7 @@ class Text {
         text_ += "  " + shown.substr(begin, end - begin) + "\n";
         begin = end + 1;
       }
-      text_ += "\n";
+      text_ += '\n';
     }
   }
 
