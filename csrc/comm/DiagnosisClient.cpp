@@ -143,8 +143,9 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
       }
       for (const auto& entry : ops) {
         const bool ended = entry.flight && entry.flight->asked();  // it is being finished
-        if (!ended && now - entry.op->issued >= entry.op->timeout) {
-          overdue.emplace().noteFrom(*entry.op);
+        const auto& op = *entry.op;
+        if (!ended && deadlines_.passed(op.issued, op.issued, op.timeout, now)) {
+          overdue.emplace().noteFrom(op);
           break;
         }
       }
@@ -267,7 +268,7 @@ void DiagnosisClient::answer(Clock::time_point now) {
 
 void DiagnosisClient::checkDeadline(
     const std::optional<Operation>& overdue, Clock::time_point now) {
-  if (!overdue_ && (!overdue || (now < extendedUntil_ && overdue->issued <= extendedAt_))) {
+  if (!overdue_ && !overdue) {
     return;
   }
   const auto diagnosis = this->diagnosis();
@@ -282,14 +283,13 @@ void DiagnosisClient::checkDeadline(
   }
   auto asked = request(*overdue_, now);
   asked.ended = !comm_.inFlight().has(*overdue_);
-  const auto verdict = diagnosis->ask(asked);
+  const auto verdict = diagnosis->ask(asked, now);
   if (!verdict) {
     return;  // a later round of the monitor finds it
   }
   const auto op = *std::exchange(overdue_, std::nullopt);
   if (verdict->extensionMs > 0) {
-    extendedAt_ = now;
-    extendedUntil_ = now + Milliseconds(verdict->extensionMs);
+    deadlines_.extend(Milliseconds(verdict->extensionMs), now);
     tellExtension(op, op.timeout, verdict->text);
   } else {
     comm_.failureState().timeOut(op, op.timeout, *verdict);

@@ -16,6 +16,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "monitor/Deadlines.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
@@ -52,7 +53,7 @@ class DiagnosisClient {
   void awaitDumps(Milliseconds patience);
 
   // Does the same as checkDeadline() for a wait of `timeout` that should have ended at `deadline`,
-  // but blocks, for at most HangDiagnosis::kPatience. Returns how much longer to wait, or nullopt
+  // but blocks, for at most HangDiagnosis::kLimit. Returns how much longer to wait, or nullopt
   // if the communicator has failed.
   std::optional<Milliseconds> judge(
       const Operation& op, Milliseconds timeout, Clock::time_point deadline);
@@ -125,9 +126,8 @@ class DiagnosisClient {
   std::map<int, Clock::time_point> dead_;  // dead ranks, with the time since when that is known
   uint64_t heardRings_ = 0;
   int idleTicks_ = 0;
-  std::optional<Operation> overdue_;   // subject of the diagnosis
-  Clock::time_point extendedUntil_{};  // deadline of operations issued before extendedAt_
-  Clock::time_point extendedAt_{};
+  Deadlines deadlines_;
+  std::optional<Operation> overdue_;  // subject of the diagnosis
 };
 
 }  // namespace torchcomms_pg

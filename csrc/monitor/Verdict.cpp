@@ -363,6 +363,12 @@ Verdict judge(
   return Report(request, answers, silent).judge();
 }
 
+Verdict unknownVerdict(const std::string& why) {
+  Verdict verdict;
+  verdict.text = "verdict: it cannot be known what the other ranks do: " + why;
+  return verdict;
+}
+
 std::string encode(const Verdict& verdict) {
   return fields::write(verdict);
 }

@@ -33,6 +33,9 @@ Verdict judge(
     const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent);
 
+// Returns the verdict of a diagnosis that has failed.
+Verdict unknownVerdict(const std::string& why);
+
 std::string encode(const Verdict& verdict);
 // Returns nullopt if `text` is damaged or of another version.
 std::optional<Verdict> decodeVerdict(const std::string& text);

@@ -164,6 +164,7 @@ std::shared_ptr<WatchedOp> WatchedGroup::begin(
   }
   begun->setEntry(inFlight_.add(begun->operation(), begun));
   if (told) {
+    begun->setCounted();
     std::lock_guard lock(mutex_);
     ++calls_;
   }
@@ -212,9 +213,7 @@ void WatchedGroup::leave(
     if (!ended && key != 0) {
       told_.emplace(key, op);
     }
-    if (--calls_ == 0) {
-      early_.clear();
-    }
+    endCall(*op);
   }
   if (ended) {
     end(*op, /*completed=*/true);
@@ -324,7 +323,17 @@ EventPoller& WatchedGroup::watchOn(c10::Device device) {
   return watch;
 }
 
+void WatchedGroup::endCall(WatchedOp& op) {
+  if (op.takeCounted() && --calls_ == 0) {
+    early_.clear();
+  }
+}
+
 void WatchedGroup::discard(WatchedOp& op) {
+  {
+    std::lock_guard lock(mutex_);
+    endCall(op);
+  }
   if (op.takeEnd()) {
     issued_.takeBack(op.operation());
     op.operation().recording->end(/*completed=*/false, {}, -1);
@@ -395,6 +404,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     answer(*diagnosis, now);
     if (late && inFlight_.has(*late)) {
       asked_ = late;
+      askedBegun_ = begun(*late);
     }
     askAbout(*diagnosis, now);
   } catch (const std::exception&) {
@@ -430,17 +440,18 @@ void WatchedGroup::checkEnd(HangDiagnosis& diagnosis) {
   settled_ = standing ? *standing : subject_ ? settled_ : Clock::time_point{};
 }
 
-std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
+Clock::time_point WatchedGroup::begun(const Operation& op) const {
   const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
+  return op.collective ? std::max(op.issued, lastEnd) : op.issued;
+}
+
+std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
   const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
   return inFlight_.inspect([&](const auto& ops, const Operation&) {
     std::optional<Operation> found;
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
-      // A queued operation first waits for the one before it.
-      const auto begun = op.collective ? std::max(op.issued, lastEnd) : op.issued;
-      const bool extended = now < extendedUntil_ && op.issued <= extendedAt_;
-      if (now - begun >= timeout && op.issued >= settled_ && !extended) {
+      if (op.issued >= settled_ && deadlines_.passed(op.issued, begun(op), timeout, now)) {
         found.emplace().noteFrom(op);
         break;
       }
@@ -468,10 +479,10 @@ void WatchedGroup::askAbout(HangDiagnosis& diagnosis, Clock::time_point now) {
     return;
   }
   const auto timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
-  auto request = requestAbout(*this, *asked_, now, timeout, asked_->issued + timeout);
+  auto request = requestAbout(*this, *asked_, now, timeout, askedBegun_ + timeout);
   request.ended = !inFlight_.has(*asked_);
   request.mayHaveEnded = isPointToPoint(asked_->kind) && !queues();
-  if (const auto verdict = diagnosis.ask(request)) {
+  if (const auto verdict = diagnosis.ask(request, now)) {
     take(*verdict, *std::exchange(asked_, std::nullopt), now);
   }
 }
@@ -482,10 +493,8 @@ void WatchedGroup::take(const Verdict& verdict, const Operation& op, Clock::time
     settled_ = now;
     return;
   }
-  const bool extends = now >= extendedUntil_;
-  extendedAt_ = now;
-  extendedUntil_ = now + Milliseconds(verdict.extensionMs);
-  if (extends && inFlight_.has(op) && !isPointToPoint(op.kind)) {
+  const bool first = deadlines_.extend(Milliseconds(verdict.extensionMs), now);
+  if (first && inFlight_.has(op) && !isPointToPoint(op.kind)) {
     printLine(
         "torchcomms_pg: " + describe(op) + " of group '" + group_.name + "' on rank " +
         group_.numberOf(rank_) + " waits on after " + inSeconds(op.timeout) + ": " + verdict.text);

@@ -21,6 +21,7 @@
 #include "comm/ProcessActivity.hpp"
 #include "comm/RecordedOp.hpp"
 #include "device/EventPoller.hpp"
+#include "monitor/Deadlines.hpp"
 #include "monitor/HangDiagnosis.hpp"
 #include "monitor/Monitor.hpp"
 #include "operation/Operation.hpp"
@@ -104,12 +105,16 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
       Clock::duration lasted,
       Clock::time_point now);
   EventPoller& watchOn(c10::Device device);
+  void endCall(WatchedOp& op);  // called with mutex_ held
   void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
   void askWaiting();
   // Returns the operations in flight for which `chosen` is true.
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
+  // Returns the time from which an operation's deadline counts: a queued collective first waits for
+  // the one before it.
+  Clock::time_point begun(const Operation& op) const;
   // Returns the oldest overdue operation without a verdict.
   std::optional<Operation> overdue(Clock::time_point now);
   // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
@@ -151,12 +156,12 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
   // State of the monitor's thread.
   std::optional<Operation> asked_;             // the diagnosed operation
+  Clock::time_point askedBegun_{};             // see begun()
   std::optional<Operation> subject_;           // the operation of the standing verdict
   std::optional<Clock::time_point> wantedAt_;  // time since when calls that have raised matter
-  Clock::time_point settled_{};        // operations issued before this time need no further verdict
-  Clock::time_point dumped_{};         // time of the verdict for which the record was written
-  Clock::time_point extendedUntil_{};  // deadline of operations issued before extendedAt_
-  Clock::time_point extendedAt_{};
+  Clock::time_point settled_{};  // operations issued before this time need no further verdict
+  Clock::time_point dumped_{};   // time of the verdict for which the record was written
+  Deadlines deadlines_;
 };
 
 }  // namespace torchcomms_pg

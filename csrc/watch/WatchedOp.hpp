@@ -38,6 +38,10 @@ class WatchedOp final {
   const Stack& stack() const { return recording_.stack(); }
   RecordedOp& recording() { return recording_; }
 
+  // Mark the operation's call as one of those that the group counts, and return once whether it is.
+  void setCounted() { counted_.store(true, std::memory_order_relaxed); }
+  bool takeCounted() { return counted_.exchange(false, std::memory_order_relaxed); }
+
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
 
@@ -94,6 +98,7 @@ class WatchedOp final {
   const Operation op_;
   const uint64_t thread_;
   InFlightOps::Entry entry_;
+  std::atomic<bool> counted_{false};
   std::atomic<bool> returned_{false};
   std::atomic<bool> over_{false};
   std::atomic<Clock::rep> lastPending_{0};

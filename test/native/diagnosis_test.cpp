@@ -155,7 +155,7 @@ class Group {
   // Asks as the monitor does: again and again.
   Verdict ask(int rank, const DiagnosisRequest& request) {
     for (;;) {
-      if (const auto verdict = ranks[rank]->ask(request)) return *verdict;
+      if (const auto verdict = ranks[rank]->ask(request, Clock::now())) return *verdict;
       std::this_thread::sleep_for(milliseconds(5));
     }
   }
@@ -354,7 +354,7 @@ TEST(aVerdictIsPrintedAlsoWhereTheBoardHadBrokenBefore) {
   const int printed = memfd_create("stderr", 0);
   const int before = dup(STDERR_FILENO);
   dup2(printed, STDERR_FILENO);
-  const auto verdict = group.ranks[0]->ask(questionOn(2));
+  const auto verdict = group.ranks[0]->ask(questionOn(2), Clock::now());
   CHECK(awaitPrinted(std::chrono::seconds(20)));
   dup2(before, STDERR_FILENO);
   char text[512] = {};

@@ -1,0 +1,264 @@
+#include "monitor/DiagnosisProtocol.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Interval at which a rank looks at the board during a diagnosis; its minimum for each rank of the
+// group, since all ranks use one store; and the length of a turn between diagnoses.
+constexpr milliseconds kTick{20};
+constexpr std::chrono::microseconds kTickOfRank{100};
+constexpr milliseconds kTurn{1000};
+
+// Limits from the start of a round: for the answers, and for another rank's verdict. A rank needs
+// up to a second to answer. If the library cannot ring all ranks, it needs another second to notice
+// the diagnosis.
+constexpr milliseconds kGather{2500};
+constexpr milliseconds kFollow{3200};
+
+// Time from the start of a round after which a rank that has not asked declares the round void. So
+// no verdict is older than this.
+constexpr milliseconds kGiveUp{4500};
+
+// Limit of the time for which a rank with the verdict waits until the others have read it: if its
+// process serves the store, the store ends with it.
+constexpr milliseconds kParting{500};
+
+// Stands in a verdict's place if the round is void. Not the encoding of a verdict.
+constexpr const char* kVoid = "void";
+
+}  // namespace
+
+DiagnosisProtocol::DiagnosisProtocol(std::unique_ptr<SharedBoard> board, Options options)
+    : board_(std::move(board)), options_(std::move(options)) {}
+
+DiagnosisProtocol::Clock::time_point DiagnosisProtocol::nextTurn(Clock::time_point now) const {
+  const auto round = kTurn * options_.turns;
+  const auto first = Clock::time_point(kTurn * options_.turn);
+  return first + ((now - first) / round + 1) * round;
+}
+
+std::chrono::microseconds DiagnosisProtocol::tick() const {
+  return std::max<std::chrono::microseconds>(kTick, options_.ranks.size() * kTickOfRank);
+}
+
+DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_point now) {
+  wanted_ = std::move(wanted);
+  outcome_ = Outcome();
+  try {
+    advance(now);
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    outcome_.broken = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
+    auto verdict = round_.verdict;
+    if (!verdict && wanted_.request) {
+      verdict = unknownVerdict(outcome_.broken);
+    }
+    finish(verdict);
+  }
+  return std::exchange(outcome_, Outcome());
+}
+
+void DiagnosisProtocol::advance(Clock::time_point now) {
+  switch (phase_) {
+    case Phase::idle: look(now); break;
+    case Phase::answering: publish(now); break;
+    case Phase::leading: lead(now); break;
+    case Phase::following: follow(now); break;
+    case Phase::parting: part(now); break;
+  }
+}
+
+// Looks for a diagnosis. If this rank was busy or looks late, the diagnosis may be over, and its
+// verdict is on the board.
+void DiagnosisProtocol::look(Clock::time_point now) {
+  const bool asked = wanted_.request.has_value();
+  endStanding();
+  bool news = options_.poll && options_.poll(/*thorough=*/wanted_.noticed || asked);
+  news = lookForDumps() || news;
+  const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
+  const bool goesOn = asked || board_->get(key("leader"));
+  // A rank that learned of the diagnosis by a ring does not ring again.
+  outcome_.rings = leads || (options_.poll && !wanted_.noticed && (news || goesOn));
+  if (!goesOn) {
+    outcome_.looked = true;
+    return;
+  }
+  round_ = Round();
+  round_.leads = leads;
+  round_.begun = now;
+  round_.request = wanted_.request;
+  phase_ = Phase::answering;
+}
+
+// Ends the standing verdict, if the rank that led to it has said so.
+void DiagnosisProtocol::endStanding() {
+  if (!standing_) {
+    return;
+  }
+  auto text = standing_->led ? wanted_.end : board_->get(standing_->key);
+  if (!text) {
+    return;
+  }
+  if (standing_->led) {
+    board_->set(standing_->key, *text);
+  }
+  outcome_.standingEnd = std::move(text);
+  standing_.reset();
+}
+
+// Asks for dumps if they are wanted. Otherwise dumps if another rank has asked, and returns whether
+// it has.
+bool DiagnosisProtocol::lookForDumps() {
+  if (wanted_.dumps) {
+    dumps_ = board_->add("dumps", 1);
+    outcome_.askedForDumps = true;
+  } else if (options_.dump && board_->get("dumps")) {
+    const auto asked = board_->add("dumps", 0);
+    if (asked > dumps_) {
+      dumps_ = asked;
+      options_.dump();
+      return true;
+    }
+  }
+  return false;
+}
+
+void DiagnosisProtocol::publish(Clock::time_point now) {
+  if (!round_.stacks) {
+    if (!wanted_.status) {
+      return;  // the monitor provides it in its next round
+    }
+    round_.answer = std::move(wanted_.status->answer);
+    round_.stacks.emplace(PythonStackDump::Stacks{std::move(wanted_.status->stack)});
+  }
+  if (!round_.stacks->ready()) {
+    return;
+  }
+  auto& answer = round_.answer;
+  auto told = round_.stacks->tell();
+  answer.threads = std::move(told.threads);
+  answer.calledAt = told.calledAt.empty() ? "" : std::move(told.calledAt.front());
+  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
+  round_.answers[options_.rank] = answer;
+  phase_ = round_.leads ? Phase::leading : Phase::following;
+  advance(now);
+}
+
+void DiagnosisProtocol::lead(Clock::time_point now) {
+  auto& request = *round_.request;
+  if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
+    request.ended = wanted_.request->ended;
+  }
+  for (const int rank : options_.ranks) {
+    if (round_.answers.count(rank) == 0) {
+      if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
+        if (auto answer = decodeStatus(*text)) {
+          round_.answers[rank] = std::move(*answer);
+        }
+      }
+    }
+  }
+  if (round_.answers.size() < options_.ranks.size() && now - round_.begun < kGather) {
+    return;
+  }
+  std::map<int, Silent> silent;
+  for (const int rank : options_.ranks) {
+    if (round_.answers.count(rank) == 0) {
+      silent[rank] = options_.describeSilent(rank);
+    }
+  }
+  auto verdict = judge(request, round_.answers, silent);
+  if (verdict.arrived && verdict.extensionMs == 0 && now - round_.begun < kGather) {
+    return;  // the answers are of different times, and the operation may be about to end
+  }
+  if (!board_->claim(key("verdict"), encode(verdict))) {
+    read(now);
+    return;
+  }
+  round_.wrote = true;
+  round_.verdict = std::move(verdict);
+  part(now);
+}
+
+void DiagnosisProtocol::follow(Clock::time_point now) {
+  const auto waited = now - round_.begun;
+  if (read(now) || waited < kFollow) {
+    return;
+  }
+  if (wanted_.request) {
+    round_.request = wanted_.request;
+    phase_ = Phase::leading;
+    lead(now);
+  } else if (waited >= kGiveUp) {
+    board_->claim(key("verdict"), kVoid);
+    read(now);
+  }
+}
+
+// Ends the round if a rank has written a verdict, or that the round is void. Returns whether one
+// has.
+bool DiagnosisProtocol::read(Clock::time_point now) {
+  const auto text = board_->get(key("verdict"));
+  if (!text) {
+    return false;
+  }
+  round_.verdict = decodeVerdict(*text);
+  if (round_.verdict) {
+    part(now);
+  } else {
+    finish(std::nullopt);
+  }
+  return true;
+}
+
+void DiagnosisProtocol::part(Clock::time_point now) {
+  phase_ = Phase::parting;
+  const bool first = !round_.read;
+  if (first) {
+    round_.read = now;
+  }
+  const auto readers = board_->add(key("read"), first ? 1 : 0);
+  if (readers >= round_.verdict->answered || now - *round_.read >= kParting) {
+    finish(round_.verdict);
+  }
+}
+
+// Returns whether this round's verdict has already been ended; false also if the board fails.
+bool DiagnosisProtocol::isOver(const std::string& overKey) {
+  try {
+    return board_->get(overKey).has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
+  if (verdict && verdict->extensionMs == 0 && options_.goesOn) {
+    // This rank may read the verdict late, for example after it was stopped.
+    const auto overKey = key("over");
+    outcome_.over = !round_.wrote && isOver(overKey);
+    if (!outcome_.over) {
+      standing_ = Standing{overKey, round_.wrote};
+    }
+  }
+  outcome_.ended = true;
+  outcome_.looked = true;
+  outcome_.verdict = verdict;
+  outcome_.led = round_.wrote;
+  ++rounds_;
+  round_ = Round();
+  phase_ = Phase::idle;
+}
+
+std::string DiagnosisProtocol::key(const std::string& name) const {
+  return std::to_string(rounds_) + "/" + name;
+}
+
+}  // namespace torchcomms_pg
