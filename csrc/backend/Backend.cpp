@@ -395,7 +395,11 @@ bool Backend::isInitialized() {
   // as a query must not raise.
   const auto all = communicators();
   return !all.empty() && std::all_of(all.begin(), all.end(), [](const CommPtr& comm) {
-    return comm->library().ready() || (!comm->failureState().get() && comm->initialized());
+    try {
+      return comm->initialized();
+    } catch (const std::exception&) {
+      return false;
+    }
   });
 }
 

@@ -167,6 +167,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
     pairs_.clear();
   }
   members_ = rendezvous;
+  peers_.clear();  // they are processes of the former ranks
   options_->global_ranks_in_group.clear();
   rank_ = rank;
   size_ = size;

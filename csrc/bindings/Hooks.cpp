@@ -311,9 +311,10 @@ class Handle {
   bool registered() const { return hooks_ != nullptr; }
 
   void remove() {
-    if (const auto hooks = std::exchange(hooks_, nullptr)) {
+    if (auto hooks = std::exchange(hooks_, nullptr)) {
       py::gil_scoped_release release;  // freeing a hook may wait for a running one
       hooks->remove(id_);
+      hooks = nullptr;  // this handle may be the last owner
     }
   }
 

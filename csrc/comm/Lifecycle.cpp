@@ -167,12 +167,14 @@ std::shared_ptr<Communicator> Communicator::shrink(
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
+      bool initialized = false;
       try {
         awaitInitialization(call.op);
+        initialized = true;
       } catch (const std::exception&) {
         // The communicator has failed meanwhile, but can be shrunk nevertheless.
       }
-      inFlight_.end(entry, {.completed = true});
+      inFlight_.end(entry, {.completed = initialized});
       inFlight_.remove(entry);
     }
     TORCH_CHECK(

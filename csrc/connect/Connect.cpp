@@ -128,10 +128,9 @@ std::shared_ptr<Communicator> connectMet(
     }
   }
   const auto topology = gloo::Topology::of(places, info.group.hosts, info.rank);
-  const auto died = [peers = met.peers, topology](int rank) {
+  const auto died = [peers = met.peers](int rank) {
     const auto& peer = peers[rank];
-    return peer.dead() ? topology->nameOf(rank) + " (pid " + std::to_string(peer.pid) + ") died"
-                       : "";
+    return peer.dead() ? "(pid " + std::to_string(peer.pid) + ") died" : "";
   };
   auto* const comm = gloo::newComm(
       {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),

@@ -42,7 +42,13 @@ Comm::Comm(Members members)
     : members_(std::move(members)),
       inside_(shm::findHandle(members_.inside, "newComm")),
       groupFailure_(
-          std::make_shared<GroupFailure>(members_.store, members_.topology->rank, members_.died)) {
+          std::make_shared<GroupFailure>(
+              members_.store,
+              members_.topology->rank,
+              [topology = members_.topology, died = members_.died](int rank) {
+                const auto how = died(rank);
+                return how.empty() ? "" : topology->nameOf(rank) + " " + how;
+              })) {
   std::vector<std::string> names;
   for (const int rank : topology().inside()) {
     names.push_back(topology().nameOf(rank));

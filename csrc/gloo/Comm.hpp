@@ -32,8 +32,7 @@ struct Members {
   ncclComm_t inside = nullptr;
   Connect connect;
   std::chrono::milliseconds timeout;  // limit for connecting the ranks
-  // Returns how a rank's process has ended, such as "rank 3 (pid 5) died", or "" if it may still
-  // run.
+  // Returns how a rank's process has ended, such as "(pid 5) died", or "" if it may still run.
   std::function<std::string(int rank)> died;
 };
 

@@ -22,7 +22,8 @@ namespace torchcomms_pg::gloo {
 // cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
 class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
  public:
-  // `rank`: this process's rank. `died`: see Members::died.
+  // `rank`: this process's rank. `died` returns how a rank's process has ended, with its name, or ""
+  // if it may still run.
   GroupFailure(
       c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}

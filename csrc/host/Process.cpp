@@ -44,6 +44,7 @@ size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
 struct ProcessStatus {
   char state = '\0';  // as in proc(5); '\0' if unknown
   uint64_t startTime = 0;
+  uint64_t threads = 0;
 };
 
 ProcessStatus readStatus(uint32_t pid) {
@@ -54,18 +55,21 @@ ProcessStatus readStatus(uint32_t pid) {
   std::snprintf(path, sizeof path, "/proc/%u/task/%u/stat", pid, pid);
   char text[1024];
   if (readSmallFile(path, text, sizeof text) == 0) return {};
-  // proc(5): pid (name) state ppid ... starttime is field 22; the name may
+  // proc(5): pid (name) state ppid ... num_threads is field 20, starttime is field 22; the name may
   // itself contain blanks and parentheses.
   const char* field = std::strrchr(text, ')');
   if (field == nullptr || field[1] != ' ') return {};
   field += 2;
-  const char state = *field;
+  ProcessStatus status;
+  status.state = *field;
   for (int number = 3; number < 22; ++number) {
     field = std::strchr(field, ' ');
     if (field == nullptr) return {};
     ++field;
+    if (number + 1 == 20) status.threads = std::strtoull(field, nullptr, 10);
   }
-  return {state, std::strtoull(field, nullptr, 10)};
+  status.startTime = std::strtoull(field, nullptr, 10);
+  return status;
 }
 
 }  // namespace
@@ -90,7 +94,8 @@ bool processAlive(uint32_t pid, uint64_t startTime) {
   if (pid == processId()) return true;
   if (kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) return false;
   const ProcessStatus now = readStatus(pid);
-  if (now.state == 'Z' || now.state == 'X' || now.state == 'x') return false;
+  // The first thread of a process may end before the others, and is a zombie then, too.
+  if (now.state == 'X' || now.state == 'x' || (now.state == 'Z' && now.threads <= 1)) return false;
   return startTime == 0 || now.startTime == 0 || now.startTime == startTime;
 }
 

@@ -34,18 +34,21 @@ PipeState& pipeState() {
   return state.get();
 }
 
-// Returns the process that reads the pipe at `path`, by its lock on it, or 0 if none does. A killed
+// Returns the process that reads the pipe at `path`, by its lock on it, or "" if none does. A killed
 // process holds no lock any more, and a forked child none of its parent's.
-pid_t readerOf(const std::string& path) {
+std::string readerOf(const std::string& path) {
   const int file = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (file < 0) {
-    return 0;
+    return "";
   }
   struct flock lock{};
   lock.l_type = F_WRLCK;
   const bool locked = fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
   close(file);
-  return locked ? lock.l_pid : 0;
+  // fcntl(2): the process is 0 if it is in another PID namespace.
+  return !locked           ? ""
+         : lock.l_pid == 0 ? "a process of another container"
+                           : "process " + std::to_string(lock.l_pid);
 }
 
 [[noreturn]] void failToMake(const std::string& path, const std::string& why) {
@@ -146,8 +149,8 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
     failToMake(path_, "there is something else at that path");
   }
-  if (const auto reader = readerOf(path_)) {
-    failToMake(path_, "process " + std::to_string(reader) + " reads the one that is there");
+  if (const auto reader = readerOf(path_); !reader.empty()) {
+    failToMake(path_, reader + " reads the one that is there");
   }
   if (unlink(path_.c_str()) != 0 && errno != ENOENT) {
     failToMake(path_, std::strerror(errno));

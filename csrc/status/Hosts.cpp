@@ -135,7 +135,18 @@ struct Hosts::State {
   bool done = false;    // the last question has all its answers
   Told told;
 
+  // Answers the questions of other hosts until `stop`. Raises the store's errors.
   void listen() {
+    try {
+      listenInTurns();
+    } catch (...) {
+      turns().leave(store);  // another process of the host answers from now on
+      throw;
+    }
+    turns().leave(store);
+  }
+
+  void listenInTurns() {
     const Folder folder(StatusServer::folder());
     std::unique_ptr<SharedBoard> board;  // set if it is this process's turn
     int64_t heard = 0;
@@ -165,8 +176,6 @@ struct Hosts::State {
       lock.lock();
       wake.wait_for(lock, answers ? kStoreLook : kTurn, [&] { return stop; });
     }
-    lock.unlock();
-    turns().leave(store);
   }
 
   static void enter(SharedBoard& board) {
@@ -188,8 +197,8 @@ struct Hosts::State {
       found.unreached.push_back({place, "has not answered in time"});
     }
     publish(question, found, places.empty());
-    while (!places.empty() && Clock::now() < until && isOpen(question)) {
-      std::this_thread::sleep_for(kPoll + places.size() * kPollOfHost);
+    while (!places.empty() && Clock::now() < until &&
+           staysOpen(question, kPoll + places.size() * kPollOfHost)) {
       for (const auto& place : std::vector(places)) {
         const auto text = board->get(keyOfAnswer(place));
         const auto [to, body] = split(text.value_or(""));
@@ -209,9 +218,10 @@ struct Hosts::State {
     }
   }
 
-  bool isOpen(uint64_t question) {
-    std::lock_guard lock(mutex);
-    return question == asked;
+  // Waits for `time`. Returns false at once if another question is asked, or this one is over.
+  bool staysOpen(uint64_t question, std::chrono::microseconds time) {
+    std::unique_lock lock(mutex);
+    return !wake.wait_for(lock, time, [&] { return question != asked; });
   }
 
   void publish(uint64_t question, const Told& found, bool all) {
@@ -298,6 +308,7 @@ Hosts::Told Hosts::take(
     return over;
   });
   ++state_->asked;  // ends the question for its thread, too
+  state_->wake.notify_all();
   return state_->told;
 }
 

@@ -70,6 +70,21 @@ TEST(onlyWhatHasCertainlyEndedIsDead) {
   CHECK(!processAlive(pid, start));
 }
 
+TEST(aProcessWhoseFirstThreadHasEndedIsAlive) {
+  using namespace torchcomms_pg::shm;
+  Processes processes;
+  processes.start([] {
+    std::thread([] { pause(); }).detach();
+    pthread_exit(nullptr);
+  });
+  const auto pid = static_cast<uint32_t>(processes.pid(0));
+  while (processState(pid) != 'Z') std::this_thread::yield();
+  CHECK(processAlive(pid, processStartTime(pid)));
+  CHECK(kill(processes.pid(0), SIGKILL) == 0);
+  while (processAlive(pid, 0)) std::this_thread::yield();
+  processes.kill(0);
+}
+
 TEST(aLatePeerIsNotDeadForWantOfADescriptor) {
   processRanks(2, [](ncclComm_t comm, int rank) {
     std::vector<float> data(10);

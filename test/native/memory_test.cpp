@@ -1,4 +1,7 @@
-// Memory: how much a process may take, and registration while memory is freed.
+// Memory: how much a process may take, how it is shared, and registration while memory is freed.
+#include <sched.h>
+#include <sys/mount.h>
+
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -140,4 +143,18 @@ TEST(memoryIsFreedWhileOtherMemoryWaitsForTheRanksThatRegisterIt) {
   freed.set_value();
   adding.join();
   registrations.forget();
+}
+
+TEST(memoryIsSharedWhereTheSystemSealsItAgainstExecution) {
+  // The setting is one of a namespace for processes, which needs its own /proc.
+  if (unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) return;  // needs privileges
+  Processes processes;
+  processes.start([] {
+    CHECK(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0);
+    CHECK(mount("proc", "/proc", "proc", 0, nullptr) == 0);
+    std::ofstream setting("/proc/sys/vm/memfd_noexec");
+    if (!(setting << 1 << std::flush)) return;  // Linux before 6.3
+    processRanks(2, [](ncclComm_t comm, int) { CHECK_NCCL(barrier(comm)); });
+  });
+  processes.joinAll();
 }

@@ -109,7 +109,7 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   // process from taking pages away from the others.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
-      (fcntl(file, F_ADD_SEALS, kSeals) != 0 && fcntl(file, F_GET_SEALS) != kSeals)) {
+      (fcntl(file, F_ADD_SEALS, kSeals) != 0 && (fcntl(file, F_GET_SEALS) & kSeals) != kSeals)) {
     throw NcclError(
         ncclSystemError,
         "commInitRank: shared memory of " + std::to_string(bytes_) +
